@@ -133,7 +133,7 @@ class BoundOptimizer(NamedTuple):
         old = self._unpacked(state)
         # The copies of low_precision="master" replace the rounded parameters.
         wide = {**widen(trainable), **state.master}
-        moves, groups = self._moves({path: given[path] for path in trainable}, old, wide, extra)
+        moves, groups = self._updates({path: given[path] for path in trainable}, old, wide, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
         back = round_to(after, trainable, self.low_precision, old.step, key)
         master = {path: after[path] for path in state.master}
@@ -173,7 +173,7 @@ class BoundOptimizer(NamedTuple):
     def _unpacked(self, state: OptimizerState) -> Unpacked:
         return unpack(state.scalars, state.groups, self.template())
 
-    def _moves(
+    def _updates(
         self, grads: dict, old: Unpacked, wide: dict, extra: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Runs every group's optimizer; returns updates by path and new states by group."""

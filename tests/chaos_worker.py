@@ -69,7 +69,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(worker, "run_alone", "alone")
     told(trial_loop, "keep_examples", "examples")
     told(wave, "keep_examples", "examples")
-    told(wave.Wave, "keep", "keep")
+    told(wave.Wave, "write_outcome", "keep")
     told(wave.Wave, "finish", "finish")
     told(wave.Wave, "_move", "move")
     told(folder.SweepFolder, "record", "ledger")

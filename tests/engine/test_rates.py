@@ -253,7 +253,7 @@ def test_a_lap_says_which_share_of_it_waited_for_data(makes, share):
     data = types.SimpleNamespace(batch_size=8, num_examples=80)
     stopwatch = Stopwatch(0, data, clock=Clock(now=lambda: ticking.now))
     supply = BatchPrefetcher(0, ticking.busy, lambda: ticking.now)
-    supply.read(ticking.batches())
+    supply.start(ticking.batches())
     taken, shares = [], []
     for lap in range(1, 4):
         for _ in range(10):
@@ -282,7 +282,7 @@ def slow(count, seconds=0.004):
 
 def test_slow_batches_are_made_by_a_thread_in_their_order_and_errors_are_raised():
     supply = BatchPrefetcher(4, lambda: True)
-    supply.read(slow(40))
+    supply.start(slow(40))
     taken = []
     for count in itertools.cycle((1, 4)):
         if len(taken) == 40:
@@ -308,7 +308,7 @@ def test_a_thread_is_only_so_far_ahead_and_ends_when_it_reads_no_more():
             yield batch
 
     supply = BatchPrefetcher(3, lambda: True)
-    supply.read(noted(slow(1000)))
+    supply.start(noted(slow(1000)))
     while not threads():
         supply.take(1)
     last = supply.take(1)[0]["number"]
@@ -316,7 +316,7 @@ def test_a_thread_is_only_so_far_ahead_and_ends_when_it_reads_no_more():
         time.sleep(0.001)
     time.sleep(0.05)
     assert made == list(range(last + 1 + 3))
-    supply.read(slow(1000))  # as after a rollback
+    supply.start(slow(1000))  # as after a rollback
     assert not threads()
     assert supply.take(1) == [{"number": 0}]
     supply.close()
@@ -332,11 +332,11 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
         yield {"number": "of before"}
 
     supply = BatchPrefetcher(3, lambda: True)
-    supply.read(stuck())
+    supply.start(stuck())
     taken = [supply.take(1)[0]["number"] for _ in range(5)]
     assert taken == list(range(5))
     (left,) = threads()
-    supply.read(slow(1000))  # as after a rollback
+    supply.start(slow(1000))  # as after a rollback
     taken = [supply.take(1)[0]["number"] for _ in range(5)]
     goes_on.set()
     left.join(5)
@@ -348,7 +348,7 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
 
 def test_a_thread_waits_only_where_the_devices_do():
     supply = BatchPrefetcher(2, lambda: True)  # they have enough to do
-    supply.read(slow(1000))
+    supply.start(slow(1000))
     for _ in range(30):
         supply.take(1)
     assert supply.waited == 0 and threads()
@@ -362,7 +362,7 @@ def test_a_thread_waits_only_where_the_devices_do():
 
 def test_quick_batches_need_no_thread():
     supply = BatchPrefetcher(4, lambda: True)
-    supply.read({"number": number} for number in itertools.count())
+    supply.start({"number": number} for number in itertools.count())
     assert [batch["number"] for _ in range(200) for batch in supply.take(2)] == list(range(400))
     assert not threads()
 

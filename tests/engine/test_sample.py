@@ -595,7 +595,7 @@ def test_the_rows_and_samples_of_a_trial_are_on_the_disk_before_its_summary(tmp_
 
     real = os.fsync
     monkeypatch.setattr(os, "fsync", fsync)
-    wave.keep(trial, Summary("done", 1, {}))
+    wave.write_outcome(trial, Summary("done", 1, {}))
     assert {"metrics.jsonl", "samples.jsonl"} <= set(synced)
     assert (folder / "summary.json").exists()
 

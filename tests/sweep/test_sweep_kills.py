@@ -141,9 +141,9 @@ def kills(trials: int, count: int, restored: int | None, newest: int | None) -> 
     wave: Any = SimpleNamespace(
         claim=SimpleNamespace(trials=range(trials)),
         workdir=SimpleNamespace(lineage=[entry] * (count + 1)),
-        newest=lambda: newest,
+        newest_checkpoint=lambda: newest,
     )
-    return bool(Wave.given_up(wave))
+    return bool(Wave.why_given_up(wave))
 
 
 def test_a_wave_is_split_before_a_trial_fails_for_its_kills():
@@ -158,9 +158,9 @@ def test_a_trial_fails_after_three_errors_and_names_the_last(tmp_path):
         wave: Any = SimpleNamespace(
             claim=SimpleNamespace(trials=[0]),
             workdir=SimpleNamespace(lineage=[*ends, {}]),
-            newest=lambda: None,
+            newest_checkpoint=lambda: None,
         )
-        return Wave.given_up(wave)
+        return Wave.why_given_up(wave)
 
     assert [gives_up(*["A."] * count) for count in (2, 3)] == ["", "A."]
     assert gives_up("A.", None, "B.", None, "C.", None) == "C."
@@ -176,7 +176,7 @@ def test_the_progress_of_a_trial_alone_is_that_of_its_run(tmp_path):
         workdir=SimpleNamespace(checkpoints=tmp_path / "checkpoints"),
         staged=lambda trial: tmp_path / trial.folder,
     )
-    assert Wave.newest(wave) == 30
+    assert Wave.newest_checkpoint(wave) == 30
 
 
 # Processes that are watched.

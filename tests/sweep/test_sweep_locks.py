@@ -48,9 +48,9 @@ class Machine(Presence):
         with self._there():
             super()._announce()
 
-    def look(self) -> None:
+    def find_living(self) -> None:
         with self._there():
-            super().look()
+            super().find_living()
 
     @contextlib.contextmanager
     def _there(self) -> Iterator[None]:
@@ -69,7 +69,7 @@ def test_locks_that_other_machines_do_not_see_are_noticed_before_anything_is_cla
         text = str(error.value)
         assert f"process {os.getpid()} on one (since " in text and "this process on two" in text
         assert text.endswith("start them again with --locks=heartbeat.") and text.count(".") <= 6
-        one.look()  # goes on
+        one.find_living()  # goes on
     assert not (tmp_path / "workers").exists()
 
 
@@ -80,7 +80,7 @@ def test_locks_that_are_not_seen_are_noticed_later_too(tmp_path, unseen, monkeyp
             stack.enter_context(Machine(tmp_path, "two"))
         with pytest.raises(UserError, match="does not see its locks"):
             for _ in range(20):
-                one.look()
+                one.find_living()
                 time.sleep(0.05)
 
 
@@ -92,7 +92,7 @@ def test_locks_that_are_seen_are_relied_on(tmp_path):
             one.announce("wave")
             one._heartbeat._end.set()  # type: ignore[union-attr]  # it is stopped, and not dead
             for _ in range(20):
-                two.look()
+                two.find_living()
                 assert not two.take("wave", second.fileno())
                 time.sleep(0.06)
 
@@ -115,7 +115,7 @@ def test_the_wave_of_a_dead_process_on_another_machine_is_free_after_a_while(tmp
             assert one.take("def", file.fileno())
             assert time.monotonic() - start < 20
             time.sleep(0.05)
-            one.look()
+            one.find_living()
         assert time.monotonic() - start > 0.5 and not dead.exists()
 
 
@@ -125,7 +125,7 @@ def test_a_pause_of_the_observer_says_nothing_about_the_other(tmp_path, monkeypa
         now = time.monotonic
         for minutes in range(1, 4):
             monkeypatch.setattr(time, "monotonic", lambda m=minutes: now() + 60 * m)
-            one.look()
+            one.find_living()
             assert not one.take("abc", file.fileno())
 
 
@@ -209,7 +209,7 @@ def test_a_process_that_was_taken_for_dead_announces_itself_again(tmp_path):
     with Machine(tmp_path, "one", "heartbeat") as one:
         (file,) = (tmp_path / "workers").iterdir()
         file.unlink()
-        one.look()
+        one.find_living()
         (again,) = (tmp_path / "workers").iterdir()
         assert locks.read_holder(again)["host"] == "one"
 

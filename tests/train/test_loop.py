@@ -197,7 +197,7 @@ DYING = """
     }}[{moment!r}]
     inner, noted = getattr(owner, name), []
     def dying(*args, **options):
-        if name == "_read_after" and args[0]._rollback_log.at(args[2]) is None:
+        if name == "_read_after" and args[0]._rollback_log.counters_at(args[2]) is None:
             return inner(*args, **options)
         if name == "remove" and 15 not in args[1]:
             return inner(*args, **options)
@@ -449,7 +449,7 @@ def test_automatic_saves_become_less_frequent():
         now[0] = float(second)
         if autosave.due():
             saves.append(second)
-            autosave.saved(0.01)
+            autosave.record_save(0.01)
     assert saves == [10, 30, 70, 150]
 
 
@@ -458,7 +458,7 @@ def test_the_speed_counts_only_the_time_of_steps():
     stopwatch = Stopwatch(40, data, 7.0, Clock(now=lambda: now[0]))
     for lap, (took, paused) in enumerate([(2.0, 0.0), (4.0, 30.0), (2.0, 0.5)]):
         now[0] += took / 2
-        with stopwatch.stopped():
+        with stopwatch.paused():
             now[0] += paused
         now[0] += took / 2
         stopwatch.lap(50 + 10 * lap)
@@ -523,7 +523,7 @@ def test_after_a_kill_the_first_step_is_saved():
     now = [5.0]
     autosave = AutosavePolicy(after_kill=True, clock=lambda: now[0])
     assert autosave.due()
-    autosave.saved(0.5)
+    autosave.record_save(0.5)
     now[0] += 9
     assert not autosave.due()  # a save that holds up for half a second comes after ten at most
     now[0] += 1
@@ -597,10 +597,10 @@ def test_deleted_metrics_are_reported(tmp_path, config, capfd):
 def steps(watchdog: Watchdog, count: int, seconds: float) -> int:
     """Computes steps from 1, as a loop does that is one ahead; returns the number of the next."""
     for step in range(1, count + 1):
-        watchdog.block(step, 1)
+        watchdog.begin_block(step, 1)
         if step > 1:
             time.sleep(seconds)
-            watchdog.finished(1)
+            watchdog.end_block(1)
     return count + 1
 
 
@@ -611,11 +611,11 @@ def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads_if_these_ar
         said: list[str] = []
         with open(tmp_path / "stacks", "w+") as stream:
             with Watchdog(5.0, said.append, SlowLines(0, stacks=stacks), stream) as watchdog:
-                watchdog.block(steps(watchdog, 8, 0.002), 1)
+                watchdog.begin_block(steps(watchdog, 8, 0.002), 1)
                 while not said:
                     time.sleep(0.05)
                 time.sleep(0.6)
-                watchdog.block(10, 1)
+                watchdog.begin_block(10, 1)
             stream.seek(0)
             printed = stream.read()
         assert len(said) == 1 + stacks, said
@@ -630,7 +630,7 @@ def test_the_stacks_are_printed_when_nothing_has_moved_for_minutes(tmp_path, mon
     said: list[str] = []
     with open(tmp_path / "stacks", "w+") as stream:
         with Watchdog(5.0, said.append, SlowLines(0), stream) as watchdog:
-            watchdog.block(1, 1)  # the first one: how long it takes as a rule is not known
+            watchdog.begin_block(1, 1)  # the first one: how long it takes as a rule is not known
             time.sleep(2.5)
             stream.seek(0)
             assert "test_the_stacks_are_printed_when_nothing_has" in stream.read()
@@ -645,7 +645,7 @@ def test_lines_about_slow_steps_are_limited():
         with Watchdog(5.0, said.append, once) as watchdog:
             first = steps(watchdog, 8, 0.002)
             for step in (first, first + 1):
-                watchdog.block(step, 1)
+                watchdog.begin_block(step, 1)
                 time.sleep(1.5)
     assert len(said) == 1, said
     often = SlowLines(0.05)
@@ -658,9 +658,9 @@ def test_steps_as_slow_as_the_others_are_not_reported():
     for multiple, count in ((30.0, 0), (2.0, 1)):  # the second one shows what would be told
         said: list[str] = []
         with Watchdog(multiple, said.append, SlowLines(0)) as watchdog:
-            watchdog.block(steps(watchdog, 8, 0.15), 1)
+            watchdog.begin_block(steps(watchdog, 8, 0.15), 1)
             time.sleep(1.5)  # ten times the median: slower than the others, and not far too slow
-            watchdog.block(10, 1)
+            watchdog.begin_block(10, 1)
         assert len(said) == count, said
 
 
@@ -670,13 +670,13 @@ def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones():
     with Watchdog(2.0, said.append, SlowLines(0)) as watchdog:
         for step in range(1, 8):
             for _ in range(10):
-                watchdog.block(step, 1)
+                watchdog.begin_block(step, 1)
             time.sleep(0.3)  # of the devices, for all ten
             for _ in range(10):
-                watchdog.finished(1)
-            watchdog.other("an evaluation")
+                watchdog.end_block(1)
+            watchdog.begin_other("an evaluation")
             time.sleep(0.1)
-        watchdog.block(8, 1)
+        watchdog.begin_block(8, 1)
         time.sleep(1.5)
     assert len(said) == 1
     found = re.search("the median step takes ([0-9.]+) s", said[0])
@@ -688,7 +688,7 @@ def test_a_process_that_was_stopped_is_not_slow(tmp_path):
     text += "from trainer.train.watchdog import SlowLines, Watchdog\n"
     text += "with Watchdog(5.0, print, SlowLines(0)) as watchdog:\n"
     text += "    for step in range(1, 10):\n"
-    text += "        watchdog.block(step, 1); time.sleep(.01); watchdog.finished(1)\n"
+    text += "        watchdog.begin_block(step, 1); time.sleep(.01); watchdog.end_block(1)\n"
     text += "    print('ready', flush=True)\n"
     text += "    time.sleep(.8)\n"
     process = subprocess.Popen(
@@ -704,7 +704,7 @@ def test_a_process_that_was_stopped_is_not_slow(tmp_path):
 def test_without_a_multiple_steps_are_not_watched():
     with Watchdog(None, pytest.fail, SlowLines(0)) as watchdog:
         assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
-        watchdog.block(1, 1)
+        watchdog.begin_block(1, 1)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_number_of_steps_comes_after_the_warm_up_in_whole_blocks(tmp_path, con
 )
 def test_steps_that_the_run_does_not_make_are_refused(steps, before, end, message):
     with pytest.raises(UserError) as caught:
-        Profile(steps, print).choose(before, end)
+        Profile(steps, print).choose_steps(before, end)
     assert message in str(caught.value)
 
 
@@ -126,11 +126,11 @@ def test_a_step_that_a_rollback_repeats_counts_as_often_as_it_is_computed(tmp_pa
         advance=lambda state, batches: state, compiled=types.SimpleNamespace(as_text=lambda: "")
     )
     profile = Profile((8, 7), lines.append)
-    profile.choose(0, 20)
-    advance = profile.watch(program, 0, tmp_path / "profile", print)
+    profile.choose_steps(0, 20)
+    advance = profile.profiled(program, 0, tmp_path / "profile", print)
     for _ in range(6):  # the steps 1 to 12
         advance(0, [{}] * 2)
-    advance = profile.watch(program, 4, tmp_path / "profile", print)  # after a rollback
+    advance = profile.profiled(program, 4, tmp_path / "profile", print)  # after a rollback
     for _ in range(5):  # the steps 5 to 14
         advance(0, [{}] * 2)
     profile.close()

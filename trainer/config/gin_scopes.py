@@ -376,7 +376,8 @@ class UnusedBindings:
                 raise ConfigError(self._why_macro(binding), binding.source)
             why = "Only bindings without effect read it."
         elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
-            why = f"{self._overriding(binding, in_force)} it wherever {self._full(name)} is called."
+            called = f"it wherever {self._full_name(name)} is called."
+            why = f"{self._overriding(binding, in_force)} {called}"
         elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
             why = "A later file or binding replaces the call that would read it."
         elif self._scopes(name):
@@ -391,12 +392,12 @@ class UnusedBindings:
 
     # The calls of the config.
 
-    def _full(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         """Returns the full name of a called function."""
         return self._functions.get(name, [name])[0]
 
     def _scopes(self, name: str) -> set[Scope]:
-        return self._called.get(self._full(name), set())
+        return self._called.get(self._full_name(name), set())
 
     def _scopes_since(self, statement: Statement) -> set[Scope]:
         """Returns the scopes of the calls, including calls that later sections replaced."""
@@ -445,7 +446,7 @@ class UnusedBindings:
             if isinstance(each.content, Binding)
             and each.content is not binding
             and each.content.argument == binding.argument
-            and self._full(each.content.name) == self._full(binding.name)
+            and self._full_name(each.content.name) == self._full_name(binding.name)
             and _covers(binding.scopes, each.content.scopes)
         ]
         return f"{listing(others, 3)} override{'s' if len(others) == 1 else ''}"
@@ -473,7 +474,7 @@ class UnusedBindings:
         every = {"/".join(called[:n]) for called in within for n in range(1, len(called) + 1)}
         hint = known_names(words, every) if nearest(words, every) else ""
         return (
-            f"Nothing reads {binding}: {self._full(binding.name)} is never called in the scope"
+            f"Nothing reads {binding}: {self._full_name(binding.name)} is never called in the scope"
             f" {words!r}; it is called in {shown}. {hint}"
         )
 

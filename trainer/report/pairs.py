@@ -200,7 +200,9 @@ def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge:
     # If the units of one arm contain those of the other, the other's missing units have not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
         return _unpaired(a, b, workload, comparisons, judge)
-    looks = looks_of(workload, (a.arm, b.arm), workload.leading(common)) if judge else None
+    looks = (
+        looks_of(workload, (a.arm, b.arm), workload.count_without_gap(common)) if judge else None
+    )
     n = len(common) if looks is None else max((looks.planned or 0, *looks.later))
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     if _is_worse(x, y, workload.goal.sign):

@@ -270,7 +270,7 @@ class Workload:
         """Returns the unit of a compared run: its search, or its seed with one search an arm."""
         return run.search if self.searches > 1 else run.seed
 
-    def leading(self, units: Collection[int]) -> int:
+    def count_without_gap(self, units: Collection[int]) -> int:
         """Returns how many units of the plan, from the first one without a gap, are in `units`."""
         order = self.units or sorted(units)
         return next((n for n, unit in enumerate(order) if unit not in units), len(order))

@@ -120,7 +120,7 @@ class SweepFolder:
         )
         return {name for name in names if name in known}
 
-    def final(self) -> dict[str, Trial]:
+    def final_trials(self) -> dict[str, Trial]:
         """Returns the final trials by their folders; none before the winners are known."""
         if self._final is None:
             found = final_trials(self.path, self.plan)
@@ -131,11 +131,11 @@ class SweepFolder:
 
     def trials(self) -> dict[str, Trial]:
         """Returns all trials that are known now, by their folders."""
-        return self._tuning | self.final()
+        return self._tuning | self.final_trials()
 
     def is_complete(self) -> bool:
         """Returns whether every trial has a result, those on final seeds included."""
-        self.final()
+        self.final_trials()
         if self.plan.final_seeds and self._final is None:
             return False
         return self.finished() == set(self.trials())
@@ -183,7 +183,7 @@ class SweepFolder:
         not show them to all machines.
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
-        self.presence.look()
+        self.presence.find_living()
         with self.presence.exclusive():
             self.refresh()
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
@@ -218,7 +218,7 @@ class SweepFolder:
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
-        self.final()
+        self.final_trials()
         known = self._final is not None
         if known or not self.plan.final_seeds or not set(self._tuning) <= self.finished():
             return

@@ -43,7 +43,7 @@ class _Seen:
     moved: bool = False
     silent: float = 0.0  # seconds
 
-    def look(self, count: Any) -> None:
+    def record_beat(self, count: Any) -> None:
         now = time.monotonic()
         if count != self.count:
             self.count, self.moved, self.silent = count, True, 0.0
@@ -123,7 +123,7 @@ class Presence:
         """Looks until it is known which of the others live, for a few beats at most."""
         end = time.monotonic() + _PROBED * locks.BEAT
         while True:
-            self.look()
+            self.find_living()
             undecided = any(not seen.moved for seen in self._seen.values())
             if not undecided or time.monotonic() > end:
                 return
@@ -136,7 +136,7 @@ class Presence:
 
     # The others.
 
-    def look(self) -> None:
+    def find_living(self) -> None:
         """Finds out which other processes live.
 
         Raises UserError if one of them has locks that this process does not see, or has another
@@ -172,7 +172,7 @@ class Presence:
         here = locks.is_here(record)
         if not here:
             seen = self._seen.setdefault(name, _Seen(record["count"], time.monotonic()))
-            seen.look(record["count"])
+            seen.record_beat(record["count"])
             if seen.silent > SILENT:
                 file.unlink(missing_ok=True)
                 return
@@ -207,7 +207,7 @@ class Presence:
         """Removes what killed processes of this machine have left."""
         self._trusted.clear()
         with contextlib.suppress(UserError):
-            self.look()
+            self.find_living()
 
     def take(self, wave: str, descriptor: int) -> bool:
         """Takes a wave by locking the descriptor of its file; returns whether this process has it.
@@ -236,7 +236,7 @@ class Presence:
         return self._name
 
     def _may_live(self, name: str) -> bool:
-        self.look()
+        self.find_living()
         return name in self._others
 
 

@@ -50,7 +50,7 @@ class WaveConsensus:
         """Returns whether this trial is to hand over its state."""
         return self.save
 
-    def saved(self, held_up: float) -> None:
+    def record_save(self, delay: float) -> None:
         """Does nothing: the wave decides when to save next."""
 
 
@@ -271,14 +271,14 @@ class TrialLoop:
     def _keep_examples(self) -> None:
         assert self.checkpoints.state is not None, "the loop hands over the last state"
         state = with_hyperparams(self.program, self.checkpoints.state)
-        watch = self._watchdog.other
+        watch = self._watchdog.begin_other
         with self._clock.paused():
             keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
 
     def _summary(self, end: Ended) -> Summary:
         return self._results.summary(end, self._experiment)
 
-    def stopped(self, why: str) -> None:
+    def tell_stopped(self, why: str) -> None:
         """Tells the trial's writers that it is stopped, and why; it continues later."""
         self._writer.finish(self._summary(Ended("stopped", STOPPED, self.step, why)))
 

@@ -169,7 +169,7 @@ class Wave:
             and not (self._folder.path / trial.folder).exists()
         ]
 
-    def keep(self, trial: Trial, outcome: Summary) -> None:
+    def write_outcome(self, trial: Trial, outcome: Summary) -> None:
         """Writes the outcome of a trial that ended before the others, whose writers are closed.
 
         Its rows are on the disk first.
@@ -249,7 +249,7 @@ class Wave:
         self.workdir.close("done")
         self._folder.remove(self.claim)
 
-    def leave(self, kind: str, **values: object) -> None:
+    def hand_over(self, kind: str, **values: object) -> None:
         """Ends the work of this process on the wave, which another one resumes.
 
         `kind`, "stopped", "failed" or "crashed", and `values`, as JSON has them, are for the record
@@ -260,26 +260,26 @@ class Wave:
 
     # Kills.
 
-    def begins(self, restored: int | None) -> None:
+    def record_begin(self, restored: int | None) -> None:
         """Records that the first block is about to be computed.
 
         `restored` is the step of the checkpoint; None for the first states.
         """
         self.workdir.record(restored=restored, computing=True)
 
-    def newest(self) -> int | None:
+    def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest checkpoint; None if there is none."""
         path = self.workdir.checkpoints
         if self.claim.alone:  # the checkpoints are in the folder of its run
             path = self.staged(self.claim.trials[0]) / "checkpoints"
         return Checkpoints(path, read_only=True).latest()
 
-    def given_up(self) -> str:
+    def why_given_up(self) -> str:
         """Returns why the wave is not computed again; "" if it is computed.
 
         The reason is the last error of attempts without progress, or a sentence about kills.
         """
-        newest = self.newest()
+        newest = self.newest_checkpoint()
         without: list[dict[str, Any]] = []  # attempts, the last one first
         for entry in reversed(self.workdir.lineage[:-1]):
             # A process that ended before it recorded its step made no progress either.
@@ -332,12 +332,12 @@ def run_alone(
     staged = wave.staged(trial)
     experiment = program.experiment
     object.__setattr__(experiment, "writers", tuple(named_writers(trial.config)))
-    newest = wave.newest()
+    newest = wave.newest_checkpoint()
     if newest is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
         if wrong := misfits(staged, newest, to_save(program.abstract_state())):
             raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
-    wave.begins(newest)
+    wave.record_begin(newest)
     run = Run(
         trial.config,
         program,
@@ -372,7 +372,7 @@ def run_alone(
         fence = wave.workdir.check_fence
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # The outcome is written before the checkpoints are removed: a run without both begins anew.
-    wave.keep(trial, results.summary(end, experiment))
+    wave.write_outcome(trial, results.summary(end, experiment))
     wave.finish({})
     return DONE
 

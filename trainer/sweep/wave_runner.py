@@ -104,7 +104,7 @@ class WaveRunner:
         ):
             try:
                 restored, states = self._first_states(checkpoints)
-                wave.begins(restored)
+                wave.record_begin(restored)
                 self._begin(restored, states, watchdog)
                 code = self._advance(checkpoints, restored or 0)
             finally:
@@ -198,7 +198,7 @@ class WaveRunner:
             if consensus.save:
                 start = time.monotonic()
                 saved = self._save(checkpoints, step)
-                autosave.saved(time.monotonic() - start)
+                autosave.record_save(time.monotonic() - start)
                 if stop:
                     return self._stop(checkpoints, step, saved, stop)
             wave.report(
@@ -267,7 +267,7 @@ class WaveRunner:
     def _save(self, checkpoints: Checkpoints, step: int) -> bool:
         """Saves the states of all trials; returns whether the save was started."""
         for trial, outcome in self._ended.items():
-            self._wave.keep(trial, outcome)
+            self._wave.write_outcome(trial, outcome)
         self._ended.clear()
         states = {
             self._key(trial_loop.trial): trial_loop.checkpoints.state
@@ -292,7 +292,7 @@ class WaveRunner:
         text = f"Stopped at step {step:,} by {stop}; saved."
         self._log(text)
         for trial_loop in self._trial_loops:
-            trial_loop.stopped(text)
+            trial_loop.tell_stopped(text)
         return STOPPED
 
 

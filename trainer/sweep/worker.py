@@ -200,12 +200,12 @@ class Worker:
             if wave is None:
                 raise
             # Such as an error while a compiled program runs: the wave is tried again.
-            wave.leave(end, error=wording.cause(error))
+            wave.hand_over(end, error=wording.cause(error))
             self._log(traceback.format_exc())
             return DONE
         finally:
             if wave is not None:
-                wave.leave(end)
+                wave.hand_over(end)
 
     def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
         """Removes a wave that cannot be resumed, once; returns whether it did.
@@ -220,7 +220,7 @@ class Worker:
         self._thrown_away.add(claim.name)
         self._log(f"{damage}. The wave is removed, and its trials are computed again.")
         if wave is not None:
-            wave.leave("failed")
+            wave.hand_over("failed")
         self.folder.remove(claim)
         return True
 
@@ -251,7 +251,7 @@ class Worker:
         if not wave.unfinished():
             wave.finish({})  # a worker was killed before it moved all trials
             return DONE
-        if why := wave.given_up():
+        if why := wave.why_given_up():
             return self._divide(wave, claim, why)
         count = len(claim.trials)
         what = f"{count} trials" if count > 1 else "1 trial"

@@ -34,12 +34,12 @@ class AutosavePolicy:
             self._since = now
         return now - self._since >= self._pause
 
-    def saved(self, held_up: float) -> None:
-        """Records a save of any kind, which delayed the steps by `held_up` seconds."""
+    def record_save(self, delay: float) -> None:
+        """Records a save of any kind, which delayed the steps by `delay` seconds."""
         # A save by `save_every` before the pause is over does not double the pause.
         if self._since is not None and self.due():
             self._pause = max(2 * self._pause, _SHORTEST_PAUSE)
-        self._pause = max(self._pause, _COST_RATIO * held_up)
+        self._pause = max(self._pause, _COST_RATIO * delay)
         self._since = self._clock()
 
 

@@ -62,9 +62,9 @@ class BatchPrefetcher:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._made = _Made()
-        self.read(iter(()))
+        self.start(iter(()))
 
-    def read(self, batches: Iterator[Batch]) -> None:
+    def start(self, batches: Iterator[Batch]) -> None:
         """Supplies the batches of another endless iterator, which nothing else may read."""
         self.close()
         self._batches = batches

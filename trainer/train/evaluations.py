@@ -59,7 +59,7 @@ class Evaluations:
 
     def _until_stopped(self, step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self._watchdog.other(f"the evaluation at step {step}")
+            self._watchdog.begin_other(f"the evaluation at step {step}")
             # A signal must not wait for the end of a long evaluation.
             self._consensus.sync("batch")
             if self._consensus.stop:

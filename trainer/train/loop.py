@@ -126,7 +126,7 @@ class Loop:
             self._rollback_log,
             self.consensus,
             self._watchdog,
-            self._stopwatch.stopped,
+            self._stopwatch.paused,
             self.log,
         )
         # Batches for one block while another one is computed. None where other loops share the
@@ -149,8 +149,8 @@ class Loop:
         state = self._read_after(state, step)
         while step < boundaries.end and not stop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
-            self._watchdog.block(first, steps)
-            with self._saves.before_error(state, step, metric, self._is_finite):
+            self._watchdog.begin_block(first, steps)
+            with self._saves.save_before_error(state, step, metric, self._is_finite):
                 block = self._prefetcher.take(steps)
             state, metrics = yield state, block
             step += steps
@@ -183,9 +183,9 @@ class Loop:
 
     def _read_after(self, state: State, step: int) -> State:
         """Begins to read the batches after a step; applies a rollback to it to the state first."""
-        state = apply_rollback(state, self._rollback_log.at(step))
+        state = apply_rollback(state, self._rollback_log.counters_at(step))
         self._counters = counters_of(state.run_state)
-        self._prefetcher.read(self.program.feed.batches(step + self._counters.skipped_batches))
+        self._prefetcher.start(self.program.feed.batches(step + self._counters.skipped_batches))
         return state
 
     def _save_now(self, stop: str | None) -> bool:
@@ -199,7 +199,7 @@ class Loop:
         bad, rows = None, {}
         while len(self._pending) > pending and bad is None:
             block = self._pending.check_oldest()
-            self._watchdog.finished(block.last - block.first + 1)
+            self._watchdog.end_block(block.last - block.first + 1)
             for step in block.bad:
                 self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
             if block.bad and self.experiment.on_nonfinite != "skip":
@@ -227,8 +227,8 @@ class Loop:
     def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
         """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
         progress = self._stopwatch.progress(step)
-        with self._stopwatch.stopped():
-            with self._saves.before_error(state, step, None, self._is_finite):
+        with self._stopwatch.paused():
+            with self._saves.save_before_error(state, step, None, self._is_finite):
                 finished = self._evaluations.run(state, step, progress)
         metric = self._evaluations.best() if finished else None
         if finished and called_at(self.experiment.hooks, "evaluation"):
@@ -244,10 +244,10 @@ class Loop:
 
     def _call_hooks(self, at: At, state: State, step: int, metric: float | None = None) -> None:
         """Calls the user's functions; saves the state and raises UserError if one raises."""
-        self._watchdog.other(f"the call of the hooks after step {step}")
+        self._watchdog.begin_other(f"the call of the hooks after step {step}")
         metrics = self._newest if at == "log" else self._evaluations.results
         try:
-            with self._stopwatch.stopped():
+            with self._stopwatch.paused():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
         except UserError:  # raised in all processes, which save together
             self._saves.save_last(state, step, metric)
@@ -348,7 +348,7 @@ class Boundaries:
         experiment = self._experiment
         every = (experiment.log_every, experiment.eval_every, experiment.save_every)
         ends = [step + most, self.end, *(step + n - step % n for n in every)]
-        if (rollback := self._rollback_log.next_after(step)) is not None:
+        if (rollback := self._rollback_log.next_step_after(step)) is not None:
             ends.append(rollback)
         return min(ends) - step
 
@@ -363,7 +363,7 @@ class Boundaries:
         hooks = log and called_at(experiment.hooks, "log")
         evaluate = last or step % experiment.eval_every == 0
         save = save_now or last or step % experiment.save_every == 0 or step == self.end
-        rollback = self._rollback_log.at(step) is not None
+        rollback = self._rollback_log.counters_at(step) is not None
         wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)
         return AfterBlock(log, hooks, evaluate, save, rollback, wait)
 
@@ -399,12 +399,12 @@ class Saves:
 
         `metric` ranks the checkpoint; None if the state was not evaluated.
         """
-        self._watchdog.other(f"the save of step {step}")
+        self._watchdog.begin_other(f"the save of step {step}")
         start = time.perf_counter()
         with self._stopped():
             if self._all_written():
                 self._checkpoints.save(step, to_save(state), metric=metric)
-        self._consensus.saved(time.perf_counter() - start)
+        self._consensus.record_save(time.perf_counter() - start)
 
     def save_last(self, state: State, step: int, metric: float | None = None) -> None:
         """Saves the last state of this process, unless it is saved already, and waits for the save.
@@ -417,7 +417,7 @@ class Saves:
             self._checkpoints.wait()
 
     @contextlib.contextmanager
-    def before_error(
+    def save_before_error(
         self, state: State, step: int, metric: float | None, is_finite: Callable[[State], bool]
     ) -> Iterator[None]:
         """Saves a state if the data set raises UserError, such as for a file that was changed.

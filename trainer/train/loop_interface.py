@@ -18,7 +18,7 @@ class Consensus(Protocol):
     def stop(self) -> str | None: ...  # noqa: D102
     def sync(self, after: str = "block") -> None: ...  # noqa: D102
     def save_now(self) -> bool: ...  # noqa: D102
-    def saved(self, held_up: float) -> None: ...  # noqa: D102
+    def record_save(self, delay: float) -> None: ...  # noqa: D102
 
 
 class StateKeeper(Protocol):

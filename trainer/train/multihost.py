@@ -53,7 +53,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
         peers.leave(MISTAKE, str(error))
         raise
     except BaseException as error:
-        if _may_be_of_a_lost_process(error) and (news := peers.news(_NEWS)):
+        if _may_be_of_a_lost_process(error) and (news := peers.wait_for_end(_NEWS)):
             peers.end(FAILED, news)
         traceback.print_exc()
         # The process ends by os._exit(), which flushes nothing.
@@ -287,10 +287,10 @@ class StopSaveConsensus:
         """Returns whether to save after this block although `save_every` does not ask for it."""
         return self._autosave.due() if self._alone else self._save
 
-    def saved(self, held_up: float) -> None:
-        """Records a save, which delayed the steps by `held_up` seconds."""
+    def record_save(self, delay: float) -> None:
+        """Records a save, which delayed the steps by `delay` seconds."""
         self._save = False
-        self._autosave.saved(held_up)
+        self._autosave.record_save(delay)
 
 
 def calls_to_next_sync(calls: int, seconds: float) -> int:

@@ -40,7 +40,7 @@ class RetriedFile:
         self._outage = Outage(log)
         self._text: str | None = None
 
-    def put(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Replaces the whole content of the file, now or at a later `flush`."""
         self._text = text
         self.flush()
@@ -123,7 +123,7 @@ class NonFiniteLog:
                 "rng": [int(word) for word in jax.random.key_data(key).ravel()],
             }
         )
-        self._file.put(json.dumps(self._events, indent=1) + "\n")
+        self._file.write(json.dumps(self._events, indent=1) + "\n")
 
     def flush(self) -> None:
         """Retries a write that failed."""

@@ -73,7 +73,7 @@ class Connection:
         self.heard = time.monotonic()
         return [message for message in messages if isinstance(message, dict)]
 
-    def first(self, seconds: float) -> dict[str, Any]:
+    def receive_one(self, seconds: float) -> dict[str, Any]:
         """Waits at most so many seconds for the next message, and returns {} if none arrives.
 
         It reads no byte beyond that message, so that later ones wake the thread that watches.
@@ -156,7 +156,7 @@ class Peers:
         if connections:
             threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
-    def news(self, within: float) -> str | None:
+    def wait_for_end(self, within: float) -> str | None:
         """Waits at most `within` seconds for the end of another process.
 
         Returns a sentence about the first process that is gone; None if there is none yet.
@@ -420,7 +420,7 @@ def _accept_all(
         except OSError:
             continue
         # One connection at a time: a program that connects and says nothing costs _HELLO seconds.
-        reply = connection.first(min(_HELLO, left))
+        reply = connection.receive_one(min(_HELLO, left))
         number, of, host = reply.get("lockstep"), reply.get("of"), reply.get("host")
         if type(number) is not int or type(of) is not int or not isinstance(host, str):
             connection.close()  # a port scanner, or jax's runtime in a process of an earlier run
@@ -479,9 +479,9 @@ def _connect_to_process_0(
             why = error.strerror or str(error)
             continue
         connection.send(hello)
-        reply = connection.first(_HELLO)
+        reply = connection.receive_one(_HELLO)
         if "wait" in reply:
-            reply = connection.first(
+            reply = connection.receive_one(
                 wait + _HELLO
             )  # process 0 may have started later than this one
         if "hosts" in reply:

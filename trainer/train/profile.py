@@ -36,7 +36,7 @@ class Profile:
         self._begun = 0  # the first step in the profile
         self._profiled = 0  # how many steps it has; after a rollback, repeated ones count twice
 
-    def choose(self, before: int, end: int) -> None:
+    def choose_steps(self, before: int, end: int) -> None:
         """Chooses the steps, for a run that has made `before` steps and ends with the step `end`.
 
         Raises UserError if the run will not make the steps that were asked for.
@@ -55,7 +55,7 @@ class Profile:
             )
         self._first = first
 
-    def watch(
+    def profiled(
         self, program: Program, step: int, folder: Path, report_activity: Callable[[str], None]
     ) -> Advance:
         """Returns `Program.advance` with a profile of the chosen steps, written to a new folder.

@@ -128,17 +128,17 @@ class RollbackLog:
             {"step": s} | {key: getattr(c, field) for field, key in _KEYS.items()}
             for s, c in sorted(self._counters.items())
         ]
-        self._file.put(json.dumps(rows, indent=1) + "\n")
+        self._file.write(json.dumps(rows, indent=1) + "\n")
 
     def flush(self) -> str | None:
         """Retries a write that failed, and returns why it still fails, or None."""
         return self._file.flush()
 
-    def at(self, step: int) -> Counters | None:
+    def counters_at(self, step: int) -> Counters | None:
         """Returns the counters that replace those of the state at a step; None to keep these."""
         return self._counters.get(step)
 
-    def next_after(self, step: int) -> int | None:
+    def next_step_after(self, step: int) -> int | None:
         """Returns the first step after `step` at which counters are replaced; None if none is."""
         return min((at for at in self._counters if at > step), default=None)
 

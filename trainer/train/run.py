@@ -238,7 +238,7 @@ class Run:
             self._refuse_changes_of_a_finished_run(workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
-            self._profile.choose(newest or 0, end)
+            self._profile.choose_steps(newest or 0, end)
         # Before the folder is created, so that a mistake in the rules of the warm start leaves
         # nothing behind.
         if self.experiment.warm_start and newest is None:
@@ -390,7 +390,7 @@ class Run:
                 hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
                 rollback_log=shared.rollback_log,
                 until=until,
-                observe=shared.stuck.before(observe),
+                observe=shared.stuck.observer_before(observe),
                 vocabulary=self.vocabulary,
                 seconds=rows.results.seconds_at(int(state.step)),
             )
@@ -398,7 +398,7 @@ class Run:
             advance = self.program.advance
             if self._profile is not None and jax.process_index() == 0:
                 done, profile = int(state.step), folder.path / "profile"
-                advance = self._profile.watch(self.program, done, profile, watchdog.other)
+                advance = self._profile.profiled(self.program, done, profile, watchdog.begin_other)
             with watchdog:
                 outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
             if not isinstance(outcome, RollbackTarget):

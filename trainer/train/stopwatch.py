@@ -190,7 +190,7 @@ class Stopwatch:
         }
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Excludes the time spent in this context."""
         with self._clock.paused():
             yield

@@ -42,19 +42,19 @@ class StuckParameters:
         if self._groups is None:
             self._groups = _groups_to_compare(self._experiment.optimizer, state.params)
         self._before = self._newest = None
-        self.look(step, state)
+        self.compare_checksums(step, state)
 
-    def before(self, observe: Observer | None) -> Observer:
-        """Returns an observer of the loop that calls `look`, and then `observe` if there is one."""
+    def observer_before(self, observe: Observer | None) -> Observer:
+        """Returns an observer of the loop that compares checksums before it calls `observe`."""
 
         def look_and_observe(step: int, batches: Sequence[Batch], state: State) -> None:
-            self.look(step, state)
+            self.compare_checksums(step, state)
             if observe is not None:
                 observe(step, batches, state)
 
         return look_and_observe
 
-    def look(self, step: int, state: State) -> None:
+    def compare_checksums(self, step: int, state: State) -> None:
         """Takes the checksums at the end of a log interval, and compares those of the one before.
 
         `state` is the one after `step` updates; it is not donated.

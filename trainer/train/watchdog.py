@@ -82,7 +82,7 @@ class Watchdog:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def block(self, first: int, steps: int) -> None:
+    def begin_block(self, first: int, steps: int) -> None:
         """Records that a block begins; cheap enough to be called at every block."""
         now = time.monotonic()
         if self._left is not None:
@@ -102,14 +102,14 @@ class Watchdog:
         )
         self._begin(name, True)
 
-    def finished(self, steps: int) -> None:
+    def end_block(self, steps: int) -> None:
         """Records that the devices have finished a block of so many steps."""
         self._done += steps
         self._unfinished -= steps
         if self._state is not None:
             self._begin(self._state.what, self._state.is_block)
 
-    def other(self, what: str) -> None:
+    def begin_other(self, what: str) -> None:
         """Records that something other than a block begins, such as "a save".
 
         The text is used in the warning "Slow: a save has taken 70.0 s so far".

@@ -89,7 +89,7 @@ class JsonlWriter(Writer):
         self._file.close()
         self._read_last_line = False
         self.rows, dropped = truncate_after(self.path, step, self._fence)
-        self._file.watch()
+        self._file.open_existing()
         return dropped
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
@@ -110,7 +110,7 @@ class JsonlWriter(Writer):
 
     def flush(self) -> None:
         """Writes the pending lines to the file, and restores rows that another program removed."""
-        change = self._file.changed()
+        change = self._file.change_by_others()
         if not self._pending and change is None:
             return
         if self._fence is not None:

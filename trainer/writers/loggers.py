@@ -149,7 +149,7 @@ class Reporter:
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
-    def failing(self, name: str) -> bool:
+    def is_failing(self, name: str) -> bool:
         """Returns whether a logger has failed, and not worked since."""
         return self._outages[name].error is not None
 
@@ -166,12 +166,12 @@ class Reporter:
                 "The run goes on, and metrics.jsonl has every row.",
             )
 
-    def works(self, name: str) -> None:
+    def succeeded(self, name: str) -> None:
         """Logs the first success after failures."""
         with self._lock:
             self._outages[name].ended(f"The writer {name!r} works again.")
 
-    def once(self, line: str) -> None:
+    def log_once(self, line: str) -> None:
         """Logs a line that was not logged before."""
         with self._lock:
             new = line not in self._said
@@ -250,7 +250,7 @@ class LoggerWriter(Writer):
         longest = _LONGEST_WAIT
         if self._summary is not None and self._summary.end == "stopped":
             longest = _WAIT_AFTER_SIGNAL
-        if self._reporter.failing(self._name):
+        if self._reporter.is_failing(self._name):
             longest = _WAIT_AFTER_FAILURE
         self._thread.join(longest)
         if self._thread.is_alive():
@@ -350,7 +350,7 @@ class _Feed:
             self._sent = new[-1].step
         self._complete.clear()
         self.done = self.taken
-        self._reporter.works(self._name)
+        self._reporter.succeeded(self._name)
 
     def _close(self, summary: Summary | None) -> None:
         self._write()

@@ -75,7 +75,7 @@ class MlflowLogger:
         self._log_config(run.data.params)
         if not identity.group:
             place = re.sub(r"//[^/@]*@", "//", self._client.tracking_uri)  # without a password
-            self._reporter.once(f"mlflow: the run {self._run_id} in {place}")
+            self._reporter.log_once(f"mlflow: the run {self._run_id} in {place}")
         return step
 
     def write(self, rows: Sequence[Row]) -> None:

@@ -72,12 +72,12 @@ class RecordFile:
 
     # Changes by other programs.
 
-    def watch(self) -> None:
+    def open_existing(self) -> None:
         """Opens the file if it exists, so that later changes by other programs are noticed."""
         if self._file is None and self.path.exists():
             self._open()
 
-    def changed(self) -> str | None:
+    def change_by_others(self) -> str | None:
         """Returns what another program did to the file since it was written, such as "was deleted".
 
         Returns None if the file is unchanged, or if this object has not opened it.
@@ -123,7 +123,7 @@ class RecordFile:
 
         return self._try(replace)
 
-    def knows_all(self) -> bool:
+    def knows_old_content(self) -> bool:
         """Returns whether all bytes that the file had before it was changed are known."""
         return not self._was_changed_in_place() or self._recent_from == 0
 
@@ -144,7 +144,7 @@ class RecordFile:
         """Returns whether the open file itself was changed, so that its old content is lost."""
         if self._file is None or os.fstat(self._file.fileno()).st_size < self.end:
             return True
-        return self.changed() not in ("was deleted", "was replaced")
+        return self.change_by_others() not in ("was deleted", "was replaced")
 
     def _remember(self, start: int, data: bytes) -> None:
         """Records that the file has `data` from an offset on, and nothing after it."""
@@ -193,7 +193,7 @@ class RecordFile:
         file.seek(0)
         replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
         self.close()
-        self.watch()
+        self.open_existing()
         self._remember(start, data)
         self.end = start + len(data)
 

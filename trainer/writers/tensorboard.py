@@ -162,7 +162,7 @@ class TensorBoardWriter(Writer):
         self._write()
 
     def _write(self) -> None:
-        change = self._file.changed()
+        change = self._file.change_by_others()
         if self._unwritten or change:
             if self._fence is not None:
                 self._fence()
@@ -172,7 +172,7 @@ class TensorBoardWriter(Writer):
                 self._unwritten = []
 
     def _restore(self, change: str) -> bool:
-        whole = self._file.knows_all()
+        whole = self._file.knows_old_content()
         if not self._file.restore(lambda _, before: before if whole else [], self._fence):
             return False
         outcome = "its events were restored" if whole else "its earlier events are lost for good"

@@ -92,12 +92,12 @@ class WandbLogger:
 
     def _say_where(self) -> None:
         if self._mode == "offline":
-            self._reporter.once(
+            self._reporter.log_once(
                 f"wandb is offline: it writes into {self._identity.folder / 'wandb'}, and"
                 f" `wandb sync {self._identity.folder / 'wandb'}/offline-run-*` uploads that."
             )
         elif self._mode == "online" and not self._identity.group:
-            self._reporter.once(f"wandb: {self._run.url}")
+            self._reporter.log_once(f"wandb: {self._run.url}")
 
 
 def _has_key(settings: Any) -> bool:
