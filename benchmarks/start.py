@@ -4,7 +4,8 @@
 
 `python -m trainer` with configs/muon_vit.gin and benchmarks/by_hand.py run alternately, first
 without compiled programs on disk, then with a warm compilation cache on both sides. At last every
-run has a learning rate that none had before, beside a process that only imports what a run imports.
+run has a learning rate that none had before, beside a process that only imports what a run imports;
+and a finished run is started again, which has nothing to do, beside the same process.
 """
 
 import argparse
@@ -26,17 +27,24 @@ class Process:
     """Runs a module repeatedly, each time in a new process.
 
     Attributes:
-        first_step: for each run, the seconds until it reported its first step.
+        first_step: for each run, the seconds until it reported its first step, or printed what it
+            `waits_for`.
         peak: for each run, its largest resident memory in MiB.
     """
 
     def __init__(
-        self, command: list[str], cache: str, workdir: Path | None = None, new_rate: bool = False
+        self,
+        command: list[str],
+        cache: str,
+        workdir: Path | None = None,
+        new_rate: bool = False,
+        waits_for: str = "First step",
     ):
         self.command = [sys.executable, "-m", *command]
         self.environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
         self.workdir = workdir
         self.new_rate = new_rate
+        self.waits_for = waits_for
         self.first_step: list[float] = []
         self.peak: list[float] = []
 
@@ -44,7 +52,8 @@ class Process:
         """Runs the command once and records its first step and its peak memory."""
         command = list(self.command)
         if self.workdir is not None:
-            shutil.rmtree(self.workdir, ignore_errors=True)
+            if self.waits_for == "First step":
+                shutil.rmtree(self.workdir, ignore_errors=True)
             command.append(f"--workdir={self.workdir}")
         if self.new_rate:
             # A rate that no earlier run had: floats are inputs of the program, which is in the
@@ -63,7 +72,7 @@ class Process:
         )
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("First step"):
+            if line.startswith(self.waits_for):
                 self.first_step.append(time.perf_counter() - start)
         # resource.getrusage would give the largest of all children so far.
         _, status, usage = os.wait4(process.pid, 0)
@@ -95,6 +104,14 @@ def main() -> None:
         interleave([ours, imports], arguments.rounds)
         name = "first step, another learning rate, warm cache"
         report(name, ours.first_step, imports.first_step, 1.6, "s", "imports alone")
+        Process(OURS, str(Path(folder) / "ours"), Path(folder) / "run")()
+        ours = Process(
+            OURS, str(Path(folder) / "ours"), Path(folder) / "run", waits_for="Nothing to do"
+        )
+        interleave([ours, imports], arguments.rounds)
+        name = "a finished run, started again"
+        seconds = imports.first_step[-arguments.rounds :]
+        report(name, ours.first_step, seconds, 1.1, "s", "imports alone")
 
 
 if __name__ == "__main__":

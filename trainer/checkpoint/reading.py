@@ -41,7 +41,7 @@ def read_arrays(
     of the files are verified first, so that orbax never parses a damaged file. Raises
     CorruptCheckpoint if a file or a leaf is damaged, and OSError if the disk cannot be read.
     """
-    _check_files(step_directory)
+    check_files(step_directory)
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
     empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # not stored
@@ -128,7 +128,8 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
-def _check_files(step_directory: Path) -> None:
+def check_files(step_directory: Path) -> None:
+    """Raises CorruptCheckpoint if a file of a step is not as it was saved, and OSError."""
     listing = _sealed(step_directory / FILES)["files"]
     _raise_if_damaged(file_problems(step_directory, listing))
 

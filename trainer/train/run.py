@@ -6,10 +6,11 @@ from, and `SharedByAttempts` are the files and threads that serve all attempts o
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -43,6 +44,7 @@ from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
 from trainer.workdir.changes import config_changes, indented, is_allowed, path_of
+from trainer.workdir.finished import is_untouched
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary
@@ -127,16 +129,13 @@ class Run:
 
     Args:
         config: the config that the program was built from.
-        program: the experiment; its plan is made at once, before a folder is created.
+        program: the experiment.
         signals: reports when to stop.
         log: takes a line for the user.
         vocabulary: the user's packages that the config names.
         compiled: whether the program is compiled already.
         slow_lines: limits the lines about slow steps; None for one a minute.
         identity: returns what loggers call the run; None names it after its folder.
-
-    Raises:
-        ConfigError: the config does not fit the program; see `plan.make_plan`.
     """
 
     def __init__(
@@ -156,12 +155,16 @@ class Run:
         self.signals = signals
         self.log = log
         self.vocabulary = vocabulary
-        self.plan: Plan = make_plan(program, config)
         self._warm_start: WarmStart | None = None
         self._profile: Profile | None = None
         self._compiled = compiled
         self._slow_lines = slow_lines or SlowLines()
         self._identity = identity
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan, made when it is first asked for: `start` asks before it creates a folder."""
+        return make_plan(self.program, self.config)
 
     def start(
         self,
@@ -192,6 +195,7 @@ class Run:
             The exit code: 0 done, 1 failed or rows of metrics lost, 75 stopped after a checkpoint.
 
         Raises:
+            ConfigError: the config does not fit the program; see `plan.make_plan`.
             UserError: the folder holds another run, or cannot be written; or the run does not make
                 the steps of the profile.
         """
@@ -200,8 +204,13 @@ class Run:
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
-        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
         self._threads = runtime.use_openblas_threads(Path(workdir))
+        plain = summarize and not (allow_changed or take_over or observe or profile)
+        if plain and self._is_finished(Path(workdir)):
+            self.log(_nothing_to_do(self.experiment))
+            return DONE
+        multihost.raise_on_all(lambda: self.plan)
+        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
         folder = multihost.open_on_host0(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
@@ -219,6 +228,13 @@ class Run:
                 profile.close()
             folder.close(kinds[end])
         return end
+
+    def _is_finished(self, workdir: Path) -> bool:
+        """Returns whether the run has ended in the folder, and nothing of it was changed since."""
+        # A logger may lack the end of the run.
+        if jax.process_count() > 1 or set(self.experiment.writers) & set(writers.LOGGERS):
+            return False
+        return is_untouched(workdir, self.config.root, self._fingerprint(), self.experiment.steps)
 
     def _look_into(self, workdir: Path, changed: bool, until: int | None) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
@@ -271,19 +287,22 @@ class Run:
             full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=fingerprint(
-                config=configs.digest(self.config.root),
-                data=located_fingerprint(self.program, self.config),
-                seed=self.experiment.seed,
-                data_seed=self.experiment.seed_of_data,
-                batch_size=data.batch_size,
-                code=code.hashes(self.vocabulary),
-                openblas_threads=self._threads,
-            ),
+            fingerprint=self._fingerprint(),
             commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
+        )
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return fingerprint(
+            config=configs.digest(self.config.root),
+            data=located_fingerprint(self.program, self.config),
+            seed=self.experiment.seed,
+            data_seed=self.experiment.seed_of_data,
+            batch_size=self.experiment.data.batch_size,
+            code=code.hashes(self.vocabulary),
+            openblas_threads=self._threads,
         )
 
     def _describe(self) -> str:
@@ -372,7 +391,7 @@ class Run:
                 writer.write_hparams(configs.hparams(self.config.root))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
-                self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")
+                self.log(_nothing_to_do(self.experiment))
                 done = Ended("done", DONE, self.experiment.steps)
                 # Loggers may lack the end of the run, such as one that was added since.
                 writer.finish(rows.results.summary(done, self.experiment))
@@ -417,6 +436,10 @@ class Run:
         start = time.perf_counter()
         self.program.compile(state)
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
+
+
+def _nothing_to_do(experiment: Experiment) -> str:
+    return f"Nothing to do: the run has its {plural(experiment.steps, 'step')}."
 
 
 def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halted:

@@ -28,6 +28,7 @@ from trainer.workdir.changes import (
     refuse_config,
 )
 from trainer.workdir.fingerprint import Change, compare
+from trainer.workdir.finished import results_of
 from trainer.workdir.record import begin, now, refuse_trial
 from trainer.workdir.regular import NAMES, TOKENIZER_FILE, check_files
 from trainer.writers.base import Log, to_stderr
@@ -226,6 +227,8 @@ class Workdir:
             exit_kind: "done", "stopped" or "failed".
             **values: of JSON, to record as well.
         """
+        if exit_kind == "done":
+            values["results"] = results_of(self.path)
         try:
             self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now(), **values}
             self._save_record()

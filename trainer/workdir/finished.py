@@ -1,0 +1,75 @@
+"""Whether the folder of a finished run is as the run left it, so that nothing is to be done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configs
+from trainer.checkpoint.commit import step_directories
+from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.reading import check_files
+from trainer.config import Call
+from trainer.messages import UserError
+from trainer.workdir.fingerprint import compare
+from trainer.workdir.record import check_tokenizer
+from trainer.writers.files import open_regular
+from trainer.writers.run_record import read_record
+from trainer.writers.summary import read_summary
+
+
+def results_of(folder: Path) -> dict[str, Any] | None:
+    """Returns the SHA-256 of metrics.jsonl and the steps of the checkpoints, as run.json has them.
+
+    None if the disk cannot be read.
+    """
+    try:
+        with open_regular(folder / "metrics.jsonl") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+        return {
+            "metrics_sha256": digest,
+            "checkpoints": [*step_directories(folder / "checkpoints")],
+        }
+    except OSError:
+        return None
+
+
+def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], step: int) -> bool:
+    """Returns whether a run with this config has ended in a folder that was not changed since.
+
+    That is: its last process ended with the exit code 0 after `step`; metrics.jsonl, the config,
+    the list of checkpoints and the files of the newest one are as that process left them; and the
+    fingerprint (code, data, versions, machine) is that of this process. Nothing is written, and
+    nothing is locked: a process that goes on with the run has removed summary.json.
+
+    Args:
+        folder: of the run; may not exist.
+        config: the resolved config.
+        fingerprint: of this process.
+        step: the last step of the run.
+    """
+    try:
+        summary, record = read_summary(folder), read_record(folder / "run.json")
+        if summary is None or record is None or (summary.end, summary.step) != ("done", step):
+            return False
+        last = record["lineage"][-1]
+        results = last.get("results")
+        if last.get("exit") != "done" or results is None or results != results_of(folder):
+            return False
+        if compare(record["fingerprint"], fingerprint):
+            return False
+        if (folder / "config.yaml").read_text() != configs.dump(config):
+            return False
+        if not all((folder / name).is_file() for name in ("config_full.yaml", "plan.txt")):
+            return False
+        checkpoints = step_directories(folder / "checkpoints")
+        if max(checkpoints, default=None) != step:
+            return False
+        check_files(checkpoints[step])
+        if "tokenizer" in record:
+            check_tokenizer(folder)
+    except (OSError, UserError, CheckpointError, UnicodeDecodeError):
+        return False
+    return True
