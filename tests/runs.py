@@ -145,11 +145,11 @@ class Signals:
         return "SIGTERM" if self.left < 0 else None
 
 
-def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+def findings(key: str, module: str) -> dict[str, dict[str, Any]]:
     """Runs a module of tests/ that needs simulated devices, in a process of its own.
 
     Returns:
-        The lines of JSON that it printed, and the process.
+        The lines of JSON that it printed, by the value that each has for a key.
     """
     done = subprocess.run(
         [sys.executable, "-m", module],
@@ -160,14 +160,8 @@ def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedPro
         capture_output=True,
         text=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()], done
-
-
-def findings_by(key: str, module: str) -> dict[str, dict[str, Any]]:
-    """Returns the findings of a module of tests/ by the value that each has for a key."""
-    lines, done = findings(module)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {line.pop(key): line for line in lines}
+    return {line.pop(key): line for line in map(json.loads, done.stdout.splitlines())}
 
 
 def environment(**more: str) -> dict[str, str]:
