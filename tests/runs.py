@@ -151,17 +151,29 @@ def findings(key: str, module: str) -> dict[str, dict[str, Any]]:
     Returns:
         The lines of JSON that it printed, by the value that each has for a key.
     """
+    # XLA aborted such processes when they read kept programs: of eight simulated devices on two
+    # cores, one or more waited for the others for longer than XLA allows.
+    lines = _printed("-m", module, JAX_COMPILATION_CACHE_DIR="")
+    return {line.pop(key): line for line in lines}
+
+
+def on_four_devices(code: str) -> Any:
+    """Runs code with four simulated devices, in a process; returns the JSON that it printed."""
+    flags = "--xla_force_host_platform_device_count=4"
+    (found,) = _printed("-c", code, XLA_FLAGS=flags)
+    return found
+
+
+def _printed(*words: str, **variables: str) -> list[Any]:
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, *words],
         cwd=ROOT,
-        # XLA aborted such processes when they read kept programs: of eight simulated devices on two
-        # cores, one or more waited for the others for longer than XLA allows.
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),
+        env=environment(**variables),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return {line.pop(key): line for line in map(json.loads, done.stdout.splitlines())}
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def environment(**more: str) -> dict[str, str]:
