@@ -145,29 +145,35 @@ class Signals:
         return "SIGTERM" if self.left < 0 else None
 
 
-def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+def findings(key: str, module: str) -> dict[str, dict[str, Any]]:
     """Runs a module of tests/ that needs simulated devices, in a process of its own.
 
     Returns:
-        The lines of JSON that it printed, and the process.
+        The lines of JSON that it printed, by the value that each has for a key.
     """
+    # XLA aborted such processes when they read kept programs: of eight simulated devices on two
+    # cores, one or more waited for the others for longer than XLA allows.
+    lines = _printed("-m", module, JAX_COMPILATION_CACHE_DIR="")
+    return {line.pop(key): line for line in lines}
+
+
+def on_four_devices(code: str) -> Any:
+    """Runs code with four simulated devices, in a process; returns the JSON that it printed."""
+    flags = "--xla_force_host_platform_device_count=4"
+    (found,) = _printed("-c", code, XLA_FLAGS=flags)
+    return found
+
+
+def _printed(*words: str, **variables: str) -> list[Any]:
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, *words],
         cwd=ROOT,
-        # XLA aborted such processes when they read kept programs: of eight simulated devices on two
-        # cores, one or more waited for the others for longer than XLA allows.
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),
+        env=environment(**variables),
         capture_output=True,
         text=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()], done
-
-
-def findings_by(key: str, module: str) -> dict[str, dict[str, Any]]:
-    """Returns the findings of a module of tests/ by the value that each has for a key."""
-    lines, done = findings(module)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {line.pop(key): line for line in lines}
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def environment(**more: str) -> dict[str, str]:

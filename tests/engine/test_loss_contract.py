@@ -292,29 +292,6 @@ def test_the_metrics_of_a_split_count_positions():
     assert results["eval/accuracy"] == results["eval/top"] == pytest.approx(known)
 
 
-def test_masked_steps_on_several_devices_are_those_of_one():
-    found, process = runs.findings("tests.masked_sharded")
-    assert process.returncode == 0, process.stderr
-    one, many = found
-    assert one["devices"] == 1 and many["devices"] == 4
-    for name in ("loss", "bits", "accuracy", "kernel", "eval"):
-        np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def test_batches_of_any_size_are_evaluated_on_several_devices_as_on_one():
-    """Also by losses that compare examples, metrics without a mask, and chunked logits."""
-    found, process = runs.findings("tests.uneven_sharded")
-    assert process.returncode == 0, process.stderr
-    assert len(found) == 5
-    for one, many in found:
-        assert one.keys() == many.keys()
-        for name, value in one.items():
-            assert many[name] == pytest.approx(value, rel=2e-6, abs=1e-7), name
-    total = (TEST["x"] @ KERNEL).sum()
-    for one, _ in found[:4]:
-        assert one["eval/unmasked"] == pytest.approx(EXAMPLES - 1 + 0.001 * total, rel=1e-5)
-
-
 # From a config.
 
 

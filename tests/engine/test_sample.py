@@ -501,13 +501,6 @@ def test_two_processes_that_divide_the_parameters_sample_the_text_of_one(lab, tm
         assert capsys.readouterr().out == f"{row['prompt']}{row['text']}\n"
 
 
-def test_divided_parameters_are_gathered_once_and_not_for_each_token():
-    (one, divided), process = runs.findings("tests.sample_sharded")
-    assert process.returncode == 0, process.stderr
-    assert divided["text"] == one["text"]
-    assert divided["exchanges"] > 0 and divided["in loops"] == 0
-
-
 def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, tmp_path):
     assert train(tmp_path, HOOK, "hooks.samples.temperature = 0\n") == 0
     rows = kept(tmp_path / "run")

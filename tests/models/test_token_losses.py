@@ -10,7 +10,6 @@ import pytest
 from clu import metrics as clu_metrics
 from scipy.special import softmax
 
-from tests import runs
 from tests import token_cases as cases
 from tests.engine.test_loss_contract import one_step
 from tests.token_cases import KERNEL, SOFT_CAP, TEST, TRAIN, VOCABULARY, Z_LOSS
@@ -329,22 +328,6 @@ def test_a_mask_of_examples_counts_for_all_their_tokens():
     bits = (weights * evaluated(TRAIN).losses).sum() * mask.sum() * cases.POSITIONS / np.log(2)
     bits /= (TRAIN["bytes"] * mask[:, None]).sum()
     assert results["eval/bits_per_byte"] == pytest.approx(bits, rel=1e-4)
-
-
-def test_tokens_on_several_devices_have_equal_weights_and_are_divided():
-    found, process = runs.findings("tests.token_sharded")
-    assert process.returncode == 0, process.stderr
-    one, many = found
-    assert one["devices"] == 1 and many["devices"] == 4
-    for name in ("loss", "perplexity", "z_loss", "kernel", "eval"):
-        np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    assert many["operations"] < 0.3 * one["operations"]
-    # What is kept of single sequences, of which the last batch does not divide over the devices.
-    examples = one["examples"], many["examples"]
-    assert examples[0]["sha256"] == examples[1]["sha256"]
-    assert len(examples[0]["loss"]) == int(TEST["mask"].any(1).sum())
-    for name in ("loss", "accuracy", "weights"):
-        np.testing.assert_allclose(examples[0][name], examples[1][name], rtol=1e-5)
 
 
 # Mistakes.

@@ -1,6 +1,5 @@
 """models.gpt against a GPT written in PyTorch: logits, loss, gradients and a step of training."""
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -8,18 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.gpt_sides import make_program, torch_optimizers
-from benchmarks.jax_gpt import CLIP
+from benchmarks.jax_gpt import CLIP, Shape
 from trainer import losses, models
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed: `make torch` adds it.", allow_module_level=True)
-
-from benchmarks import torch_gpt
-from benchmarks.torch_gpt import torch
-
-pytestmark = pytest.mark.torch
-
-BASE = {"vocab_size": 29, "width": 32, "depth": 2, "num_heads": 4}
+SHAPE = Shape(vocab_size=29, width=32, depth=2, num_heads=4, length=130, batch_size=3)
 SETTINGS = {
     "squared ReLU, untied": {},
     "GELU, tied, no qk-norm": {"activation": "gelu", "tied": True, "qk_norm": False},
@@ -29,33 +20,22 @@ SETTINGS = {
 }
 
 
-def text(packed: bool) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(0)
-    found = draw.integers(0, 29, (3, 131)).astype(np.int32)
-    batch = {"tokens": found[:, :-1].copy(), "label": found[:, 1:].copy()}
+def both(name: str, packed: bool) -> tuple[Any, Any, Any, dict[str, np.ndarray]]:
+    """Returns models.gpt, parameters, the module of PyTorch that has them, too, and a batch."""
+    from benchmarks import torch_gpt  # an extra of the project
+
+    setting, batch = SETTINGS[name], SHAPE.batch()
+    sizes: Any = SHAPE[:4]
     if packed:
-        starts = draw.integers(0, 8, (3, 130)) == 0
+        starts = np.random.default_rng(1).integers(0, 8, batch["tokens"].shape) == 0
         batch["documents"] = starts.cumsum(axis=1).astype(np.int32)
-    return batch
-
-
-def start(setting: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns models.gpt and parameters that are large enough for every part to matter."""
-    model = models.gpt(**BASE, **setting, max_length=130)
-    params, _ = model.init(jax.random.key(0), text(False))
+    model = models.gpt(*sizes, **setting, max_length=SHAPE.length)
+    params, _ = model.init(jax.random.key(0), batch)
+    # Large enough for every part to matter.
     keys = iter(jax.random.split(jax.random.key(1), 100))
-    add = lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape)  # noqa: E731
-    return model, jax.tree.map(add, params)
-
-
-def in_module(setting: dict[str, Any], params: Any) -> Any:
-    return torch_gpt.load(torch_gpt.Gpt(**BASE, **setting), torch_gpt.to_torch(params))
-
-
-def in_torch(batch: dict[str, np.ndarray]) -> list[Any]:
-    return [
-        torch.from_numpy(batch[name]) for name in ("tokens", "label", "documents") if name in batch
-    ]
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
+    module = torch_gpt.load(torch_gpt.Gpt(*sizes, **setting), torch_gpt.to_torch(params))
+    return model, params, module, batch
 
 
 def close(found: Any, expected: Any) -> None:
@@ -65,11 +45,11 @@ def close(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_logits_loss_and_gradients_agree_with_torch(name, packed):
-    model, params = start(SETTINGS[name])
-    other = in_module(SETTINGS[name], params)
-    batch = text(packed)
-    tokens, labels, *numbers = in_torch(batch)
+def test_logits_loss_and_gradients_agree_with_torch(torch, name, packed):
+    from benchmarks.torch_gpt import to_torch
+
+    model, params, other, batch = both(name, packed)
+    tokens, labels, *numbers = map(torch.tensor, batch.values())
     value = other.loss(tokens, labels, *numbers)
     value.backward()
     cross_entropy: Any = losses.softmax_cross_entropy()
@@ -83,29 +63,29 @@ def test_logits_loss_and_gradients_agree_with_torch(name, packed):
     (mine, logits), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
     close(logits, other(tokens, *numbers).detach())
     close(mine, value.detach())
-    arrays = torch_gpt.to_torch(gradient)
+    arrays = to_torch(gradient)
     for key, parameter in other.named_parameters():
         assert np.abs(arrays[key]).max() > 1e-6, key
         close(arrays[key], parameter.grad)
 
 
 @pytest.mark.parametrize("name", ["squared ReLU, untied", "SwiGLU, grouped heads"])
-def test_a_step_of_adamw_gives_the_parameters_of_torch(name):
-    model, params = start(SETTINGS[name])
-    batch = text(packed=True)
+def test_a_step_of_adamw_gives_the_parameters_of_torch(torch, name):
+    from benchmarks.torch_gpt import to_torch
+
+    model, params, other, batch = both(name, packed=True)
     program = make_program(model, batch, "adamw")
     state = program.init()
     state = state._replace(params=jax.tree.map(lambda x: x.copy(), params))
     state, metrics = program.step(state, program.feed.to_devices(batch))
 
-    other = in_module(SETTINGS[name], params)
     (optimizer,) = torch_optimizers(other, "adamw")
-    other.loss(*in_torch(text(packed=True))).backward()
+    other.loss(*map(torch.tensor, batch.values())).backward()
     norm = torch.nn.utils.clip_grad_norm_(other.parameters(), CLIP)
     assert norm > CLIP  # so that the test sees the clipping
     close(metrics["grad_norm"], norm)
     optimizer.step()
-    first, found = torch_gpt.to_torch(params), torch_gpt.to_torch(state.params)
+    first, found = to_torch(params), to_torch(state.params)
     for key, parameter in other.named_parameters():
         expected = parameter.detach().numpy()
         assert np.abs(expected - first[key]).max() > 1e-3, key

@@ -12,7 +12,7 @@ OPTIMIZERS = ["muon", "scion", "soap", "shampoo"]
 
 @pytest.fixture(scope="module")
 def found():
-    return runs.findings_by("case", "tests.division_cases")
+    return runs.findings("case", "tests.division_cases")
 
 
 CASES = [*(("muon", mesh) for mesh in MESHES), *((name, MESHES[-1]) for name in OPTIMIZERS[1:])]

@@ -12,7 +12,7 @@ from tests.laws_table import EAGER, ROWS
 
 @pytest.fixture(scope="module")
 def cases():
-    return runs.findings_by("case", "tests.explicit_cases")
+    return runs.findings("case", "tests.explicit_cases")
 
 
 @pytest.mark.parametrize("row", ["optax.adamw", "optax.lbfgs (zoom)", "optim.muon"])
@@ -61,7 +61,7 @@ def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
 
 @pytest.fixture(scope="module")
 def laws():
-    found = runs.findings_by("row", "tests.laws_explicit")
+    found = runs.findings("row", "tests.laws_explicit")
     assert set(found) == {row.name for row in ROWS}
     return found
 

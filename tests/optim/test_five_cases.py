@@ -1,7 +1,5 @@
 """The five failures that this project began with: each in plain optax first, then here."""
 
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -12,7 +10,7 @@ import optax
 import pytest
 
 import optim
-from tests.runs import ROOT
+from tests import runs
 
 pytestmark = pytest.mark.laws
 
@@ -159,9 +157,6 @@ def test_case_2_fromage_follows_its_schedule():
 # 3. Muon, sharded. What holds of optim.muon by itself is in test_muon.py.
 
 SHARDED = """
-import os
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 from functools import partial
 import jax, jax.numpy as jnp, numpy as np, optax, optim
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
@@ -214,19 +209,13 @@ for factory in (optax.contrib.muon, optim.muon):
         return optimizer.update(grads, carry[1], carry[0]), None
     with jax.checking_leaks():
         jax.jit(lambda c: jax.lax.scan(body, c, None, length=3)[0])((params, state))
-print("done")
+print('"done"')
 """
 
 
 @pytest.mark.timeout(600)
 def test_case_3_muon_is_the_same_however_it_is_sharded():
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "done\n", done.stderr[-3000:]
+    assert runs.on_four_devices(SHARDED) == "done"
 
 
 # 4. Several groups with scheduled hyperparameters.

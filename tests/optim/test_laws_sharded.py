@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.laws, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def found():
-    by_row = runs.findings_by("row", "tests.laws_sharded")
+    by_row = runs.findings("row", "tests.laws_sharded")
     assert set(by_row) == {row.name for row in ROWS}
     return by_row
 

@@ -1,10 +1,5 @@
 """Muon against closed forms in NumPy, optax.contrib.muon and itself under every sharding."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import jax
@@ -16,6 +11,7 @@ import pytest
 from optim import newton_schulz
 from optim.muon import muon
 from optim.newton_schulz import polynomials
+from tests import runs
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (3, 5, 9), (2, 3, 8, 5), (1, 7)]
 
@@ -315,99 +311,87 @@ def test_invalid_arguments_are_refused():
         tx.update(matrix, tx.init(matrix))
 
 
-SHARDED = textwrap.dedent(
-    """
-    import json
-    import jax, jax.numpy as jnp, numpy as np, optax
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from optim.muon import muon
+SHARDED = """
+import json
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from optim.muon import muon
 
-    heads = {"d": "in heads head_dim -> in (heads head_dim)"}
-    tx = muon(0.1, weight_decay=0.1, matrices=heads)
-    plain = muon(0.1, weight_decay=0.1)
-    shapes = {"a": (4, 8, 16), "b": (16, 8), "c": (8, 8), "d": (8, 2, 4)}
-    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 4)))
-    params = {k: jax.random.normal(keys[k], s) for k, s in shapes.items()}
-    grads = [jax.tree.map(lambda x, i=i: jnp.sin(x * (i + 2)), params) for i in range(2)]
+heads = {"d": "in heads head_dim -> in (heads head_dim)"}
+tx = muon(0.1, weight_decay=0.1, matrices=heads)
+plain = muon(0.1, weight_decay=0.1)
+shapes = {"a": (4, 8, 16), "b": (16, 8), "c": (8, 8), "d": (8, 2, 4)}
+keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 4)))
+params = {k: jax.random.normal(keys[k], s) for k, s in shapes.items()}
+grads = [jax.tree.map(lambda x, i=i: jnp.sin(x * (i + 2)), params) for i in range(2)]
 
-    def train(params, grads):
-        state = tx.init(params)
-        for g in grads:
-            updates, state = tx.update(g, state, params)
-            params = optax.apply_updates(params, updates)
-        return params, state
+def train(params, grads):
+    state = tx.init(params)
+    for g in grads:
+        updates, state = tx.update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
 
-    expected, _ = jax.jit(train)(params, grads)
-    error = lambda got: max(
-        float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in shapes)
-    layouts = {
-        "columns": {"a": P(None, None, "x"), "b": P(None, "x"), "c": P("x", None),
-                    "d": P(None, "x", None)},
-        "both": {"a": P(None, "x", "y"), "b": P(("x", "y")), "c": P("y", "x"),
-                 "d": P("x", None, "y")},
-        "layers": {"a": P("x", None, None), "b": P(), "c": P(), "d": P("x", "y", None)},
-        "mixed": {"a": P("x", None, "y"), "b": P("x", "y"), "c": P(), "d": P(None, "y", "x")},
-    }
-    out = {}
-    for kind in ("Auto", "Explicit"):
-        mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
-        for name, specs in layouts.items():
-            if (kind, name) in [("Auto", "columns"), ("Auto", "mixed")]:
-                continue
-            put = lambda tree: {
-                k: jax.device_put(v, NamedSharding(mesh, specs[k])) for k, v in tree.items()}
-            with jax.set_mesh(mesh):
-                got, state = jax.jit(train)(put(params), [put(g) for g in grads])
-            out[f"{kind} {name}"] = error(got)
-            kept = all(
-                got[k].sharding.is_equivalent_to(NamedSharding(mesh, specs[k]), got[k].ndim)
-                and state.direction.momentum[k].sharding.is_equivalent_to(
-                    got[k].sharding, got[k].ndim)
-                for k in shapes)
-            if kind == "Explicit" and not kept:
-                out[f"{kind} {name} keeps its sharding"] = 1.0
+expected, _ = jax.jit(train)(params, grads)
+error = lambda got: max(
+    float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in shapes)
+layouts = {
+    "columns": {"a": P(None, None, "x"), "b": P(None, "x"), "c": P("x", None),
+                "d": P(None, "x", None)},
+    "both": {"a": P(None, "x", "y"), "b": P(("x", "y")), "c": P("y", "x"),
+             "d": P("x", None, "y")},
+    "layers": {"a": P("x", None, None), "b": P(), "c": P(), "d": P("x", "y", None)},
+    "mixed": {"a": P("x", None, "y"), "b": P("x", "y"), "c": P(), "d": P(None, "y", "x")},
+}
+out = {}
+for kind in ("Auto", "Explicit"):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
+    for name, specs in layouts.items():
+        if (kind, name) in [("Auto", "columns"), ("Auto", "mixed")]:
+            continue
+        put = lambda tree: {
+            k: jax.device_put(v, NamedSharding(mesh, specs[k])) for k, v in tree.items()}
+        with jax.set_mesh(mesh):
+            got, state = jax.jit(train)(put(params), [put(g) for g in grads])
+        out[f"{kind} {name}"] = error(got)
+        kept = all(
+            got[k].sharding.is_equivalent_to(NamedSharding(mesh, specs[k]), got[k].ndim)
+            and state.direction.momentum[k].sharding.is_equivalent_to(
+                got[k].sharding, got[k].ndim)
+            for k in shapes)
+        if kind == "Explicit" and not kept:
+            out[f"{kind} {name} keeps its sharding"] = 1.0
 
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-    for check in (True, False):
-        mapped = jax.shard_map(
-            lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P(), out_specs=P(), check_vma=check)
-        out[f"shard_map replicated {check}"] = error(jax.jit(mapped)(params, grads))
+mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+for check in (True, False):
+    mapped = jax.shard_map(
+        lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P(), out_specs=P(), check_vma=check)
+    out[f"shard_map replicated {check}"] = error(jax.jit(mapped)(params, grads))
 
-    def data_parallel(params, batch):
-        # Gradients of replicated parameters arrive summed over the mesh.
-        loss = lambda p: jnp.sum((batch @ p) ** 2)
-        return optax.apply_updates(params, plain.update(
-            jax.grad(loss)(params), plain.init(params), params)[0])
-    batch = jax.random.normal(jax.random.key(5), (8, 16))
-    mapped = jax.shard_map(data_parallel, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
-    out["shard_map gradients"] = float(abs(
-        jax.jit(mapped)(params["b"], batch) - data_parallel(params["b"], batch)).max())
+def data_parallel(params, batch):
+    # Gradients of replicated parameters arrive summed over the mesh.
+    loss = lambda p: jnp.sum((batch @ p) ** 2)
+    return optax.apply_updates(params, plain.update(
+        jax.grad(loss)(params), plain.init(params), params)[0])
+batch = jax.random.normal(jax.random.key(5), (8, 16))
+mapped = jax.shard_map(data_parallel, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+out["shard_map gradients"] = float(abs(
+    jax.jit(mapped)(params["b"], batch) - data_parallel(params["b"], batch)).max())
 
-    try:
-        jax.jit(jax.shard_map(
-            lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P("x"), out_specs=P("x"),
-        ))(params, grads)
-        out["shard_map sharded is refused"] = 1.0
-    except ValueError as problem:
-        out["refusal"] = str(problem)
-    print(json.dumps(out))
-    """
-)
+try:
+    jax.jit(jax.shard_map(
+        lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P("x"), out_specs=P("x"),
+    ))(params, grads)
+    out["shard_map sharded is refused"] = 1.0
+except ValueError as problem:
+    out["refusal"] = str(problem)
+print(json.dumps(out))
+"""
 
 
 @pytest.mark.laws
 def test_sharded_updates_equal_the_unsharded_ones():
-    # Devices are simulated when the backend starts, so this needs a process of its own.
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    out = json.loads(done.stdout.splitlines()[-1])
+    out = runs.on_four_devices(SHARDED)
     refusal = out.pop("refusal", "")
     assert "optim.muon" in refusal and "mesh axis x" in refusal
     assert len(out) == 9

@@ -1,10 +1,5 @@
 """Our optimizers against their papers' algorithms, which programs.py restates in NumPy float64."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from functools import partial
 from typing import Any
 
@@ -21,6 +16,7 @@ from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
+from tests import runs
 from tests.programs import (
     cautious_lion_by_the_paper,
     cautious_mask,
@@ -357,57 +353,45 @@ def test_invalid_arguments_are_refused():
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
 
 
-SHARDED = textwrap.dedent(
-    """
-    import json
-    import jax, jax.numpy as jnp, numpy as np, optax
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from optim.scion import scion
-    from optim.shampoo import shampoo
-    from optim.soap import soap
+SHARDED = """
+import json
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from optim.scion import scion
+from optim.shampoo import shampoo
+from optim.soap import soap
 
-    factories = {
-        "soap": soap(0.1, precondition_frequency=1),
-        "shampoo": shampoo(0.1, precondition_frequency=2),
-        "col_norm": scion(0.1, norm="col_norm"),
-    }
-    params = {"a": jax.random.normal(jax.random.key(0), (2, 4, 4)), "b": jnp.eye(4) + 0.1}
-    specs = {"a": P("x", None, "y"), "b": P("y", "x")}
-    grads = {k: jax.random.normal(jax.random.key(1), (4, *v.shape)) for k, v in params.items()}
+factories = {
+    "soap": soap(0.1, precondition_frequency=1),
+    "shampoo": shampoo(0.1, precondition_frequency=2),
+    "col_norm": scion(0.1, norm="col_norm"),
+}
+params = {"a": jax.random.normal(jax.random.key(0), (2, 4, 4)), "b": jnp.eye(4) + 0.1}
+specs = {"a": P("x", None, "y"), "b": P("y", "x")}
+grads = {k: jax.random.normal(jax.random.key(1), (4, *v.shape)) for k, v in params.items()}
 
-    def train(tx, params, grads):
-        def step(carry, g):
-            updates, state = tx.update(g, carry[1], carry[0])
-            return (optax.apply_updates(carry[0], updates), state), None
-        return jax.lax.scan(step, (params, tx.init(params)), grads)[0][0]
+def train(tx, params, grads):
+    def step(carry, g):
+        updates, state = tx.update(g, carry[1], carry[0])
+        return (optax.apply_updates(carry[0], updates), state), None
+    return jax.lax.scan(step, (params, tx.init(params)), grads)[0][0]
 
-    out = {}
-    for name, tx in factories.items():
-        expected = jax.jit(lambda p, g: train(tx, p, g))(params, grads)
-        for kind in ("Auto", "Explicit"):
-            mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
-            put = lambda tree, *lead: {
-                k: jax.device_put(v, NamedSharding(mesh, P(*lead, *specs[k])))
-                for k, v in tree.items()}
-            with jax.set_mesh(mesh):
-                got = jax.jit(lambda p, g: train(tx, p, g))(put(params), put(grads, None))
-            out[name + kind] = max(
-                float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in params)
-    print(json.dumps(out))
-    """
-)
+out = {}
+for name, tx in factories.items():
+    expected = jax.jit(lambda p, g: train(tx, p, g))(params, grads)
+    for kind in ("Auto", "Explicit"):
+        mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
+        put = lambda tree, *lead: {
+            k: jax.device_put(v, NamedSharding(mesh, P(*lead, *specs[k])))
+            for k, v in tree.items()}
+        with jax.set_mesh(mesh):
+            got = jax.jit(lambda p, g: train(tx, p, g))(put(params), put(grads, None))
+        out[name + kind] = max(
+            float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in params)
+print(json.dumps(out))
+"""
 
 
 def test_sharded_updates_equal_the_unsharded_ones():
-    # Devices are simulated when the backend starts, so this needs a process of its own.
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    errors = json.loads(done.stdout.splitlines()[-1])
+    errors = runs.on_four_devices(SHARDED)
     assert len(errors) == 6 and all(error < 1e-4 for error in errors.values()), errors

@@ -5,7 +5,6 @@ so must a sharded run and an unsharded one. A basis of the null space that round
 part by 13 to 120% of the way that they went.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import optax
 import pytest
 
 from optim.soap import soap
+from tests import runs
 
 pytestmark = pytest.mark.laws  # known answers, half a minute in all
 
@@ -128,39 +128,28 @@ def test_updates_do_not_depend_on_the_signs_of_the_bases():
     np.testing.assert_allclose(*ends, atol=1e-5)
 
 
-SHARDED = textwrap.dedent(
-    """
-    import json
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec as P
-    from tests.optim.test_soap_rounding import gradients, trainer
+SHARDED = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from tests.optim.test_soap_rounding import gradients, trainer
 
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    out = {}
-    for kind, shape in [
-        ("full rank", (16, 24)), ("full rank", (64, 256)), ("rank 2", (16, 24)),
-    ]:
-        start, grads = jnp.zeros(shape), gradients(kind, shape)
-        put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
-        alone = np.asarray(trainer(10)(start, grads))
-        spread = np.asarray(trainer(10)(put(start, "data"), put(grads, None, "data")))
-        out[f"{kind} {shape}"] = float(np.linalg.norm(spread - alone) / np.linalg.norm(alone))
-    print(json.dumps(out))
-    """
-)
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+out = {}
+for kind, shape in [
+    ("full rank", (16, 24)), ("full rank", (64, 256)), ("rank 2", (16, 24)),
+]:
+    start, grads = jnp.zeros(shape), gradients(kind, shape)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    alone = np.asarray(trainer(10)(start, grads))
+    spread = np.asarray(trainer(10)(put(start, "data"), put(grads, None, "data")))
+    out[f"{kind} {shape}"] = float(np.linalg.norm(spread - alone) / np.linalg.norm(alone))
+print(json.dumps(out))
+"""
 
 
 def test_a_run_sharded_by_fsdp_takes_the_same_path():
-    # Devices are simulated when the backend starts, so this needs a process of its own.
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    parts = json.loads(done.stdout.splitlines()[-1])
+    parts = runs.on_four_devices(SHARDED)
     assert len(parts) == 3 and all(part < 0.01 for part in parts.values()), parts
 
 

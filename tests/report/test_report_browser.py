@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.report_example import COMMAND, best_of_k, report
+from tests.report_documents import REPEAT, bare_reports, best_of_k, large_report
 from trainer.report.document import text_of
 from trainer.report.figures.axes import Scale
 from trainer.report.html.page import page
@@ -33,7 +33,7 @@ OPTIONS = (
     "--disable-sync",
     "--force-prefers-reduced-motion",
 )
-MADE = report(60, 20)
+MADE = large_report(60, 20)
 ROWS: list[Any] = list(MADE.trials[0].table.rows)
 GOAL, RATE = 4, 5  # columns
 
@@ -272,7 +272,7 @@ def test_the_table_sorts_by_every_column(browser, column):
 
 
 def test_rows_that_are_scrolled_to_are_shown(driver, tmp_path):
-    made = report(600, 3, workloads=("digits",))
+    made = large_report(600, 3, workloads=("digits",))
     path = tmp_path / "index.html"
     path.write_text(page(made), encoding="utf-8")
     opened = Browser(driver).open(path)
@@ -390,7 +390,7 @@ def test_the_command_that_repeats_a_trial_is_copied(browser):
     browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     first = ROWS[browser.shown()[0]]
     browser.run("document.querySelector('.trials tbody button').click()")
-    assert browser.run("return window.copied") == COMMAND.replace("{trial}", first[0])
+    assert browser.run("return window.copied") == REPEAT.replace("{trial}", first[0])
     link = browser.find(".trials tbody a").get_attribute("href")
     assert link.endswith(f"/{first[0]}")
 
@@ -529,22 +529,9 @@ def test_print_opens_tables_and_leaves_out_what_is_pressed(browser, file):
 
 
 def test_reports_that_lack_things_open_without_an_error(driver, tmp_path):
-    from tests.report.test_report_page import UNUSABLE, _trials
-    from trainer.report.document import Axis, Block, Figure, Panel, Report, Series
-
-    nothing = Figure("f", "F", "D", Axis("x"), Axis("y", log=True), (), UNUSABLE)
-    lost = (Series("line", "a", [0.0], [math.nan]), Series("band", "", [0.0], [0.0], [math.inf]))
-    figures = (nothing, Figure("g", "G", "D", Axis("x"), Axis("y"), lost, UNUSABLE))
-    panel = Panel("p", "P", "tests", (Block(figures=figures),))
     evil = "</script><script>window.hacked=1</script>\"'&"
-    for number, made in enumerate(
-        [
-            Report("", (), (), ()),
-            Report("t", ("v",), ("a",), (panel,), (_trials(),)),
-            Report("t", (), ("a",), (panel,), (_trials(("x", "a", "failed", None)),)),
-            report(12, 4, arms=(evil, "\ud800"), workloads=(evil,)),
-        ]
-    ):
+    hostile = large_report(12, 4, arms=(evil, "\ud800"), workloads=(evil,))
+    for number, made in enumerate([*bare_reports(), hostile]):
         path = Path(tmp_path) / f"{number}.html"
         path.write_text(page(made), encoding="utf-8")
         opened = Browser(driver).open(path)

@@ -7,19 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.report_example import ARMS, report
-from trainer.report.document import (
-    Axis,
-    Block,
-    Column,
-    Figure,
-    Panel,
-    Report,
-    Series,
-    Table,
-    Trials,
-    text_of,
-)
+from tests.report_documents import ARMS, UNUSABLE, bare_reports, large_report
+from trainer.report.document import Axis, Block, Figure, Panel, Report, Series, text_of
 from trainer.report.html.page import page
 
 VOID = {"meta", "link", "br", "wbr", "input", "col", "img"}
@@ -72,12 +61,12 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def written():
-    return page(report())
+    return page(large_report())
 
 
 @pytest.mark.parametrize("workloads", [("digits",), ("digits", "fashion_mnist")])
 def test_256_trials_with_curves_of_100_points_take_600_kilobytes(workloads):
-    made = report(256 // len(workloads), 100, workloads=workloads)
+    made = large_report(256 // len(workloads), 100, workloads=workloads)
     lines = [s for figure in made.figures for s in figure.series if s.faint]
     assert len(lines) == 512
     assert len(page(made).encode()) <= 600_000
@@ -99,7 +88,7 @@ def test_the_page_refers_to_nothing_outside(written):
 
 
 def test_the_verdict_comes_first_and_the_contents_name_every_panel(written):
-    made = report(20, 10)
+    made = large_report(20, 10)
     reader = Reader(page(made))
     text = reader.text
     first = text.index(made.verdict[0])
@@ -110,7 +99,7 @@ def test_the_verdict_comes_first_and_the_contents_name_every_panel(written):
 
 
 def test_all_figures_tables_texts_and_warnings_are_on_the_page():
-    made = report(30, 10)
+    made = large_report(30, 10)
     reader = Reader(page(made))
     text = re.sub(r"\s+", " ", reader.text)
     for panel in made.panels:
@@ -129,7 +118,7 @@ def test_all_figures_tables_texts_and_warnings_are_on_the_page():
 
 
 def test_a_text_of_the_verdict_is_not_shown_twice():
-    made = report(20, 10)
+    made = large_report(20, 10)
     assert Reader(page(made)).text.count(made.verdict[0]) == 1
 
 
@@ -137,7 +126,7 @@ def test_every_figure_has_a_title_a_description_and_a_legend_in_color_dash_and_m
     reader = Reader(written)
     svgs = [a for tag, a in reader.elements if tag == "svg" and "plot" in (a.get("class") or "")]
     ids = {a["id"] for _, a in reader.elements if "id" in a}
-    assert len(svgs) == len(report(20, 10).figures)
+    assert len(svgs) == len(large_report(20, 10).figures)
     for attributes in svgs:
         assert set(attributes["aria-labelledby"].split()) <= ids
     symbols = re.findall(r'<symbol id="k\d+".*?</symbol>', written)
@@ -157,7 +146,7 @@ def test_ids_are_unique(written):
 
 def test_names_of_any_characters_are_text():
     evil = '</script><script>alert("1")</script>&amp;<!--'
-    made = report(12, 5, arms=(evil, "b\x00\ud800", "'c'"), workloads=(evil,))
+    made = large_report(12, 5, arms=(evil, "b\x00\ud800", "'c'"), workloads=(evil,))
     panels = (*made.panels, Panel(evil, evil, "tests", (Block(evil, (evil,), (evil,)),)))
     made = dataclasses.replace(made, title=evil, verdict=(evil,), made=evil, panels=panels)
     written = page(made)
@@ -170,35 +159,7 @@ def test_names_of_any_characters_are_text():
         json.loads(data)
 
 
-NUMBERS = (Column("arm", "arm"), Column("value", "value", "number"))
-NOTHING = Table("t", "Nothing", NUMBERS, ())
-UNUSABLE = Table("u", "Unusable", NUMBERS, (("a", None), ("b", float("nan")), ("a", float("inf"))))
-
-
-def _trials(*rows):
-    columns = (
-        Column("trial", "trial", "code"),
-        Column("arm", "arm"),
-        Column("end", "end"),
-        Column("goal", "loss", "number"),
-    )
-    return Trials(
-        "w", Table("trials", "Every run", columns, rows), "goal", "min", (), "run {trial}"
-    )
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        Report("", (), (), ()),
-        Report("t", ("v",), ("a",), (Panel("p", "P", "tests", ()),)),
-        Report("t", ("v",), ("a",), (Panel("p", "P", "tests", (Block(),)),)),
-        Report("t", (), ("a",), (Panel("p", "P", "tests", (Block(tables=(NOTHING, UNUSABLE)),)),)),
-        Report("t", (), ("a",), (), (_trials(),)),
-        Report("t", (), (), (), (_trials(("x", "a", "failed", None)),)),
-        Report("t", (), ("a",), (), (_trials(("x", "a", "done", float("nan"))),)),
-    ],
-)
+@pytest.mark.parametrize("made", bare_reports())
 def test_a_report_that_lacks_things_is_written(made):
     Reader(page(made))
 
@@ -211,7 +172,7 @@ def test_a_figure_without_any_finite_value_says_so():
 
 
 def test_the_trials_have_their_place_before_the_methods():
-    made = report(20, 10)
+    made = large_report(20, 10)
     panels = tuple(panel for panel in made.panels if panel.name != "trials")
     reader = Reader(page(dataclasses.replace(made, panels=panels)))
     sections = [a["id"] for tag, a in reader.elements if tag == "section"]
@@ -219,7 +180,7 @@ def test_the_trials_have_their_place_before_the_methods():
 
 
 def test_without_the_script_the_best_trials_are_shown_with_links_to_their_folders(written):
-    made = report()
+    made = large_report()
     best = min((row for row in made.trials[0].table.rows if row[4] is not None), key=lambda r: r[4])
     place = written.index('class="block trials"')
     assert f'<a href="{best[-1]}">' in written[place : written.index("<script", place)]

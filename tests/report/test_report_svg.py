@@ -6,19 +6,18 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from tests.report_example import report
-from trainer.report.document import Axis, Column, Figure, Series, Table
+from tests.report_documents import ARMS, UNUSABLE, large_report
+from trainer.report.document import Axis, Figure, Series
 from trainer.report.figures.axes import Scale, scales
 from trainer.report.figures.drawing import draw, save
 from trainer.report.figures.style import style
 from trainer.report.figures.svg import svg
 
-NONE = Table("numbers", "Numbers", (Column("x", "x", "number"),), ())
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def figure(*series, x=None, y=None, title="A title", description="What it shows."):
-    return Figure("name", title, description, x or Axis("x"), y or Axis("y"), series, NONE)
+    return Figure("name", title, description, x or Axis("x"), y or Axis("y"), series, UNUSABLE)
 
 
 def drawn(shown, arms=("a", "b")):
@@ -204,7 +203,7 @@ def test_a_figure_of_almost_nothing_is_drawn(series, log, tmp_path):
 
 
 def test_a_drawing_alone_has_its_colors_and_legend_and_needs_no_page():
-    text = svg(report(20, 10).figures[0], ("muon", "adamw", "sgd", "soap", "schedule_free_adamw"))
+    text = svg(large_report(20, 10).figures[0], ARMS)
     assert "var(" not in text and style(1).color in text
     used = set(re.findall(r"url\(#([\w-]+)\)", text))
     assert used <= set(re.findall(r'id="([\w-]+)"', text))
@@ -212,7 +211,7 @@ def test_a_drawing_alone_has_its_colors_and_legend_and_needs_no_page():
 
 
 def test_pdf_and_png_are_written_with_the_scales_and_styles_of_the_svg(tmp_path):
-    made = report(20, 10)
+    made = large_report(20, 10)
     for each in made.figures[:6]:
         paths = save(each, made.arms, tmp_path / each.name)
         assert [path.read_bytes()[:4] for path in paths] == [b"%PDF", b"\x89PNG"]
@@ -250,7 +249,7 @@ def test_legends_of_files_explain_bands_bars_and_rules():
 
 
 def test_equal_figures_make_equal_files(tmp_path):
-    made = report(20, 10)
+    made = large_report(20, 10)
     for name in ("one", "two"):
         save(made.figures[0], made.arms, tmp_path / name)
     for suffix in (".pdf", ".png"):

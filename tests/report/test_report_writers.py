@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.report_document import COMMAND, HOSTILE, empty, example
+from tests.report_documents import (
+    COMMAND,
+    HOSTILE,
+    empty_report,
+    make_table,
+    report_of,
+    small_report,
+)
 from tests.runs import ROOT
 from trainer.messages import UserError
 from trainer.report.document import Block, Column, Panel, Report, Table
@@ -58,7 +65,7 @@ def _cells(source: str) -> list[str]:
 
 
 def _of_text(text: str) -> Report:
-    table = Table("t", "", (Column("arm", "arm"),), ((text,),))
+    table = make_table("t", "", "arm", ((text,),))
     block = Block(text=(text,), warnings=(text,), tables=(table,))
     return Report("Title", (), (), (Panel("p", "Panel", "describes", (block,)),))
 
@@ -110,7 +117,7 @@ def test_control_characters_in_names_are_escaped_in_markdown() -> None:
 
 
 def test_markdown_begins_with_the_verdict_and_has_all_panels_in_order() -> None:
-    report = example()
+    report = small_report()
     texts = list(_texts(markdown(report, {})))
     assert [text for _, text in texts[:3]] == [report.title, *report.verdict]
     headings = [text for tag, text in texts if tag == "h2"]
@@ -119,13 +126,13 @@ def test_markdown_begins_with_the_verdict_and_has_all_panels_in_order() -> None:
 
 
 def test_a_command_in_a_warning_is_one_line_of_markdown() -> None:
-    source = markdown(example(), {})
+    source = markdown(small_report(), {})
     assert f"`{COMMAND}`" in source
     assert re.search(r"^> \*\*Warning\.\*\* The best", source, re.MULTILINE)
 
 
 def test_pictures_and_csv_files_are_linked_in_markdown() -> None:
-    report = example()
+    report = small_report()
     source = markdown(report, {"tuning_digits": "a b/x.png"}, {"tuning_digits_numbers": "n.csv"})
     assert re.findall(r"^!\[.*\]\((.*)\)$", source, re.MULTILINE) == ["a%20b/x.png"]
     assert "[n.csv](n.csv)" in source
@@ -135,7 +142,7 @@ def test_pictures_and_csv_files_are_linked_in_markdown() -> None:
 
 
 def test_numbers_are_aligned_at_the_right_in_markdown_and_columns_in_a_terminal() -> None:
-    source = markdown(example(), {})
+    source = markdown(small_report(), {})
     rows = [line for line in source.splitlines() if "mean test accuracy" in line]
     rule = source.splitlines()[source.splitlines().index(rows[0]) + 1]
     assert re.fullmatch(r"\| -+ \|( -+: \|){4}", rule)
@@ -143,7 +150,7 @@ def test_numbers_are_aligned_at_the_right_in_markdown_and_columns_in_a_terminal(
 
 
 def test_markdown_shows_the_best_trials_of_each_arm_with_links_to_their_folders() -> None:
-    report = example()
+    report = small_report()
     source = markdown(report, {}, {"trials_digits": "tables/trials_digits.csv"})
     rows = [line for line in source.splitlines() if "[open]" in line]
     assert len(rows) == 2 * 3 * 5
@@ -157,15 +164,14 @@ def test_markdown_shows_the_best_trials_of_each_arm_with_links_to_their_folders(
 
 
 def test_a_long_table_is_cut_in_markdown() -> None:
-    table = Table("long", "Long", (Column("n", "n", "integer"),), tuple((n,) for n in range(90)))
-    panel = Panel("p", "P", "describes", (Block(tables=(table,)),))
-    source = markdown(Report("R", (), (), (panel,)), {}, {"long": "tables/long.csv"})
+    table = make_table("long", "Long", "n: n: integer", ((n,) for n in range(90)))
+    source = markdown(report_of(table), {}, {"long": "tables/long.csv"})
     assert "|  49 |" in source and "|  50 |" not in source
     assert "The first 50 of 90 rows; [tables/long.csv](tables/long.csv) has all." in source
 
 
 def test_a_report_without_numbers_is_written_as_markdown() -> None:
-    source = markdown(empty(), {})
+    source = markdown(empty_report(), {})
     assert "**Not decided: all trials diverged.**" in source
     assert "No rows." in source
 
@@ -178,9 +184,8 @@ def _read(text: str) -> list[list[str]]:
 
 
 def test_csv_has_the_names_of_the_columns_and_all_digits() -> None:
-    columns = tuple(Column(name, name.upper(), "number") for name in ("a_b", "c"))
     values = (0.1 + 0.2, 1e-300, 2**60, -0.0, np.float64(1 / 3), np.float32(0.1), np.int64(7), 5e-5)
-    table = Table("t", "T", columns, tuple((value, value) for value in values))
+    table = make_table("t", "T", "a_b: A_B: number; c: C: number", ((x, x) for x in values))
     head, *rows = _read(csv_of(table))
     assert head == ["a_b", "c"]
     assert [float(row[0]) for row in rows] == [float(value) for value in values]
@@ -197,15 +202,14 @@ def test_csv_has_empty_fields_for_none_and_names_what_is_not_finite() -> None:
 
 def test_csv_quotes_names_as_rfc_4180_says() -> None:
     names = ('say "x"', "a,b", "a;b", "", " x ", "Müller")
-    text = csv_of(Table("t", "T", (Column("arm", "arm"),), tuple((name,) for name in names)))
+    text = csv_of(make_table("t", "T", "arm", ((name,) for name in names)))
     assert [row[0] for row in _read(text)[1:]] == list(names)
     assert '"say ""x"""\r\n' in text
 
 
 def test_csv_has_no_cell_that_a_spreadsheet_computes_or_that_moves_a_cursor() -> None:
     names = ("=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "two\r\nlines", "\x1b[31m", HOSTILE)
-    columns = (Column("arm", "arm"), Column("x", "x", "number"))
-    text = csv_of(Table("t", "T", columns, tuple((name, -1.5) for name in names)))
+    text = csv_of(make_table("t", "T", "arm; x: x: number", ((name, -1.5) for name in names)))
     cells = [row[0] for row in _read(text)[1:]]
     assert cells[:4] == ["'=1+1", "'+1", "'-x", "'@SUM(A1)"]
     assert cells[4:7] == ["\\t=1", "two\\r\\nlines", "\\x1b[31m"]
@@ -242,7 +246,7 @@ def _compile(folder: Path, files: dict[str, str]) -> str:
 
 
 def test_latex_compiles_with_hostile_names_and_missing_numbers(tmp_path: Path) -> None:
-    files = latex(example())
+    files = latex(small_report())
     assert set(files) == {"report", "results", "ledger", "arms_digits", "arms_fashion", "pairs"}
     text = re.sub(r"\s+", " ", _compile(tmp_path, files))
     assert "97.12 ± 0.21" in text
@@ -264,9 +268,8 @@ CHARACTERS = (
 def test_latex_compiles_with_every_character(tmp_path: Path) -> None:
     rows = tuple((f"x{CHARACTERS[at : at + 12]}x",) for at in range(0, len(CHARACTERS), 12))
     rows += (("--- `` '' ?` !` ,, << >>",), ("*",), ("[2ex]",), ("",))
-    table = Table("arms", "-- % _ #1 {", (Column("arm", "arm % _"),), rows[:45])
-    panel = Panel("arms", "Arms", "tests", (Block(tables=(table,)),))
-    text = _compile(tmp_path, latex(Report("A & B", (), (), (panel,))))
+    table = make_table("arms", "-- % _ #1 {", "arm: arm % _", rows[:45])
+    text = _compile(tmp_path, latex(replace(report_of(table), title="A & B")))
     if shutil.which("kpsewhich") and subprocess.run(["kpsewhich", "lmodern.sty"]).returncode == 0:
         for shown in ("x89:;<=>?@ABCx", "[2ex]", "--- `` '' ?` !` ,, << >>", "U+4E2D"):
             assert shown in text
@@ -280,8 +283,7 @@ def test_columns_of_latex_have_room_for_their_numbers() -> None:
         (7, 0.012345, -1.0, 1e-9, 1.0, 90.0),
         (None, math.inf, 0.0, None, math.nan, None),
     )
-    panel = Panel("arms", "A", "tests", (Block(tables=(Table("arms", "A", columns, rows),)),))
-    text = latex(Report("R", (), (), (panel,)))["arms"]
+    text = latex(report_of(Table("arms", "A", columns, rows)))["arms"]
     formats = re.findall(r"S\[table-format=(.*?)\]", text)
     assert formats == ["5", "-2.5", "-1.3e-1", "<1.4", "3.1", "1.4"]
     lines = [line.strip() for line in text.splitlines() if line.endswith(r"\\")]
@@ -294,12 +296,8 @@ def test_columns_of_latex_have_room_for_their_numbers() -> None:
 
 
 def _means(rows: tuple[tuple[object, ...], ...]) -> str:
-    columns = (
-        Column("arm", "arm"),
-        *(Column(c, f"95% {c}", "number") for c in ("mean", "low", "high")),
-    )
-    panel = Panel("arms", "A", "tests", (Block(tables=(Table("arms", "A", columns, rows),)),))
-    return latex(Report("R", (), (), (panel,)))["arms"]
+    heads = "arm; mean: 95% mean: number; low: 95% low: number; high: 95% high: number"
+    return latex(report_of(make_table("arms", "A", heads, rows)))["arms"]
 
 
 def test_a_symmetric_interval_is_half_of_its_width_in_latex() -> None:
@@ -320,21 +318,19 @@ def test_an_interval_that_is_not_symmetric_keeps_its_ends_in_latex(high: float |
 
 
 def test_latex_has_the_means_of_all_workloads_in_one_table() -> None:
-    text = latex(example())["results"]
+    text = latex(small_report())["results"]
     assert r"\caption{Test accuracy,{} on all workloads. Student" in text
     assert r"{digits (\%)}" in text and r"{fashion (\%)}" in text
     assert r"adamw & 96.01 & $\pm$\,\num{1.01} & 96.01 & $\pm$\,\num{1.01} \\" in text
-    assert "results" not in latex(empty())
+    assert "results" not in latex(empty_report())
 
 
 def _wide() -> Report:
     """Returns a report with tables as wide as those of sweeps."""
     decisions = (
-        *(Column("arm", "arm"), Column("than", "against"), Column("d", "difference", "number")),
-        *(Column("from", "95% from", "number"), Column("to", "to", "number")),
-        Column("deviations", "in standard deviations", "number"),
-        *(Column("p", "p", "p"), Column("decision", "decision")),
-        Column("needed", "needed, in a fresh sweep", "integer"),
+        "arm; than: against; d: difference: number; from: 95% from: number; to: to: number;"
+        " deviations: in standard deviations: number; p: p: p; decision;"
+        " needed: needed, in a fresh sweep: integer"
     )
     matters, note = "better, by more than matters", "The intervals hold for all pairs. " * 9
     pairs = (
@@ -342,25 +338,18 @@ def _wide() -> Report:
         ("adamw", "lion", -0.08747, -0.1286, -0.0403, 2.471, 1e-9, matters, 38),
         ("sgd", "lion", -0.06955, -0.1018, -0.04772, 1.942, 0.001, matters, 39),
     )
-    spaces = (
-        *(Column("arm", "arm"), Column("points", "points", "integer")),
-        *(Column("seeds", "seeds", "integer"), Column("method", "method")),
-        *(Column("path", "path", "code"), Column("space", "space")),
-    )
+    spaces = "arm; points: points: integer; seeds: seeds: integer; method; path: path: code; space"
     path, low = "optimizer.learning_rate.peak_value", "log_uniform 0.0003 to 0.03"
-    costs = tuple(
-        Column(name, name, "integer")
-        for name in "number done diverged failed missing retried steps examples tokens".split()
-    )
-    ledger = (*(Column("arm", "arm"), Column("runs", "runs")), *costs)
+    costs = "number done diverged failed missing retried steps examples tokens".split()
+    ledger = "; ".join(["arm", "runs", *(f"{name}: {name}: integer" for name in costs)])
     counts = (60, 60, 0, 0, 0, 0, 12000, 768000, 76800000)
-    tables = (
-        Table("pairs", "Pairs", decisions, pairs, note),
-        Table("one_pair", "One pair", decisions, pairs[1:2], note),
-        Table("spaces", "Spaces", spaces, (("adamw", 20, 1, "sobol, seed 0", path, low),) * 6),
-        Table("ledger", "Costs", ledger, (("adamw", "search", *counts),) * 3),
+    return report_of(
+        make_table("pairs", "Pairs", decisions, pairs, note),
+        make_table("one_pair", "One pair", decisions, pairs[1:2], note),
+        make_table("spaces", "Spaces", spaces, [("adamw", 20, 1, "sobol, seed 0", path, low)] * 6),
+        make_table("ledger", "Costs", ledger, [("adamw", "search", *counts)] * 3),
+        panel="pairs",
     )
-    return Report("R", (), (), (Panel("pairs", "P", "tests", (Block(tables=tables),)),))
 
 
 ONE = r"\documentclass{article}"
@@ -385,7 +374,7 @@ def _set(folder: Path, preamble: str, files: dict[str, str]) -> dict[str, tuple[
 
 @pytest.mark.parametrize("preamble", [ONE, NEURIPS, TWO], ids=["one", "neurips", "two"])
 def test_no_table_of_latex_is_wider_than_its_column(preamble: str, tmp_path: Path) -> None:
-    _set(tmp_path, preamble, latex(example()))
+    _set(tmp_path, preamble, latex(small_report()))
     for which, own, column in _set(tmp_path, preamble, latex(_wide())).values():
         assert column == {ONE: 345, NEURIPS: 397.48499, TWO: 229.5}[preamble]
         width = 469 if which == "table*" else column
@@ -408,7 +397,7 @@ def test_a_table_of_latex_is_over_both_columns_if_it_is_wide_or_the_document_say
 
 
 def test_each_table_of_latex_says_what_it_needs_and_is_made_smaller_where_it_is_too_wide() -> None:
-    for report in (example(), _wide()):
+    for report in (small_report(), _wide()):
         for name, text in latex(report).items():
             if name != "report":
                 assert r"\ifdim\wd\lockstepbox>\linewidth" in text
@@ -424,9 +413,8 @@ def test_long_cells_of_latex_have_several_lines_unless_the_table_would_be_too_lo
     assert f"\\begin{{tabular}}[t]{{@{{}}l@{{}}}}{lines}\\end{{tabular}}" in text
     assert "\\begin{tabular}[t]{@{}l@{}}log\\_uniform \\\\ 0.0003 to 0.03\\end{tabular}" in text
     rows = (("optimizer.learning_rate.peak_value",),) * 40
-    table = Table("spaces", "S", (Column("path", "path", "code"),), rows)
-    panel = Panel("ledger", "L", "describes", (Block(tables=(table,)),))
-    assert latex(Report("R", (), (), (panel,)))["spaces"].count(r"learning\_rate.peak") == 40
+    report = report_of(make_table("spaces", "S", "path: path: code", rows), panel="ledger")
+    assert latex(report)["spaces"].count(r"learning\_rate.peak") == 40
 
 
 def test_counts_that_are_all_0_are_named_in_the_caption_in_latex() -> None:
@@ -434,17 +422,13 @@ def test_counts_that_are_all_0_are_named_in_the_caption_in_latex() -> None:
     assert "Columns that are 0 in all rows: diverged,{} failed,{} missing,{} retried." in text
     assert "{failed}" not in text
     assert r"adamw & search & 60 & 60 & 12000 & 768000 & 76800000 \\" in text
-    columns = (Column("arm", "arm"), Column("failed", "failed", "integer"))
     for rows in ((("a", 0),), (("a", 0), ("b", None)), (("a", 0), ("b", 1))):
-        panel = Panel("arms", "A", "tests", (Block(tables=(Table("arms", "A", columns, rows),)),))
-        assert "{failed}" in latex(Report("R", (), (), (panel,)))["arms"]
+        table = make_table("arms", "A", "arm; failed: failed: integer", rows)
+        assert "{failed}" in latex(report_of(table))["arms"]
 
 
 def test_latex_leaves_out_what_does_not_fit_on_a_page_and_says_so() -> None:
-    rows = tuple((str(n),) for n in range(46))
-    table = Table("points", "Points", (Column("arm", "arm"),), rows)
-    panel = Panel("arms", "A", "tests", (Block(tables=(table,)),))
-    files = latex(Report("R", (), (), (panel,)))
+    files = latex(report_of(make_table("points", "Points", "arm", ((str(n),) for n in range(46)))))
     assert set(files) == {"report"}
     assert "% points has 46 rows" in files["report"]
 
@@ -466,7 +450,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
 
 def test_a_report_is_written_with_all_of_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "report"
-    report = example()
+    report = small_report()
     paths = write(report, folder)
     assert paths[:2] == [folder / "index.html", folder / "report.md"]
     assert {path.relative_to(folder).as_posix() for path in paths} == set(_tree(folder)) - {
@@ -487,27 +471,27 @@ def test_a_report_is_written_with_all_of_its_files(tmp_path: Path) -> None:
 
 
 def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None:
-    paths = write(example(), tmp_path / "r", formats=("markdown", "png"))
+    paths = write(small_report(), tmp_path / "r", formats=("markdown", "png"))
     names = [path.relative_to(tmp_path / "r").as_posix() for path in paths]
     assert names == [
         "report.md",
         *(f"figures/tuning_{w}.png" for w in ("digits", "fashion")),
     ]
     assert ".csv" not in (tmp_path / "r" / "report.md").read_text()
-    assert write(example(), tmp_path / "r", ("markdown",)) == [tmp_path / "r" / "report.md"]
+    assert write(small_report(), tmp_path / "r", ("markdown",)) == [tmp_path / "r" / "report.md"]
     assert "figures/" not in (tmp_path / "r" / "report.md").read_text()
     assert set(_tree(tmp_path / "r")) == {"report.md", ".report.json"}
 
 
 def test_a_report_without_numbers_is_written(tmp_path: Path) -> None:
-    write(empty(), tmp_path / "r")
+    write(empty_report(), tmp_path / "r")
     assert not (tmp_path / "r" / "figures").exists()
 
 
 def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     source = (
         "import sys, tests.report.test_report_writers as t; from pathlib import Path; "
-        "t.write(t.example(), Path(sys.argv[1]))"
+        "t.write(t.small_report(), Path(sys.argv[1]))"
     )
     trees = []
     for seed in "12":
@@ -523,7 +507,7 @@ def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_report_replaces_the_old_one_and_keeps_the_files_of_the_user(tmp_path: Path) -> None:
     folder = tmp_path / "report"
-    report = example()
+    report = small_report()
     write(report, folder)
     (folder / "latex" / "report.pdf").write_bytes(b"compiled")
     (folder / "link").symlink_to(tmp_path)
@@ -541,11 +525,11 @@ def test_a_report_replaces_the_old_one_and_keeps_the_files_of_the_user(tmp_path:
 
 def test_a_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "report"
-    write(example(), folder, formats=("markdown",))
+    write(small_report(), folder, formats=("markdown",))
     (folder / "index.html").write_text("mine")
     before = _tree(folder)
     with pytest.raises(UserError, match="index.html is not of the last report"):
-        write(example(), folder)
+        write(small_report(), folder)
     assert _tree(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
@@ -553,28 +537,28 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"not the folder of a report: it has notes\.txt"):
-        write(example(), tmp_path)
+        write(small_report(), tmp_path)
     with pytest.raises(UserError, match="is a file"):
-        write(example(), tmp_path / "notes.txt")
+        write(small_report(), tmp_path / "notes.txt")
     with pytest.raises(UserError, match="Not a directory"):
-        write(example(), tmp_path / "notes.txt" / "report")
+        write(small_report(), tmp_path / "notes.txt" / "report")
     assert _tree(tmp_path) == {"notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"files": 3}', "\udcff"])
 def test_a_damaged_list_of_files_is_named(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "report"
-    write(example(), folder, formats=("csv",))
+    write(small_report(), folder, formats=("csv",))
     (folder / ".report.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=r"\.report\.json, the list of the files"):
-        write(example(), folder)
+        write(small_report(), folder)
 
 
 def test_an_empty_folder_and_a_link_to_a_folder_are_used(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
     for _ in range(2):
-        write(example(), tmp_path / "link", formats=("csv",))
+        write(small_report(), tmp_path / "link", formats=("csv",))
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "there" / "tables" / "pairs.csv").exists()
 
@@ -582,7 +566,7 @@ def test_an_empty_folder_and_a_link_to_a_folder_are_used(tmp_path: Path) -> None
 def test_an_error_while_a_report_is_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(example(), tmp_path / "report")
+    write(small_report(), tmp_path / "report")
     before = _tree(tmp_path)
 
     def broken(*_: object) -> list[Path]:
@@ -590,16 +574,16 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
 
     monkeypatch.setattr("trainer.report.figures.drawing.save", broken)
     with pytest.raises(RuntimeError, match="broken"):
-        write(example(), tmp_path / "report")
+        write(small_report(), tmp_path / "report")
     monkeypatch.undo()
-    write(example(), tmp_path / "report")
+    write(small_report(), tmp_path / "report")
     assert _tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("moment", ["draw", "first", "second"])
 def test_a_kill_never_leaves_a_part_of_a_report(tmp_path: Path, moment: str) -> None:
     folder = tmp_path / "report"
-    write(example(), folder)
+    write(small_report(), folder)
     (folder / "notes.txt").write_text("mine")
     before = _tree(folder)
     source = f"""
@@ -622,14 +606,14 @@ def rename(*paths):  # killed before the first rename, or between the two
 os.rename = rename
 if "{moment}" == "draw":
     trainer.report.figures.drawing.save = kill
-t.write(t.replace(t.example(), title="new"), Path(sys.argv[1]))
+t.write(t.replace(t.small_report(), title="new"), Path(sys.argv[1]))
 """
     done = subprocess.run([sys.executable, "-c", source, str(folder)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     if moment != "second":
         assert _tree(folder) == before
     assert len(list(tmp_path.iterdir())) == 2
-    write(example(), folder)
+    write(small_report(), folder)
     assert _tree(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
@@ -638,7 +622,7 @@ def test_a_folder_that_a_live_process_writes_is_not_removed(tmp_path: Path) -> N
     host = re.sub(r"\W", "-", socket.gethostname())
     other = tmp_path / f".report.{host}.{os.getppid()}.tmp"
     other.mkdir()
-    write(empty(), tmp_path / "report")
+    write(empty_report(), tmp_path / "report")
     assert other.exists()
 
 
@@ -653,11 +637,11 @@ def test_the_folder_of_a_process_on_another_host_is_not_removed(
         first.setattr(socket, "gethostname", lambda: "node1.cluster")
         with replaced(folder) as staged:
             first.undo()
-            write(empty(), folder)
+            write(empty_report(), folder)
             assert staged.exists()
     (folder / "notes.txt").write_text("mine")
     os.rename(folder, staged.with_suffix(".old"))  # it was killed between its two renames
-    write(empty(), folder)
+    write(empty_report(), folder)
     assert (folder / "notes.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
@@ -669,11 +653,11 @@ def test_a_full_disk_leaves_the_old_report(tmp_path: Path) -> None:
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("Only root can mount a small disk.")
     try:
-        write(empty(), disk / "report")
+        write(empty_report(), disk / "report")
         before = _tree(disk)
         (disk / "filler").write_bytes(bytes(150_000))
         with pytest.raises(UserError, match=r"cannot be written to .*: No space left on device\."):
-            write(example(), disk / "report")
+            write(small_report(), disk / "report")
         (disk / "filler").unlink()
         assert _tree(disk) == before
     finally:
@@ -690,7 +674,7 @@ def test_a_disk_that_is_read_only_is_named(tmp_path: Path) -> None:
         pytest.skip("This root cannot mount a disk.")
     try:
         with pytest.raises(UserError, match="Read-only file system|Permission denied"):
-            write(example(), disk / "report")
+            write(small_report(), disk / "report")
     finally:
         if os.geteuid() == 0:
             subprocess.run(["umount", str(disk)], check=True)
@@ -699,7 +683,7 @@ def test_a_disk_that_is_read_only_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\0", "arms_DIGITS"])
 def test_a_table_whose_name_is_no_name_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    report = example()
+    report = small_report()
     tables = (Table(name, "T", (), ()), Table("fine", "T", (), ()))
     more = Panel("more", "More", "describes", (Block(tables=tables),))
     with pytest.raises(ValueError, match="cannot be names of files"):

@@ -1,0 +1,227 @@
+"""Steps, evaluations and samples on one simulated device and on several, for test_meshes.py.
+
+`python -m tests.mesh_cases` prints one line of JSON a case: {"case": name, "one": what one device
+finds, "many": what several do}.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from clu import metrics as clu_metrics
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tests import token_cases
+from tests.engine import test_loss_contract as losses
+from trainer import data, metrics, models
+from trainer.data.tokenizer import ByteTokenizer
+from trainer.engine.generation import Continuation, Sampling, encode_prompt
+from trainer.engine.sharding import make_mesh, param_shardings
+from trainer.logits import ChunkedLogits
+
+UNEVEN = ([8, 8, 7], [23], [3, 5, 15], [22, 1])  # sizes of batches
+EXCHANGE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(")
+
+
+def masked(devices: int) -> dict[str, Any]:
+    """Runs two masked steps with microbatches, and an evaluation."""
+    program = losses.program(
+        mesh={"data": devices},
+        microbatches=3,
+        loss=losses.with_aux,
+        optimizer=optax.sgd(0.5),
+        train_metrics={"accuracy": metrics.accuracy()},
+        data=data.ArrayDataset(losses.TRAIN, losses.TEST, batch_size=None, eval_batch_size=4),
+    )
+    state, batches = program.init(), program.feed.batches(0)
+    for _ in range(2):
+        step = program.step(state, program.feed.to_devices(next(batches)))
+        state, values = jax.block_until_ready(step)  # bounds the steps in flight
+    return {
+        "devices": program.mesh.size,
+        "loss": float(values["train/loss"]),
+        "bits": float(values["train/bits"]),
+        "accuracy": float(values["train/accuracy"]),
+        "kernel": np.asarray(state.params["kernel"]).tolist(),
+        "eval": list(program.evaluation.run_splits(state).values()),
+    }
+
+
+def tokens(devices: int) -> dict[str, Any]:
+    """Runs a step of a language model with microbatches, and evaluations."""
+    program = token_cases.program(
+        mesh={"data": devices}, microbatches=3, train_metrics={"perplexity": metrics.perplexity()}
+    )
+    kernel, values = losses.one_step(program)
+    state, batches = program.init(), program.experiment.data.evaluate("test")
+    examples = program.evaluation.run_examples(state, batches, 100)
+    return {
+        "devices": program.mesh.size,
+        "loss": values["train/loss"],
+        "perplexity": values["train/perplexity"],
+        "z_loss": values["train/z_loss"],
+        "kernel": kernel.tolist(),
+        "eval": list(program.evaluation.run_splits(program.init()).values()),
+        "operations": operations(devices),
+        "examples": {
+            "sha256": examples.sha256,
+            "loss": examples.values["loss"].tolist(),
+            "accuracy": examples.values["accuracy"].tolist(),
+            "weights": examples.weights["loss"].tolist(),
+        },
+    }
+
+
+def operations(devices: int) -> float:
+    """Returns what one device multiplies for the loss and its gradient, in one chunk of 16."""
+    mesh = Mesh(jax.devices()[:devices], ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    features = jax.ShapeDtypeStruct((16, 32, 64), jnp.float32, sharding=split)
+    labels = jax.ShapeDtypeStruct((16, 32), jnp.int32, sharding=split)
+    whole = NamedSharding(mesh, PartitionSpec())
+    kernel = jax.ShapeDtypeStruct((64, 1024), jnp.float32, sharding=whole)
+
+    def loss(kernel: jax.Array, features: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = ChunkedLogits(features=features, kernel=kernel, chunk=32)
+        return logits.cross_entropy(labels)[0].mean()
+
+    compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(kernel, features, labels).compile()
+    analysis = compiled.cost_analysis()
+    assert analysis is not None
+    return float(np.asarray(analysis["flops"]))
+
+
+def samples(devices: int) -> dict[str, Any]:
+    """Samples from parameters that the devices divide, and counts what they exchange."""
+    # Wide enough that each device keeps a part of the kernels.
+    model = models.gpt(width=128, depth=2, num_heads=4, max_length=64)
+    assert model.language is not None
+    params, state = model.init(jax.random.key(0), {"tokens": jnp.ones((1, 8), jnp.int32)})
+    mesh = make_mesh({"fsdp": devices}) if devices > 1 else None
+    if mesh is not None:
+        params = jax.device_put(params, param_shardings(mesh, params))
+    tokenizer, sampling = ByteTokenizer(), Sampling(16, temperature=0)
+    prompt = encode_prompt(tokenizer, "ab")
+    made = Continuation(model.language, tokenizer, prompt, sampling, mesh=mesh)
+    text = made.sample(params, state, seed=0)[0]
+    key = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
+    program = made._generate.lower(params, state, np.array([prompt], np.int32), key).compile()
+    exchanges = [line for line in program.as_text().splitlines() if EXCHANGE.search(line)]
+    inside = sum("while/body" in line for line in exchanges)
+    return {"text": text, "exchanges": len(exchanges), "in loops": inside}
+
+
+class Uneven(data.ArrayDataset):
+    """Evaluates batches of these sizes, without padding."""
+
+    def __init__(self, train: Any, test: Any, sizes: list[int]):
+        super().__init__(train, test, batch_size=None)
+        self.test, self.sizes = test, sizes
+
+    def evaluate(self, split: str = "test") -> Any:
+        ends = np.cumsum(self.sizes)
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            yield {name: x[start:end] for name, x in self.test.items()}
+
+
+class ManyOutputs:
+    """A model whose outputs have many shapes, one of which has as many rows as a padded batch."""
+
+    def init(self, key: Any, batch: Any) -> Any:
+        return {"kernel": jnp.asarray(losses.KERNEL)}, {}
+
+    def apply(self, params: Any, state: Any, batch: Any, *, key: Any, train: bool) -> Any:
+        logits = batch["x"] @ params["kernel"]
+        pooled = logits.mean(1)
+        outputs = {
+            "logits": logits,
+            "flat": logits.reshape(-1, losses.CLASSES),
+            "pairs": pooled @ pooled.T,
+            "table": jnp.arange(24.0).reshape(8, 3),
+            "scale": jnp.float32(2.0),
+        }
+        return outputs, state
+
+
+def compare(outputs: Any, batch: Any) -> Any:
+    """Compares each example with all others of its batch; the mean of all is an aux value."""
+    size = len(batch["x"])
+    shapes = {name: x.shape for name, x in outputs.items()}
+    assert shapes == {
+        "logits": (size, losses.POSITIONS, losses.CLASSES),
+        "flat": (size * losses.POSITIONS, losses.CLASSES),
+        "pairs": (size, size),
+        "table": (8, 3),
+        "scale": (),
+    }
+    flat = outputs["flat"].reshape(outputs["logits"].shape)
+    values = jax.nn.logsumexp(outputs["pairs"], axis=1)[:, None] + (flat**3).sum(2)
+    return values * outputs["scale"] + outputs["table"].sum(), {"mean": outputs["pairs"].mean()}
+
+
+@struct.dataclass
+class Unmasked(clu_metrics.Metric):
+    """Counts examples without a look at the mask, and adds up their outputs."""
+
+    count: Any
+    total: Any
+
+    @classmethod
+    def empty(cls) -> Any:
+        return cls(count=jnp.int32(0), total=jnp.float32(0))
+
+    @classmethod
+    def from_model_output(cls, *, outputs: Any, batch: Any, **_: Any) -> Any:
+        return cls(count=jnp.int32(len(batch["x"])), total=outputs["logits"].sum())
+
+    def merge(self, other: Any) -> Any:
+        return Unmasked(count=self.count + other.count, total=self.total + other.total)
+
+    def compute(self) -> Any:
+        return self.count + 0.001 * self.total
+
+
+def uneven(sizes: list[int], devices: int) -> dict[str, float]:
+    """Evaluates batches whose sizes do not divide over the devices."""
+    program = losses.program(
+        mesh={"data": devices},
+        model=ManyOutputs(),
+        data=Uneven(losses.TRAIN, losses.TEST, sizes),
+        loss=compare,
+        metrics={"unmasked": Unmasked},
+    )
+    program.evaluation.check(program.abstract_state())
+    return program.evaluation.run_splits(program.init())
+
+
+def uneven_tokens(devices: int) -> dict[str, float]:
+    program = token_cases.program(
+        mesh={"data": devices}, data=Uneven(token_cases.TRAIN, token_cases.TEST, [8, 3])
+    )
+    return program.evaluation.run_splits(program.init())
+
+
+# What is run on one device, and on how many others.
+CASES: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "masked": (masked, 4),
+    "tokens": (tokens, 4),
+    "samples": (samples, 4),
+    **{f"batches of {sizes}": (partial(uneven, sizes), 8) for sizes in UNEVEN},
+    "batches of tokens": (uneven_tokens, 4),
+}
+
+if __name__ == "__main__":
+    for name, (case, several) in CASES.items():
+        print(json.dumps({"case": name, "one": case(1), "many": case(several)}), flush=True)
