@@ -207,8 +207,8 @@ class BoundOptimizer(NamedTuple):
         return moves, groups
 
 
-# Extra arguments, such as the loss and its functions, for a group's optimizer.
-# A group with maximize=True receives those of _OF_LOSS with the opposite sign.
+# The extra arguments, of the loss and its functions, that a group with maximize=True receives with
+# the opposite sign.
 _NEGATED_IF_MAXIMIZED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 

@@ -134,7 +134,7 @@ class ArrayDataset:
         random = any(pixels.random for pixels in self._pixels.values())
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
-            indices = order.positions(index * self.batch_size, self.batch_size)[rows]
+            indices = order.examples_at(index * self.batch_size, self.batch_size)[rows]
             # Words for the batch of all processes, so that it does not depend on their number.
             words = random_words(seed, index, 1, self.batch_size)[rows] if random else None
             yield self._seen(self._train, indices, words)
@@ -181,7 +181,7 @@ class _Order:
             lambda epoch: permutation(seed, epoch, size)
         )
 
-    def positions(self, start: int, count: int) -> np.ndarray:
+    def examples_at(self, start: int, count: int) -> np.ndarray:
         if count == self._size:
             return np.arange(self._size)
         epoch, offset = divmod(start, self._size)

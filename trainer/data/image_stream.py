@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.data.arrays import choose_validation
 from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
-from trainer.data.order import check_positive, places, process_rows, random_words
+from trainer.data.order import check_positive, examples_at, process_rows, random_words
 from trainer.messages import UserError
 
 _AHEAD = 2  # batches whose decoding begins before they are asked for
@@ -149,7 +149,7 @@ class ImageStream:
 
         def start(index: int) -> _Pending:
             first = index * self.batch_size + rows.start
-            found = places(seed, first, rows.stop - rows.start, self.num_examples)
+            found = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
             # Words for the batch of all processes, so that it does not depend on their number.
             words = random_words(seed, index, 1, WORDS * self.batch_size)
             return self._start("train", found, words.reshape(self.batch_size, WORDS)[rows])

@@ -1,6 +1,6 @@
 """The random order of examples, a pure function of seed and epoch; and the sizes of batches.
 
-`permutation` orders data sets in memory, and `places` long streams.
+`permutation` orders data sets in memory, and `examples_at` long streams.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return order
 
 
-def places(seed: int, start: int, count: int, size: int) -> np.ndarray:
+def examples_at(seed: int, start: int, count: int, size: int) -> np.ndarray:
     """Returns the examples at places of the training stream, int64 [count].
 
     The stream is one random order of `size` examples per epoch. `permutation` holds the order of a

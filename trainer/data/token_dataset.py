@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.data.order import check_positive, places, process_rows
+from trainer.data.order import check_positive, examples_at, process_rows
 from trainer.data.shards import TokenStream
 from trainer.messages import UserError
 
@@ -158,7 +158,7 @@ class TokenDataset:
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
             first = index * self.batch_size + rows.start
-            examples = places(seed, first, rows.stop - rows.start, self.num_examples)
+            examples = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
             yield self._fields(self._train.windows(examples * length, length + 1))
 
     def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:

@@ -46,13 +46,15 @@ class Pair:
         better, worse: the names of the arms.
         n: how many units are compared: searches, or seeds if each arm was searched once.
         difference: that of the means, better minus worse; not a number if a unit has no value.
-        diverged: how many units of the better and of the worse arm have no value.
+        diverged: how many units of the better and of the worse arm have no value: a run of theirs
+            diverged or failed.
         low, high: the ends of its interval, which holds for all pairs and looks at once; None if
             there is none.
         deviation: the standard deviation of the paired differences; None if it has none.
         looks: the numbers of units at which the pair was judged; empty if it was not yet.
-        test: the test, such as "paired t test"; "" if no test applies.
-        p: the p value over all pairs and looks; None if no test applies.
+        test: the test, such as "paired t test"; "" if no test applies, or if the pair is decided
+            without one, because one arm has no values.
+        p: the p value over all pairs and looks; None if there is no test.
         decided: whether the better arm is better.
         relevance: the kind of the difference, if the goal says which one is relevant; see
             `statistics.relevance`.

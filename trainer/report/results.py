@@ -86,7 +86,8 @@ class Result:
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric, by its name in metrics.jsonl; None if there is none.
 
-        It is None if the run has not ended, diverged, failed, or has no finite value.
+        It is None if the run has not ended, diverged, failed, or has no finite value. The names
+        that begin with perf/ are fields of `summary`.
         """
         return self.summary.value(row)
 

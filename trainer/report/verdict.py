@@ -96,9 +96,9 @@ class _Writer:
         if not others:
             parts = [self._better(against), self._cost(against[0])]
         else:
-            parts = [self._open(first, others, against)]
-        parts += [*self._elsewhere(against), *conditions(self._workload)]
-        parts.append(self._lookings(involved[0]))
+            parts = [self._no_first(first, others, against)]
+        parts += [*self._on_other_test_sets(against), *conditions(self._workload)]
+        parts.append(self._when_judged(involved[0]))
         parts.append(self._one_search(against))
         return " ".join(part for part in parts if part)
 
@@ -114,13 +114,14 @@ class _Writer:
                 f" {self._object(closest.worse)}{more}: {closest.worse} diverged in all of"
                 f" {of_all}, and {closest.better} in none."
             )
-        how = self._how(closest, f" than that of {closest.worse}" if len(against) > 1 else "")
+        than = f" than that of {closest.worse}" if len(against) > 1 else ""
+        how = self._size_and_test(closest, than)
         return (
             f"{self._subject(closest.better, True)} is better than {self._object(closest.worse)}"
-            f"{more}{self._by(closest)}: its {how}, on this data set and model."
+            f"{more}{self._relevance(closest)}: its {how}, on this data set and model."
         )
 
-    def _by(self, pair: Pair) -> str:
+    def _relevance(self, pair: Pair) -> str:
         """Says whether a difference matters, if the goal says which one does."""
         relevant = self._goal.relevant
         if relevant is None:
@@ -131,7 +132,7 @@ class _Writer:
             "better": f"; whether by {shown(relevant)}, the difference that matters, is open",
         }.get(pair.relevance or "", "")
 
-    def _open(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
+    def _no_first(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
         """Says which pairs are undecided or equivalent, and which arms the first one beats."""
         names = [pair.worse if pair.better == first else pair.better for pair in others]
         equal = all(pair.relevance == "equivalent" for pair in others)
@@ -146,7 +147,7 @@ class _Writer:
         else:
             text = f"Not decided between {between.rstrip(',')}."
         of = f" of {closest.better}"
-        how = f"The {self._how(closest, f' than that of {closest.worse}', of)}."
+        how = f"The {self._size_and_test(closest, f' than that of {closest.worse}', of)}."
         if closest.better != first:
             units = plural(closest.n, f"compared {unit(self._workload)}")
             how = f"The mean of {first} is the best, but not on the {units}. {how}"
@@ -165,7 +166,7 @@ class _Writer:
         best = f"{trials.pop()} trials" if len(trials) == 1 else "the trials"
         return f"{joined(names)}, each the best of {best} in its space,"
 
-    def _how(self, pair: Pair, than: str, of: str = "") -> str:
+    def _size_and_test(self, pair: Pair, than: str, of: str = "") -> str:
         """Says by how much the first arm of a pair is better, and how sure that is.
 
         `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has named
@@ -227,7 +228,7 @@ class _Writer:
             return ""
         return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
 
-    def _elsewhere(self, against: Sequence[Pair]) -> list[str]:
+    def _on_other_test_sets(self, against: Sequence[Pair]) -> list[str]:
         """Says for which claims the order may change on another test set."""
         sentences, unlike = [], False
         for pair in against:
@@ -251,7 +252,7 @@ class _Writer:
             )
         return sentences
 
-    def _lookings(self, pair: Pair) -> str:
+    def _when_judged(self, pair: Pair) -> str:
         """Says when the results were judged, unless that was once, as planned."""
         if not self._workload.revisions or len(pair.looks) < 2:
             return ""

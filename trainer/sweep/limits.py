@@ -14,9 +14,10 @@ from trainer.writers.json_files import DamagedFile, read_json
 
 MOST_ERRORS = 3  # errors of a trial's own code before it counts as failed
 
-# FLOPs of a wave: about a minute on two cores. A wave's folder and files take time, of which each
-# of 16 trials has a small share; only short trials gain from wider waves.
-_USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
+# A wave's folder and files take time, of which each of 16 trials has a small share; only short
+# trials gain from wider waves.
+_USEFUL_OPERATIONS = 2**38  # FLOPs of a wave: about a minute on two cores
+_USEFUL, _MOST = 16, 64  # trials
 
 
 class _Content(TypedDict):
@@ -78,7 +79,7 @@ class Limits:
 
         self._change(halve)
 
-    def leave_alone(self, folder: str) -> None:
+    def compute_alone(self, folder: str) -> None:
         """Lets a trial be computed as a run of its own, after a rollback in its wave."""
         self._change(lambda limits: limits["alone"].append(folder))
 

@@ -184,7 +184,7 @@ class Wave:
         """Moves the trials that ended to the folder of the sweep, and removes the wave.
 
         Trials without an outcome are claimed again. `outcomes` are those of the trials that ended
-        since the last call of `keep`.
+        since the last call of `write_outcome`.
         """
         self.workdir.check_fence()
         self._common["code"] = self._code()  # with what was imported during the wave

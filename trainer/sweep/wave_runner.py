@@ -236,7 +236,7 @@ class WaveRunner:
             self._trial_loops.remove(trial_loop)
             if isinstance(end, RollbackTarget):
                 trial_loop.close()
-                self._folder.limits.leave_alone(trial.folder)
+                self._folder.limits.compute_alone(trial.folder)
                 self._log(f"{trial.folder}: {trial_loop.lines[-1]} It is computed alone.")
                 return
             outcome = trial_loop.outcome(end)

@@ -371,7 +371,7 @@ class Boundaries:
 class Saves:
     """Saves a state once all that was written before it is on disk.
 
-    `stopped` returns a context in which the time of the steps is not measured.
+    `paused` returns a context in which the time of the steps is not measured.
 
     Attributes:
         behind: why no state can be saved now; None if one can.
@@ -385,14 +385,14 @@ class Saves:
         rollback_log: RollbackLog,
         consensus: Consensus,
         watchdog: Watchdog,
-        stopped: Callable[[], AbstractContextManager],
+        paused: Callable[[], AbstractContextManager],
         log: Callable[[str], None],
     ):
         self.behind: str | None = None
         self._checkpoints, self._writer = checkpoints, writer
         self._nonfinite_log, self._rollback_log = nonfinite_log, rollback_log
         self._consensus, self._watchdog = consensus, watchdog
-        self._stopped, self._log = stopped, log
+        self._paused, self._log = paused, log
 
     def save(self, state: State, step: int, metric: float | None) -> None:
         """Saves the state after a step, unless something before it cannot be written.
@@ -401,7 +401,7 @@ class Saves:
         """
         self._watchdog.begin_other(f"the save of step {step}")
         start = time.perf_counter()
-        with self._stopped():
+        with self._paused():
             if self._all_written():
                 self._checkpoints.save(step, to_save(state), metric=metric)
         self._consensus.record_save(time.perf_counter() - start)

@@ -12,7 +12,10 @@ from trainer.train.rollback import RollbackTarget
 
 
 class Consensus(Protocol):
-    """Decides when to stop and to save; see `multihost.StopSaveConsensus`."""
+    """Decides when to stop and to save.
+
+    See `multihost.StopSaveConsensus`, that of a run, and `trainer.sweep.trial_loop.WaveConsensus`.
+    """
 
     @property
     def stop(self) -> str | None: ...  # noqa: D102

@@ -45,8 +45,8 @@ class PendingBlocks:
     Under on_nonfinite="halt" a step checks its loss and its gradients. The parameters are checked
     only at log steps, evaluations and checkpoints: a parameter that is not finite makes nearly
     every later loss not finite as well, and reading all of them at every step costs 5% of a small
-    model's step. Under the other two policies the step itself checks everything, because it must
-    undo its own update.
+    model's step. Under the other two policies the step itself checks everything: "skip" undoes its
+    update, and "rollback" needs to know the first step that was not finite.
 
     Attributes:
         params_finite_at: the last step after which the parameters were found finite; at first, the

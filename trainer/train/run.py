@@ -196,8 +196,9 @@ class Run:
 
         Raises:
             ConfigError: the config does not fit the program; see `plan.make_plan`.
-            UserError: the folder holds another run, or cannot be written; or the run does not make
-                the steps of the profile.
+            UserError: the folder holds another run or other files, has made more steps than this
+                config asks for, has a checkpoint that does not fit the program, or cannot be
+                written; or the run does not make the steps of the profile.
         """
         self._profile = profile
         # Several processes stop together, at their first synchronization.

@@ -224,7 +224,8 @@ class Workdir:
         The next process records "killed" for a process that did not call this.
 
         Args:
-            exit_kind: "done", "stopped" or "failed".
+            exit_kind: "done", "stopped" or "failed"; "crashed" for a wave of a sweep that an error
+                ended.
             **values: of JSON, to record as well.
         """
         if exit_kind == "done":

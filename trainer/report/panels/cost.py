@@ -1,4 +1,4 @@
-"""The ledger: what each arm cost, what was searched, and what was known at each revision."""
+"""What each arm cost, what was searched, and what was known at each revision."""
 
 import math
 from collections.abc import Sequence
