@@ -24,7 +24,7 @@ Computed = tuple[State, Sequence[StepMetrics]]  # what it returns
 # A signal, a save or a log line waits for the end of the block.
 _CPU_OPERATIONS, _ACCELERATOR_OPERATIONS = 2**32, 2**40
 _MOST_STEPS = 64  # beyond, the time of the host between two blocks no longer shows
-_MOST_BYTES = 2**26  # of the batches of a block, which are on the device together
+MOST_BYTES = 2**26  # of the batches of a block, which are on the device together
 
 
 class BlockRule(NamedTuple):
@@ -80,7 +80,7 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
         f"a step has {operations:,} operations": (
             (_CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS) // operations
         ),
-        f"a batch has {size:,} bytes": _MOST_BYTES // size,
+        f"a batch has {size:,} bytes": MOST_BYTES // size,
         "a log line, an evaluation or a save is due after every step": 2
         ** math.ceil(math.log2(shortest)),
         "the host's time no longer shows": _MOST_STEPS,

@@ -1,16 +1,22 @@
 """Evaluates a state on the batches of a split, by two compiled programs.
 
-One of them is compiled again for a batch of another size, such as a last batch that is shorter.
+One computes the parameters to evaluate, and the other one adds batches to the metrics: one batch
+or, where a run computes blocks of steps in a loop on the device, as many as such a block has. It is
+compiled again for a batch of another size, such as a last batch that is shorter.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
+from trainer.engine.block import MOST_BYTES
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
@@ -25,7 +31,8 @@ class Evaluation:
     """The compiled evaluation of an experiment; no method donates the state.
 
     `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
-    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`. Raises
+    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
+    `at_once` returns how many batches may be computed at once, in a loop on the device. Raises
     ComponentError for a metric that does not keep its contract.
     """
 
@@ -34,15 +41,19 @@ class Evaluation:
         experiment: Experiment,
         mesh: Mesh,
         insert: Callable[[Any], Experiment],
+        at_once: Callable[[], int],
     ):
         self._experiment = experiment
         self._mesh = mesh
         self._insert = insert
+        self._at_once = at_once
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
+        self._evaluate_all = jax.jit(self._accumulate_all, static_argnames="size")
         self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
         self._averages = jax.jit(self._eval_params)
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
+        self._loops = False  # whether adding a batch to the sums leaves their shapes as they are
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
 
     def params(self, state: State) -> Any:
@@ -60,18 +71,36 @@ class Evaluation:
         """
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
-        for batch in batches:
-            size = size_of(check_eval_batch(batch)) * jax.process_count()
-            sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
+        arguments = params, state.model_state, state.hyperparams
+        most = self._at_once()
+        for group, places in _of_one_shape(batches, partial(self._places, most)):
+            size = size_of(group[0]) * jax.process_count()
             if self._aux is None:
-                self._trace(params, state, sent, size)
+                shapes = padded_shapes(self._mesh, resized(group[0], size))
+                self._trace(params, state, shapes, size)
                 total = self._empty()
-            total = self._evaluate(
-                total, params, state.model_state, state.hyperparams, sent, size=size
-            )
-            # Without this, all batches would queue on the devices and fill their memory.
+            if places == 1 or not self._loops:
+                for batch in group:
+                    sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
+                    total = self._evaluate(total, *arguments, sent, size=size)
+                    # Without this, all batches would queue on the devices and fill their memory.
+                    jax.block_until_ready(total)
+                continue
+            count = np.int32(len(group))
+            total = self._evaluate_all(total, *arguments, _stack(group, places), count, size=size)
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
+
+    def _places(self, most: int, batch: Batch) -> int:
+        """Returns for how many batches like this one the program has places, at most `most`.
+
+        It is the same power of two for all splits, so that they have one program.
+        """
+        sizes = split_sizes(self._experiment.data).values()
+        counts = [most if n is None else math.ceil(n / size_of(batch)) for n in sizes]
+        needed = 2 ** math.ceil(math.log2(max(1, *counts)))
+        fitting = max(1, MOST_BYTES // max(1, sum(x.nbytes for x in batch.values())))
+        return min(most, needed, 2 ** int(math.log2(fitting)))
 
     def run_examples(self, state: State, batches: Iterable[Batch], most: int) -> Examples:
         """Computes the loss and the metrics of each of the first `most` examples of a split.
@@ -144,6 +173,11 @@ class Evaluation:
             nothing, params, state.model_state, state.hyperparams, batch, size=size
         )
         self._aux = tuple(name for name in total if name not in nothing)
+        before, after = (
+            jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+            for tree in (jax.eval_shape(self._metric_accumulator.empty, self._aux), total)
+        )
+        self._loops = before == after
 
     def _eval_params(self, state: State) -> Any:
         if self._experiment.ema_decay is not None:
@@ -156,6 +190,24 @@ class Evaluation:
     ) -> Any:
         computed = self._apply(params, model_state, hyperparams, batch, size)
         return self._metric_accumulator.add(total, *computed)
+
+    def _accumulate_all(
+        self,
+        total: Any,
+        params: Any,
+        model_state: Any,
+        hyperparams: Any,
+        batches: Batch,
+        count: Any,
+        size: int,
+    ) -> Any:
+        """Adds the first `count` of batches that are stacked, field -> [places, batch, ...]."""
+
+        def add(index: Any, total: Any) -> Any:
+            batch = {name: x[index] for name, x in batches.items()}
+            return self._accumulate(total, params, model_state, hyperparams, batch, size)
+
+        return jax.lax.fori_loop(0, count, add, total)
 
     def _of_examples(
         self, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
@@ -179,3 +231,38 @@ class Evaluation:
             outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes))
             batch = without_padding(batch, shapes)
         return outputs, batch, compute_losses(experiment.loss, outputs, batch)
+
+
+def _of_one_shape(
+    batches: Iterable[Batch], places_for: Callable[[Batch], int]
+) -> Iterator[tuple[list[Batch], int]]:
+    """Checks the batches; yields lists of consecutive ones of equal shapes.
+
+    Each list comes with its places, from `places_for` of its first batch, and has at most as many
+    batches.
+    """
+    group: list[Batch] = []
+    places = 1
+    for batch in batches:
+        check_eval_batch(batch)
+        if group and (len(group) == places or _shapes(batch) != _shapes(group[0])):
+            yield group, places
+            group = []
+        if not group:
+            places = places_for(batch)
+        group.append(batch)
+    if group:
+        yield group, places
+
+
+def _shapes(batch: Batch) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype) for name, x in batch.items()}
+
+
+def _stack(batches: Sequence[Batch], places: int) -> dict[str, np.ndarray]:
+    """Stacks batches to arrays [places, batch, ...]; what lies behind them is 0."""
+    stacked = {}
+    for name, first in batches[0].items():
+        stacked[name] = np.zeros((places, *first.shape), first.dtype)
+        np.stack([batch[name] for batch in batches], out=stacked[name][: len(batches)])
+    return stacked

@@ -67,15 +67,10 @@ class TensorBoardWriter(Writer):
         Raises:
             ValueError: a value is not one real number.
         """
-        Summary = _proto("summary").Summary
-        values = {name: float(number(name, value)) for name, value in scalars.items()}
-        self._add(
-            step,
-            [
-                Summary(value=[Summary.Value(tag=name, simple_value=value)])
-                for name, value in values.items()
-            ],
-        )
+        summary = _proto("summary").Summary()
+        for name, value in scalars.items():
+            summary.value.add(tag=name, simple_value=float(number(name, value)))
+        self._add(step, [summary])  # one event: each has a time, a step and two checksums
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         """Writes texts.

@@ -1,0 +1,140 @@
+"""An evaluation that computes many batches in a loop on the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from clu import metrics as clu_metrics
+
+from tests.engine.test_program import experiment
+from trainer import config
+from trainer.engine.evaluation import Evaluation
+from trainer.engine.loading import load
+from trainer.engine.program import Program
+from trainer.engine.splits import eval_batches, split_sizes
+
+MORE = {
+    "a perceptron": ["model=!models.mlp {width: 64, depth: 2}"],
+    "bfloat16": ["model=!models.mlp {width: 64, depth: 2}", "precision=bfloat16"],
+    "mixed": ["model=!models.mlp {width: 16, depth: 2}", "precision=mixed"],
+    "averages": ["model=!models.mlp {width: 16, depth: 2}", "ema_decay=0.9"],
+    "batches of 1": ["model=!models.mlp {width: 8}", "data.eval_batch_size=1"],
+    "batches of 7": ["model=!models.mlp {width: 8}", "data.eval_batch_size=7"],
+    "a small vit": ["model=!models.vit {width: 16, depth: 1, num_heads: 2, patch_size: 4}"],
+}
+DIGITS = """
+model: !models.mlp {width: 4}
+data: !data.digits {batch_size: 32, validation: 0.1}
+loss: !losses.softmax_cross_entropy {label_smoothing: 0.1}
+metrics: {accuracy: !metrics.accuracy , top: !metrics.top_k_accuracy {k: 3}}
+optimizer: !optax.adamw {learning_rate: 3e-2}
+steps: 64
+log_every: 64
+eval_every: 64
+save_every: 64
+"""
+
+
+def states(program: Program) -> Iterator[Any]:
+    """Yields the first state, and one after a few steps."""
+    state = program.init()
+    yield jax.tree.map(jnp.copy, state)
+    batches = program.feed.batches(0)
+    for _ in range(3):
+        state, _ = program.step(state, program.feed.to_devices(next(batches)))
+    yield state
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of batches of every loop that is computed."""
+    found, real = [], Evaluation.__init__
+
+    def noting(self: Evaluation, *arguments: Any) -> None:
+        real(self, *arguments)
+        inner = self._evaluate_all
+
+        def note(total: Any, params: Any, model_state: Any, inputs: Any, batches: Any, *more, size):
+            found.append(int(more[0]))
+            return inner(total, params, model_state, inputs, batches, *more, size=size)
+
+        self._evaluate_all = note
+
+    monkeypatch.setattr(Evaluation, "__init__", noting)
+    return found
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_an_evaluation_in_a_loop_has_the_bits_of_one_batch_after_the_other(
+    name, tmp_path, monkeypatch
+):
+    looped = calls(monkeypatch)
+    (tmp_path / "run.yaml").write_text(DIGITS)
+    program = load(config.load([tmp_path / "run.yaml"], sets=MORE[name]))
+    assert program.block_rule.form == "device_loop", program.block_rule
+    alone = Evaluation(program.experiment, program.mesh, program._insert, lambda: 1)
+    for state in states(program):
+        found = program.evaluation.run_splits(state)
+        assert looped and found == alone.run_splits(state)
+        looped.clear()
+    assert {name.partition("/")[0] for name in found} == {"validation", "eval"}
+
+
+def test_all_splits_have_one_program_and_only_the_last_batch_is_part_of_it(monkeypatch):
+    looped = calls(monkeypatch)
+    program = Program(experiment(log_every=64, eval_every=64, save_every=64))
+    program.flops  # noqa: B018  # traces the step, as a plan does
+    state = program.init()
+    batches = [
+        batch
+        for split in split_sizes(program.experiment.data)
+        for batch in eval_batches(program.experiment.data, split)
+    ]
+    shorter = {name: x[:-1] for name, x in batches[0].items()}
+    whole = program.evaluation.run(state, batches * 3)
+    looped.clear()
+    assert program.evaluation.run(state, [*batches, shorter, *batches]) != whole
+    assert looped == [len(batches), 1, len(batches)]
+
+
+@flax.struct.dataclass
+class Everything(clu_metrics.Metric):
+    """Keeps all values, so that its state grows with every batch."""
+
+    values: jax.Array
+
+    @classmethod
+    def empty(cls) -> "Everything":
+        return cls(values=jnp.zeros(0))
+
+    @classmethod
+    def from_model_output(cls, loss: jax.Array, **_: Any) -> "Everything":
+        return cls(values=loss)
+
+    def merge(self, other: "Everything") -> "Everything":
+        return Everything(values=jnp.concatenate([self.values, other.values]))
+
+    def compute(self) -> jax.Array:
+        return jnp.median(self.values)
+
+
+def test_a_metric_whose_state_grows_is_computed_batch_by_batch(monkeypatch):
+    looped = calls(monkeypatch)
+    every = {"log_every": 64, "eval_every": 64, "save_every": 64}
+    program = Program(experiment(metrics={"median": Everything}, **every))
+    assert program.block_rule.form == "device_loop"
+    found = program.evaluation.run_splits(program.init())
+    assert not looped and np.isfinite(found["eval/median"])
+
+
+def test_stacked_batches_stay_below_64_mib(monkeypatch):
+    looped = calls(monkeypatch)
+    monkeypatch.setattr("trainer.engine.evaluation.MOST_BYTES", 3 * 8 * (5 + 1 + 1) * 4)
+    program = Program(experiment(log_every=64, eval_every=64, save_every=64))
+    assert program.block_rule.steps == 64
+    batches = list(program.experiment.data.evaluate())
+    program.evaluation.run(program.init(), [*batches * 2, batches[0]])
+    assert looped == [2, 2, 1]
