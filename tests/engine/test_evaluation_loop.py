@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from clu import metrics as clu_metrics
 
-from tests.engine.test_program import experiment
+from tests.engine.test_program import cross_entropy, experiment
 from trainer import config
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
@@ -81,6 +81,20 @@ def test_an_evaluation_in_a_loop_has_the_bits_of_one_batch_after_the_other(
         assert looped and found == alone.run_splits(state)
         looped.clear()
     assert {name.partition("/")[0] for name in found} == {"validation", "eval"}
+
+
+def test_aux_values_of_the_loss_are_added_in_a_loop_as_batch_by_batch(monkeypatch):
+    def loss(outputs: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+        return cross_entropy(outputs, batch), {"scale": jnp.mean(outputs**2)}
+
+    looped = calls(monkeypatch)
+    program = Program(experiment(loss=loss, log_every=64, eval_every=64, save_every=64))
+    assert program.block_rule.form == "device_loop"
+    alone = Evaluation(program.experiment, program.mesh, program._insert, lambda: 1)
+    state = program.init()
+    found = program.evaluation.run_splits(state)
+    assert looped == [2] and found["eval/scale"] > 0
+    assert found == alone.run_splits(state)
 
 
 def test_all_splits_have_one_program_and_only_the_last_batch_is_part_of_it(monkeypatch):

@@ -175,7 +175,7 @@ class Evaluation:
         self._aux = tuple(name for name in total if name not in nothing)
         before, after = (
             jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-            for tree in (jax.eval_shape(self._metric_accumulator.empty, self._aux), total)
+            for tree in (jax.eval_shape(partial(self._metric_accumulator.empty, self._aux)), total)
         )
         self._loops = before == after
 
