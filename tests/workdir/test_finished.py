@@ -60,8 +60,9 @@ def largest(folder: Path) -> Path:
 
 
 def edit_record(workdir: Path, **values: object) -> None:
+    """Changes the last entry of run.json; without values, removes all entries."""
     record = json.loads((workdir / "run.json").read_text())
-    record["lineage"][-1] |= values
+    record["lineage"] = [record["lineage"][-1] | values] if values else []
     (workdir / "run.json").write_text(json.dumps(record))
 
 
@@ -90,6 +91,7 @@ CHANGES = {
         NOTHING,
         0,
     ),
+    "the record has no process": (edit_record, NOTHING, 0),
     "it was killed": (lambda workdir: edit_record(workdir, exit=None), NOTHING, 0),
 }
 

@@ -26,14 +26,11 @@ def results_of(folder: Path) -> dict[str, Any] | None:
     None if the disk cannot be read.
     """
     try:
-        with open_regular(folder / "metrics.jsonl") as file:
-            digest = hashlib.sha256(file.read()).hexdigest()
-        return {
-            "metrics_sha256": digest,
-            "checkpoints": [*step_directories(folder / "checkpoints")],
-        }
-    except OSError:
+        digest = hashlib.sha256(_content(folder / "metrics.jsonl")).hexdigest()
+        steps = list(step_directories(folder / "checkpoints"))
+    except (OSError, CheckpointError):
         return None
+    return {"metrics_sha256": digest, "checkpoints": steps}
 
 
 def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], step: int) -> bool:
@@ -54,13 +51,13 @@ def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], ste
         summary, record = read_summary(folder), read_record(folder / "run.json")
         if summary is None or record is None or (summary.end, summary.step) != ("done", step):
             return False
-        last = record["lineage"][-1]
+        last = next(reversed(record["lineage"]), {})
         results = last.get("results")
         if last.get("exit") != "done" or results is None or results != results_of(folder):
             return False
         if compare(record["fingerprint"], fingerprint):
             return False
-        if (folder / "config.yaml").read_text() != configs.dump(config):
+        if _content(folder / "config.yaml") != configs.dump(config).encode():
             return False
         if not all((folder / name).is_file() for name in ("config_full.yaml", "plan.txt")):
             return False
@@ -70,6 +67,11 @@ def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], ste
         check_files(checkpoints[step])
         if "tokenizer" in record:
             check_tokenizer(folder)
-    except (OSError, UserError, CheckpointError, UnicodeDecodeError):
+    except (OSError, UserError, CheckpointError):
         return False
     return True
+
+
+def _content(file: Path) -> bytes:
+    with open_regular(file) as stream:
+        return stream.read()
