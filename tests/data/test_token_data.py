@@ -13,7 +13,7 @@ import pytest
 
 from trainer import data
 from trainer.data import shard_reader, shards
-from trainer.data.order import places, random_words, shuffled
+from trainer.data.order import examples_at, random_words, shuffled
 from trainer.data.shards import TokenStream
 from trainer.data.token_dataset import TokenDataset
 from trainer.messages import UserError
@@ -23,17 +23,17 @@ from trainer.messages import UserError
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 4097, 65536])
 def test_every_epoch_has_every_example_once(size: int):
-    stream = places(7, 0, 3 * size, size).reshape(3, size)
+    stream = examples_at(7, 0, 3 * size, size).reshape(3, size)
     assert (np.sort(stream, axis=1) == np.arange(size)).all()
     if size > 16:
         assert not np.array_equal(stream[0], stream[1])
-        assert not np.array_equal(stream[0], places(8, 0, size, size))
+        assert not np.array_equal(stream[0], examples_at(8, 0, size, size))
 
 
 def test_a_place_needs_no_others():
-    whole = places(3, 0, 5000, 700)
+    whole = examples_at(3, 0, 5000, 700)
     for start, count in [(0, 1), (699, 2), (1234, 50), (4000, 1000)]:
-        assert places(3, start, count, 700).tolist() == whole[start : start + count].tolist()
+        assert examples_at(3, start, count, 700).tolist() == whole[start : start + count].tolist()
 
 
 def test_the_orders_of_few_examples_are_about_equally_frequent():
