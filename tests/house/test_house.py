@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house_measures import Module, dotted, free, imports, modules, ours
+from tests.house_measures import PACKAGES, Module, dotted, free, imports, modules, ours
 from tests.runs import ROOT
 from trainer.config.vocabulary import SWEEP
 
@@ -362,6 +363,28 @@ FREE = """
     trainer.train.runtime trainer.train.signals trainer.train.watchdog lockstep lockstep.calls
     lockstep.configs lockstep.plans lockstep.processes
 """
+
+
+def test_every_name_that_tests_and_benchmarks_import_exists() -> None:
+    """Pyright does not look at what tests import, so that a renamed function stays unseen there."""
+    files = [path for top in ("tests", "benchmarks") for path in (ROOT / top).rglob("*.py")]
+    missing = [
+        f"{file.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES
+        for alias in node.names
+        if not exists(node.module or "", alias.name)
+    ]
+    assert not missing
+    assert exists("trainer.data", "order") and not exists("trainer.data.order", "absent")
+
+
+def exists(module: str, name: str) -> bool:
+    """Returns whether `from module import name` works."""
+    found = importlib.import_module(module)
+    inner = hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}")
+    return hasattr(found, name) or bool(inner)
 
 
 def test_what_answers_at_once_imports_neither_jax_nor_numpy_nor_scipy() -> None:
