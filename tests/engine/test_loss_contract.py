@@ -277,7 +277,7 @@ def test_an_evaluation_with_named_scalars_is_compiled_once(compilations, checked
     with compilations() as names:
         masked.evaluation.run_splits(state)
         masked.evaluation.run_splits(state)
-    assert names.count("jit(_accumulate)") == 1
+    assert names.count("jit(_accumulate_all)") == 1
 
 
 def test_the_metrics_of_a_split_count_positions():

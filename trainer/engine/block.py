@@ -89,6 +89,19 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     return 2 ** int(math.log2(max(1, limits[why]))), why
 
 
+def most_in_a_loop(mesh: Mesh, jaxpr: Any) -> int:
+    """Returns how many evaluations of a batch to compute in one loop on the device; 1 for no loop.
+
+    `jaxpr` is that of one of them. The number is a power of two, and at least 8: where few take as
+    long as a block of steps, the time of the host does not show.
+    """
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or has_convolution(jaxpr):
+        return 1
+    operations = max(1, count_flops(jaxpr, elementwise=True))
+    most = min(_MOST_STEPS, _CPU_OPERATIONS // operations)
+    return 2 ** int(math.log2(most)) if most >= 8 else 1
+
+
 def step_function(traced: jax.stages.Traced) -> Step:
     """Returns a traced step as a function that jax does not trace again."""
     results = jax.tree.structure(traced.out_info)

@@ -1,10 +1,11 @@
 """Evaluates a state on the batches of a split, by two compiled programs.
 
 One computes the parameters to evaluate, and the other one adds batches to the metrics: one batch
-or, where a run computes blocks of steps in a loop on the device, as many as such a block has. It is
-compiled again for a batch of another size, such as a last batch that is shorter.
+or, on a CPU and for a small model, many in a loop on the device. It is compiled again for a batch
+of another size, such as a last batch that is shorter.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
-from trainer.engine.block import MOST_BYTES
+from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
@@ -32,8 +33,7 @@ class Evaluation:
 
     `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
     optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
-    `at_once` returns how many batches may be computed at once, in a loop on the device. Raises
-    ComponentError for a metric that does not keep its contract.
+    Raises ComponentError for a metric that does not keep its contract.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class Evaluation:
         experiment: Experiment,
         mesh: Mesh,
         insert: Callable[[Any], Experiment],
-        at_once: Callable[[], int],
     ):
         self._experiment = experiment
         self._mesh = mesh
         self._insert = insert
-        self._at_once = at_once
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
         self._evaluate_all = jax.jit(self._accumulate_all, static_argnames="size")
         self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
         self._averages = jax.jit(self._eval_params)
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
-        self._loops = False  # whether adding a batch to the sums leaves their shapes as they are
+        # How many batches to compute in one loop; 1 also if sums change their shapes. It must not
+        # depend on the blocks of the run, which may have any length: a loop may have other bits.
+        self._most = 1
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
 
     def params(self, state: State) -> Any:
@@ -72,14 +72,14 @@ class Evaluation:
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
         arguments = params, state.model_state, state.hyperparams
-        most = self._at_once()
-        for group, places in _of_one_shape(batches, partial(self._places, most)):
+        first, batches = _peek(batches)
+        if self._aux is None and first is not None:
+            size = size_of(check_eval_batch(first)) * jax.process_count()
+            self._trace(params, state, padded_shapes(self._mesh, resized(first, size)), size)
+            total = self._empty()
+        for group, places in _of_one_shape(batches, self._places):
             size = size_of(group[0]) * jax.process_count()
-            if self._aux is None:
-                shapes = padded_shapes(self._mesh, resized(group[0], size))
-                self._trace(params, state, shapes, size)
-                total = self._empty()
-            if places == 1 or not self._loops:
+            if places == 1:
                 for batch in group:
                     sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
                     total = self._evaluate(total, *arguments, sent, size=size)
@@ -91,11 +91,12 @@ class Evaluation:
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
 
-    def _places(self, most: int, batch: Batch) -> int:
-        """Returns for how many batches like this one the program has places, at most `most`.
+    def _places(self, batch: Batch) -> int:
+        """Returns for how many batches like this one the program has places: a power of two.
 
-        It is the same power of two for all splits, so that they have one program.
+        It is the same for all splits, so that they have one program.
         """
+        most = self._most
         sizes = split_sizes(self._experiment.data).values()
         counts = [most if n is None else math.ceil(n / size_of(batch)) for n in sizes]
         needed = 2 ** math.ceil(math.log2(max(1, *counts)))
@@ -169,15 +170,16 @@ class Evaluation:
         # `run` starts with zeros for every aux value: if they appeared with the first batch, the
         # second would be compiled again.
         nothing = jax.eval_shape(self._metric_accumulator.empty)
-        total = self._evaluate.eval_shape(
+        traced = self._evaluate.trace(
             nothing, params, state.model_state, state.hyperparams, batch, size=size
         )
+        total: Any = traced.out_info
         self._aux = tuple(name for name in total if name not in nothing)
         before, after = (
             jax.tree.map(lambda x: (x.shape, x.dtype), tree)
             for tree in (jax.eval_shape(partial(self._metric_accumulator.empty, self._aux)), total)
         )
-        self._loops = before == after
+        self._most = most_in_a_loop(self._mesh, traced.jaxpr) if before == after else 1
 
     def _eval_params(self, state: State) -> Any:
         if self._experiment.ema_decay is not None:
@@ -231,6 +233,13 @@ class Evaluation:
             outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes))
             batch = without_padding(batch, shapes)
         return outputs, batch, compute_losses(experiment.loss, outputs, batch)
+
+
+def _peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:
+    """Returns the first batch, or None if there is none, and all batches."""
+    rest = iter(batches)
+    first = next(rest, None)
+    return first, rest if first is None else itertools.chain([first], rest)
 
 
 def _of_one_shape(

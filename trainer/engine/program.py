@@ -50,7 +50,7 @@ class Program:
         self.experiment = experiment
         self.inputs = inputs or Inputs()
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self.evaluation = Evaluation(experiment, self.mesh, self._insert, self._evaluated_at_once)
+        self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
         self.simulated = sharding.is_simulated(self.mesh)
@@ -146,12 +146,6 @@ class Program:
         """How many steps the program computes at once, and in which form."""
         jaxpr = self.trace(self.abstract_state()).jaxpr
         return choose_block(self.experiment, self.mesh, jaxpr, self.feed.abstract_batch())
-
-    def _evaluated_at_once(self) -> int:
-        """Returns how many batches are evaluated at once: those of a block in a loop, or 1."""
-        # The rule is that of the step, which an evaluation alone need not trace.
-        loops = self._traced is not None and self.block_rule.form == "device_loop"
-        return self.block_rule.steps if loops else 1
 
     @cached_property
     def flops(self) -> int:
