@@ -143,3 +143,12 @@ def test_more_steps_and_the_options_that_look_at_steps_are_not_answered_at_once(
     assert again(tmp_path, "--profile=21-22") == 2
     assert again(tmp_path, "--set=steps=24", "--allow_changed=config") == 0
     assert "Done: 24 steps." in capfd.readouterr().err
+
+
+def test_a_run_that_has_not_ended_computes_its_fingerprint_once(tmp_path, monkeypatch):
+    real, computed = run_module.fingerprint, []
+    monkeypatch.setattr(
+        run_module, "fingerprint", lambda **more: computed.append(1) or real(**more)
+    )
+    assert runs.train(runs.write_config(tmp_path), tmp_path / "run", "--until=4") == 75
+    assert len(computed) == 1

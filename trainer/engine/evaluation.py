@@ -32,8 +32,8 @@ class Evaluation:
     """The compiled evaluation of an experiment; no method donates the state.
 
     `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
-    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
-    Raises ComponentError for a metric that does not keep its contract.
+    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`. Raises
+    ComponentError for a metric that does not keep its contract.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ def write_extension(
     `definition` and `plan` are those of the file with what is new, the plan with its programs;
     `locks` is as for `Presence`; `code` is the user's code that planned it, file -> hash;
     `allow_changed` is what may differ from the processes before: "code" or nothing. Raises
-    UserError as `make_extension` does, and if the code
-    was changed, the folder cannot be written, or another process extended the sweep meanwhile.
+    UserError as `make_extension` does, and if the code was changed, the folder cannot be written,
+    or another process extended the sweep meanwhile.
     """
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder

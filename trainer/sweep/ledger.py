@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
-from trainer.writers.files import after_newline, open_regular, paths_below
+from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 
 LEDGER_FILE = "ledger.jsonl"
 _RECORD = "run.json"  # tells two computations of a trial apart: it has their times
@@ -118,8 +118,7 @@ def read_ledger(folder: Path) -> Ledger | None:
     Sweeps of earlier versions have none.
     """
     try:
-        with open_regular(folder / LEDGER_FILE) as file:
-            text = file.read()
+        text = read_regular(folder / LEDGER_FILE)
     except FileNotFoundError:
         return None
     lines = text.split(b"\n")

@@ -27,7 +27,7 @@ from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.plan_differences import differences
 from trainer.sweep.presence import Mode, Presence
-from trainer.writers.files import open_regular, remove_temporaries, replace_file
+from trainer.writers.files import read_regular, remove_temporaries, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json
 
 FORMAT = 2
@@ -210,11 +210,6 @@ def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
     )
 
 
-def _content(file: Path) -> bytes:
-    with open_regular(file) as stream:
-        return stream.read()
-
-
 def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
     """Returns the names in a folder that a killed process of the sweep cannot have left there.
 
@@ -229,7 +224,7 @@ def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
         strangers += [
             name
             for name, text in files_of(definition, plan).items()
-            if (folder / name).exists() and _content(folder / name) != text.encode()
+            if (folder / name).exists() and read_regular(folder / name) != text.encode()
         ]
     except OSError as error:
         raise UserError(
@@ -337,8 +332,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
 def _arm(folder: Path, name: str, entry: Mapping[str, Any]) -> PlannedArm:
     file = folder / "arms" / f"{name}.yaml"
     try:
-        with open_regular(file) as stream:
-            found = hashlib.sha256(stream.read()).hexdigest()
+        found = hashlib.sha256(read_regular(file)).hexdigest()
     except FileNotFoundError as error:
         raise UserError(
             f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."

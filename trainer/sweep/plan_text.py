@@ -70,8 +70,9 @@ def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
 
 def _arms(definition: Definition, plan: Plan) -> list[str]:
     rows: list[Sequence[str]] = [("arm", "trials", "method", "path", "space")]
+    counts = plan.counts
     for arm in definition.arms:
-        head = (arm.name, f"{plan.counts[arm.name]:,}", arm.method.text)
+        head = (arm.name, f"{counts[arm.name]:,}", arm.method.text)
         spaces = [(key, space.text) for key, space in arm.space.items()]
         spaces += [(key, "listed") for key in arm.paths if not arm.space]
         for path, text in spaces or [("-", "-")]:

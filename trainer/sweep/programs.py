@@ -61,13 +61,13 @@ class _Traced:
 
     Attributes:
         program: the program.
-        trials: its trials, in the order of the plan; the first was traced.
+        first: the first of its trials, which was traced.
         structure: the config without the inputs of the program.
         constants: config path -> why this float is not an input of the program.
     """
 
     program: SharedProgram
-    trials: tuple[Trial, ...]
+    first: Trial
     structure: Call
     constants: Mapping[str, str]
 
@@ -134,8 +134,7 @@ def _merge(every: Sequence[_Traced]) -> list[_Traced]:
                 trials=(*first.program.trials, *each.program.trials),
                 warnings=merge_warnings([first.program.warnings, each.program.warnings]),
             )
-            trials = (*first.trials, *each.trials)
-            each = dataclasses.replace(each, program=program, trials=trials)
+            each = dataclasses.replace(each, program=program, first=first.first)
         merged[key] = each
     return list(merged.values())
 
@@ -180,7 +179,7 @@ def _group(
         )
         structure = _without_inputs(first.config.root, inputs)
         constants = {path: why for path, (_, why) in traced.constants.items()}
-        groups.append(_Traced(found, tuple(shared), structure, constants))
+        groups.append(_Traced(found, first, structure, constants))
     return _merge(groups)
 
 
@@ -236,7 +235,7 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
     if len(every) < 2:
         return []
     lines = []
-    trials = [each.trials[0] for each in every]
+    trials = [each.first for each in every]
     for path in trials[0].values:
         values: dict[str, Tree] = {}
         for trial in trials:

@@ -235,7 +235,7 @@ class Run:
         # A logger may lack the end of the run.
         if jax.process_count() > 1 or set(self.experiment.writers) & set(writers.LOGGERS):
             return False
-        return is_untouched(workdir, self.config.root, self._fingerprint(), self.experiment.steps)
+        return is_untouched(workdir, self.config.root, self._fingerprint, self.experiment.steps)
 
     def _look_into(self, workdir: Path, changed: bool, until: int | None) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""

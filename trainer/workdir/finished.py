@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainer.config import Call
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import compare
 from trainer.workdir.record import check_tokenizer
-from trainer.writers.files import open_regular
+from trainer.writers.files import read_regular
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import read_summary
 
@@ -26,14 +26,16 @@ def results_of(folder: Path) -> dict[str, Any] | None:
     None if the disk cannot be read.
     """
     try:
-        digest = hashlib.sha256(_content(folder / "metrics.jsonl")).hexdigest()
+        digest = hashlib.sha256(read_regular(folder / "metrics.jsonl")).hexdigest()
         steps = list(step_directories(folder / "checkpoints"))
     except (OSError, CheckpointError):
         return None
     return {"metrics_sha256": digest, "checkpoints": steps}
 
 
-def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], step: int) -> bool:
+def is_untouched(
+    folder: Path, config: Call, fingerprint: Callable[[], Mapping[str, Any]], step: int
+) -> bool:
     """Returns whether a run with this config has ended in a folder that was not changed since.
 
     That is: its last process ended with the exit code 0 after `step`; metrics.jsonl, the config,
@@ -44,7 +46,7 @@ def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], ste
     Args:
         folder: of the run; may not exist.
         config: the resolved config.
-        fingerprint: of this process.
+        fingerprint: returns that of this process; called for a run that has ended only.
         step: the last step of the run.
     """
     try:
@@ -55,9 +57,9 @@ def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], ste
         results = last.get("results")
         if last.get("exit") != "done" or results is None or results != results_of(folder):
             return False
-        if compare(record["fingerprint"], fingerprint):
+        if compare(record["fingerprint"], fingerprint()):
             return False
-        if _content(folder / "config.yaml") != configs.dump(config).encode():
+        if read_regular(folder / "config.yaml") != configs.dump(config).encode():
             return False
         if not all((folder / name).is_file() for name in ("config_full.yaml", "plan.txt")):
             return False
@@ -70,8 +72,3 @@ def is_untouched(folder: Path, config: Call, fingerprint: Mapping[str, Any], ste
     except (OSError, UserError, CheckpointError):
         return False
     return True
-
-
-def _content(file: Path) -> bytes:
-    with open_regular(file) as stream:
-        return stream.read()

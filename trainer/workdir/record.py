@@ -13,7 +13,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import Change, command_line, digest
 from trainer.workdir.regular import TOKENIZER_FILE
-from trainer.writers.files import open_regular
+from trainer.writers.files import read_regular
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE
 
@@ -76,8 +76,7 @@ def check_tokenizer(folder: Path) -> None:
     """
     try:
         known = (read_record(folder / "run.json") or {}).get("tokenizer")
-        with open_regular(folder / TOKENIZER_FILE) as file:
-            found = _sha256(file.read())
+        found = _sha256(read_regular(folder / TOKENIZER_FILE))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
     if known not in (None, found):

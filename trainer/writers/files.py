@@ -71,6 +71,12 @@ def open_regular(path: Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """Returns the content of a file; raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def paths_below(folder: Path, name: str, levels: int) -> Iterator[str]:
     """Yields the paths, relative to `folder`, of the entries `levels` below `folder / name`.
 

@@ -32,7 +32,7 @@ from typing import (
 
 from trainer.config.wording import brief
 from trainer.messages import UserError
-from trainer.writers.files import open_regular
+from trainer.writers.files import read_regular
 
 T = TypeVar("T")
 
@@ -171,8 +171,7 @@ def _why(error: Exception, text: bytes) -> str:
 
 def _read(file: Path, advice: str) -> bytes:
     try:
-        with open_regular(file) as stream:
-            return stream.read()
+        return read_regular(file)
     except NotADirectoryError as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from error
     except OSError as error:
