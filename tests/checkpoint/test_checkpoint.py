@@ -33,9 +33,9 @@ from trainer.checkpoint import (
     commit,
     file_list,
     integrity,
-    manager,
+    leaf_file,
     reading,
-    writing,
+    storage,
 )
 
 
@@ -98,14 +98,32 @@ def opened(home: Path, log: list[str]) -> Iterator[Callable[..., Checkpoints]]:
         one.close()
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_with_orbax(checkpoints: Checkpoints) -> Checkpoints:
+    """Makes one process save as several do: in the layout that all of 2026 had until November."""
+    saver = checkpoints._saver
+
+    def open_manager() -> None:
+        saver._manager = storage.open_manager(checkpoints.directory, saver._commit_with_list)
+        saver._is_open = True
+
+    saver.open = open_manager
+    return checkpoints
+
+
+@pytest.fixture(scope="module", params=["one file", "orbax"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the steps 1 and 2, to be copied and then damaged."""
     run = tmp_path_factory.mktemp("run")
     with Checkpoints(run / "checkpoints") as checkpoints:
+        if request.param == "orbax":
+            write_with_orbax(checkpoints)
         checkpoints.save(1, make_state(1), metric=0.5)
         checkpoints.save(2, make_state(2), metric=0.25)
     return run
+
+
+def is_of_orbax(run: Path) -> bool:
+    return (run / "checkpoints" / "1" / "integrity").is_dir()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -241,27 +259,65 @@ def test_two_leaves_with_one_path_are_refused(opened: Callable[..., Checkpoints]
         opened().save(1, {"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
 
 
-def test_leaves_of_more_bytes_than_one_transaction_are_restored(
+def test_a_state_of_more_bytes_than_are_written_at_once_is_restored(
     opened: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH", 500)
+    monkeypatch.setattr(leaf_file, "_PART", 500)
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
     state = {str(i): jnp.full((i, 7), i % 3, jnp.float32) for i in range(30)}
     checkpoints = opened(keep_latest=3)
     checkpoints.save(1, state)
     assert_same(checkpoints.restore(abstract(state)), state)
-    assert len(list((checkpoints.directory / "1/state/d").iterdir())) > 20
+    assert len(synced) > 20
     assert checkpoint.check(checkpoints.directory) == {1: []}
 
 
+def test_the_safetensors_library_reads_what_was_saved(
+    opened: Callable[..., Checkpoints], home: Path
+) -> None:
+    """The file is one that the authors' own program reads: names, shapes, dtypes and bits."""
+    import safetensors
+    import safetensors.flax
+
+    state = make_state()._asdict() | {"odd": jnp.asarray([1.5, 2.5], jnp.float8_e5m2)}
+    checkpoints = opened()
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    read = safetensors.flax.load_file(home / "1" / leaf_file.LEAVES)
+    want = {
+        name: jax.random.key_data(leaf) if integrity.is_key(leaf) else leaf
+        for name, leaf in flatten(state, verbatim=True).items()
+    }
+    want["odd"] = state["odd"].view(jnp.uint8)  # numpy has no such dtype: its bytes
+    assert checkpoint.digests(read) == checkpoint.digests(want)
+    with safetensors.safe_open(home / "1" / leaf_file.LEAVES, framework="np") as file:
+        assert file.get_slice("params/low").get_dtype() == "BF16"
+        assert file.get_slice("opt_state/1/0").get_dtype() == "BOOL"
+        assert np.array_equal(
+            file.get_slice("params/dense/kernel")[3:5], state["params"]["dense"]["kernel"][3:5]
+        )
+
+
+def test_a_leaf_begins_at_a_multiple_of_the_size_of_its_items(
+    opened: Callable[..., Checkpoints], home: Path
+) -> None:
+    """So that a program can map the file into memory, as safetensors does."""
+    checkpoints = opened()
+    checkpoints.save(1, make_state())
+    checkpoints.wait()
+    for name, entry in reading.read_manifest(home / "1")["leaves"].items():
+        assert entry["start"] % np.dtype(integrity.dtype(entry["stored_dtype"])).itemsize == 0, name
+
+
 @pytest.mark.parametrize("how", ["handler", "manager"])
-def test_orbax_alone_restores_what_was_saved(
+def test_orbax_alone_restores_what_it_saved_for_several_processes(
     how: str, opened: Callable[..., Checkpoints], home: Path
 ) -> None:
-    """A step written here is one that orbax could have written."""
     import orbax.checkpoint as ocp
 
     state = make_state()
-    checkpoints = opened()
+    checkpoints = write_with_orbax(opened())
     checkpoints.save(1, state)
     checkpoints.wait()
     if how == "handler":
@@ -279,16 +335,31 @@ def test_orbax_alone_restores_what_was_saved(
     assert checkpoint.digests(read) == checkpoint.digests(want)
 
 
+def test_a_checkpoint_of_the_first_release_is_restored(tmp_path: Path) -> None:
+    """It was written by 0.2.0, whose runs of one process saved in the layout of orbax, too."""
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).with_name("saved_by_0.2.0"), run)
+    assert checkpoint.check(run) == {1: []}
+    assert checkpoint.ls(run)[0].metric == 0.5
+    assert_same(Checkpoints(run / "checkpoints").restore(abstract(make_state())), make_state(1))
+    with Checkpoints(run / "checkpoints", keep_latest=1) as checkpoints:
+        checkpoints.save(2, make_state(2), metric=0.25)
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2], "The older one has the best metric."
+        checkpoints.save(3, make_state(3), metric=0.75)
+    assert checkpoints.steps() == [3]
+
+
 def test_a_save_returns_before_anything_is_written(
     opened: Callable[..., Checkpoints], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, write_step = threading.Event(), writing.write_step
+    may_write, write_step = threading.Event(), leaf_file.write_step
 
     def slow(*args: Any) -> Any:
         assert may_write.wait(20)
         return write_step(*args)
 
-    monkeypatch.setattr(writing, "write_step", slow)
+    monkeypatch.setattr(leaf_file, "write_step", slow)
     checkpoints = opened()
     assert checkpoints.save(1, make_state())
     assert checkpoints.steps() == []
@@ -452,7 +523,7 @@ def test_a_flipped_byte_in_any_file_is_detected(saved: Path, tmp_path: Path) -> 
         if path.parent == step and path.name in MARKS:
             continue
         content = path.read_bytes()
-        for position in {0, len(content) - 1, *range(3, len(content), max(1, len(content) // 20))}:
+        for position in {0, len(content) - 1, *range(3, len(content), max(1, len(content) // 60))}:
             _flip(path, position)
             assert checkpoint.check(run, 2)[2], (path, position)
             path.write_bytes(content)
@@ -483,9 +554,13 @@ def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
 
 
 def _poke(step: Path, name: str, position: int) -> None:
-    """Changes a byte of a leaf through tensorstore itself, so that its own checksums hold."""
+    """Changes a byte of a leaf; in a database of tensorstore, so that its own checksums hold."""
     import tensorstore as ts
 
+    if not (step / "integrity").is_dir():
+        return _flip(
+            step / leaf_file.LEAVES, reading.read_manifest(step)["leaves"][name]["start"] + position
+        )
     base = f"file://{step}/state/"
     kvstore = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
     (key,) = [
@@ -499,8 +574,10 @@ def _poke(step: Path, name: str, position: int) -> None:
 
 
 def _reseal(step: Path) -> None:
-    listing = {"format": integrity.FORMAT, "files": file_list.file_list(step)}
-    (step / file_list.FILES).write_text(integrity.seal(listing))
+    """Writes the list of files anew, of a step that has one."""
+    if (step / "integrity").is_dir():
+        listing = {"format": integrity.ORBAX, "files": file_list.file_list(step)}
+        (step / file_list.FILES).write_text(integrity.seal(listing))
 
 
 @pytest.mark.parametrize("reseal", [False, True], ids=["as found", "list of files made to fit"])
@@ -523,7 +600,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_used(
         assert (checkpoints.steps(), checkpoints.latest()) == ([1], 1)
         assert checkpoints.save(2, make_state(3), metric=0.1), "The step can be saved again."
         assert_same(checkpoints.restore(abstract(make_state())), make_state(3))
-    assert (run / "checkpoints" / "damaged" / "2" / "state").is_dir()
+    assert _files(run / "checkpoints" / "damaged" / "2")
     assert capfd.readouterr() == ("", "")
 
 
@@ -542,21 +619,81 @@ def _overwrite(name: str, content: bytes) -> Callable[[Path], None]:
     return damage
 
 
+def _largest(step: Path) -> Path:
+    """The file with arrays, or the largest of them."""
+    found = [path for path in _files(step) if path.suffix != ".json"]
+    return max(found, key=lambda path: path.stat().st_size)
+
+
 def _truncate(step: Path) -> None:
-    path = max(_files(step / "state"), key=lambda path: path.stat().st_size)
-    os.truncate(path, path.stat().st_size // 2)
+    os.truncate(_largest(step), _largest(step).stat().st_size // 2)
+
+
+def _lengthen(step: Path) -> None:
+    path = _largest(step)
+    path.write_bytes(path.read_bytes() + b"x")
 
 
 def _forge(step: Path) -> None:
-    path = step / "integrity" / "manifest.json"
+    (path,) = step.rglob("manifest.json")
     outer = json.loads(path.read_text())
     outer["manifest"]["metric"] = 1.0
     path.write_text(json.dumps(outer))
     _reseal(step)
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+def _loop(name: str) -> Callable[[Path], None]:
+    def damage(step: Path) -> None:
+        (step / name).unlink()
+        (step / name).symlink_to(Path(name).name)
+
+    return damage
+
+
+def _rewritten(**changes: Any) -> Callable[[Path], None]:
+    """Changes entries of the manifest, or of the first leaf that has them, and seals it again."""
+
+    def damage(step: Path) -> None:
+        manifest = json.loads((step / "manifest.json").read_text())["manifest"]
+        leaf = manifest["leaves"]["params/dense/kernel"]
+        for name, value in changes.items():
+            (leaf if name in leaf else manifest)[name] = value
+        (step / "manifest.json").write_text(integrity.seal(manifest))
+
+    return damage
+
+
+Damage = dict[str, tuple[Callable[[Path], None], str]]
+ANY_DAMAGE: Damage = {
     "truncated": (_truncate, "bytes instead of"),
+    "longer": (_lengthen, "bytes instead of"),
+    "nothing": (_remove("*"), "manifest.json is missing"),
+    "forged manifest": (_forge, "does not have the hash that it states"),
+}
+ONE_FILE_DAMAGE: Damage = {
+    "no manifest": (_remove("manifest.json"), "the file manifest.json is missing"),
+    "no leaves": (_remove("state.safetensors"), "the file state.safetensors is missing"),
+    "a loop of links": (_loop("state.safetensors"), "the file state.safetensors is missing"),
+    "a loop for a manifest": (_loop("manifest.json"), "the file manifest.json is missing"),
+    "manifest of zeros": (_overwrite("manifest.json", bytes(900)), "manifest.json cannot be used"),
+    "deep manifest": (
+        _overwrite("manifest.json", b"[" * 100_000),
+        "manifest.json cannot be used",
+    ),
+    "another header": (
+        lambda step: _flip(step / "state.safetensors", 30),
+        "was changed: the checksum of its header differs",
+    ),
+    "a later format": (_rewritten(format=3), "it has format 3, and 1 and 2 can be read"),
+    "no header": (_rewritten(header=None), "does not fit"),
+    "a huge leaf": (_rewritten(stored_shape=[1 << 40, 1 << 40]), "bytes instead of"),
+    "a leaf of no dtype": (_rewritten(stored_dtype="float31"), "does not fit"),
+    "a leaf with a negative side": (_rewritten(stored_shape=[-30, -10]), "does not fit"),
+    "a leaf past the end": (_rewritten(start=10**6), "ends within a leaf"),
+    "a leaf before the file": (_rewritten(start=-8), "does not fit"),
+    "a leaf elsewhere": (_rewritten(start=660), "the checksum they were saved with"),
+}
+ORBAX_DAMAGE: Damage = {
     "no manifest": (_remove("integrity/manifest.json"), "manifest.json is missing"),
     "no list of files": (_remove("integrity/files.json"), "files.json is missing"),
     "no integrity": (_remove("integrity"), "is missing"),
@@ -564,8 +701,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no index": (_remove("state/manifest.ocdbt"), "state/manifest.ocdbt is missing"),
     "no data": (_remove("state/d/*"), "is missing"),
     "no mark": (_remove("commit_success.txt"), "commit_success.txt is missing"),
-    "nothing": (_remove("*"), "is missing"),
-    "forged manifest": (_forge, "does not have the hash that it states"),
     "manifest of zeros": (
         _overwrite("integrity/manifest.json", bytes(900)),
         "manifest.json cannot be used",
@@ -577,9 +712,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("kind", ANY_DAMAGE | ONE_FILE_DAMAGE | ORBAX_DAMAGE)
 def test_each_kind_of_damage_is_named(kind: str, saved: Path, tmp_path: Path, capfd: Any) -> None:
-    damage, said = DAMAGE[kind]
+    kinds = ANY_DAMAGE | (ORBAX_DAMAGE if is_of_orbax(saved) else ONE_FILE_DAMAGE)
+    if kind not in kinds:
+        return  # of the other layout
+    damage, said = kinds[kind]
     run = _copy(saved, tmp_path)
     damage(run / "checkpoints" / "2")
     assert any(said in line for line in checkpoint.check(run)[2])
@@ -595,6 +733,8 @@ def test_checkpoints_with_garbage_in_orbaxs_marker_files_are_restored(
     saved: Path, tmp_path: Path
 ) -> None:
     run = _copy(saved, tmp_path)
+    if not is_of_orbax(run):
+        return
     for name in MARKS:
         (run / "checkpoints" / "2" / name).write_bytes(b"\xff\x00{")
     with Checkpoints(run / "checkpoints", keep_latest=5) as checkpoints:
@@ -703,18 +843,20 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_save(
 
 
 def test_a_checkpoint_without_its_arrays_is_not_committed(
-    opened: Callable[..., Checkpoints], home: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Checkpoints], home: Path, log: list[str]
 ) -> None:
     """Tensorstore spells paths in UTF-8 and may have written them to another folder."""
+    checkpoints = opened(keep_latest=1)
+    commit_with_list = checkpoints._saver._commit_with_list
 
-    def elsewhere(temporary: Path, *args: Any, **options: Any) -> None:
+    def elsewhere(temporary: Path, final: Path) -> None:
         if temporary.name.startswith("2"):
             (temporary / "state").rename(home.parent / "elsewhere")
             (temporary / "state").mkdir()
-        commit.commit(temporary, *args, **options)
+        commit_with_list(temporary, final)
 
-    monkeypatch.setattr(manager, "commit", elsewhere)
-    checkpoints = opened(keep_latest=1)
+    checkpoints._saver._commit_with_list = elsewhere
+    write_with_orbax(checkpoints)
     for step in (1, 2):
         checkpoints.save(step, make_state())
         checkpoints.wait()
@@ -761,8 +903,6 @@ def test_a_file_in_place_of_the_folder_for_damaged_checkpoints_is_named(
 def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import storage
-
     lost = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def stale(*args: Any, **options: Any) -> Any:
@@ -776,12 +916,19 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
 
     run = _copy(saved, tmp_path)
     handler = storage.ocp.PyTreeCheckpointHandler
-    for owner, name, failing, said in (
-        (reading, "open_regular", stale, "Stale file handle"),
+    of_orbax = [
         (file_list, "size_and_crc", stale, "Stale file handle"),
         (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
         (handler, "restore", exhausted, "Too many open files"),
         (handler, "restore", unavailable, "UNAVAILABLE: try later"),
+    ]
+    of_one_file = [
+        (leaf_file, "open_regular", stale, "Stale file handle"),
+        (leaf_file, "_read_leaf", stale, "Stale file handle"),
+    ]
+    for owner, name, failing, said in (
+        (reading, "open_regular", stale, "Stale file handle"),
+        *(of_orbax if is_of_orbax(run) else of_one_file),
     ):
         with monkeypatch.context() as patch, Checkpoints(run / "checkpoints") as checkpoints:
             patch.setattr(owner, name, failing)
@@ -1043,7 +1190,7 @@ def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path)
 
 @pytest.mark.laws
 def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: Path) -> None:
-    """The machine goes away at the third file: what is listed is whole, and the rest goes later."""
+    """The machine goes away at the second file: what is listed is whole; the rest goes later."""
     code = """
         import os, sys
         import jax.numpy as jnp
@@ -1052,7 +1199,7 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
         checkpoints = Checkpoints(sys.argv[1], keep_latest=1)
         checkpoints.save(1, {"x": jnp.ones(3)})
         checkpoints.wait()
-        unlink, left = os.unlink, [1, 2]
+        unlink, left = os.unlink, [1]
         os.unlink = lambda *a, **k: unlink(*a, **k) if left and left.pop() else os._exit(9)
         checkpoints.save(2, {"x": jnp.ones(3)})
         checkpoints.wait()
@@ -1090,7 +1237,7 @@ def test_ls_lists_steps_metrics_and_sizes(saved: Path, tmp_path: Path) -> None:
     leaves = [jax.random.key_data(x) if integrity.is_key(x) else x for x in jax.tree.leaves(state)]
     assert first.nbytes == sum(x.nbytes for x in leaves)
     assert first.leaves == len(leaves)
-    _remove("integrity/manifest.json")(run / "checkpoints" / "2")
+    _remove("**/manifest.json")(run / "checkpoints" / "2")
     assert "missing" in str(checkpoint.ls(run)[1].problem)
     with pytest.raises(CheckpointError, match="the run has not saved yet, or"):
         checkpoint.ls(tmp_path / "elsewhere")

@@ -202,7 +202,7 @@ def test_a_run_without_a_best_metric_or_a_checkpoint_is_refused(lab, tmp_path, c
     assert "is the best: its config has no best_metric. Write --step=latest" in said
     steps = [info.step for info in checkpoint.ls(run)]
     for step in steps:
-        leaf = next((run / "checkpoints" / str(step)).glob("integrity/manifest.json"))
+        leaf = next((run / "checkpoints" / str(step)).glob("manifest.json"))
         leaf.write_text(leaf.read_text().replace('"', "'", 1))
     said = refused(capsys, run, file)
     assert "checkpoint of step 20" in said and "is damaged" in said

@@ -125,13 +125,13 @@ def test_a_lock_that_cannot_be_opened_is_named(copied):
         assert f"{sweep / 'lock'}" in answer.said and "Too many levels" in answer.said
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "files.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.safetensors"])
 def test_a_checkpoint_whose_record_is_a_link_to_itself_is_set_aside(place, copied, name):
     sweep = copied("stopped")
-    (file,) = wave_of(sweep).with_suffix("").glob(f"checkpoints/*/integrity/{name}")
+    (file,) = wave_of(sweep).with_suffix("").glob(f"checkpoints/*/{name}")
     file.unlink()
     file.symlink_to(file.name)
-    goes_on(place, sweep, "stopped", f"integrity/{name} is missing")
+    goes_on(place, sweep, "stopped", f"the file {name} is missing")
 
 
 def test_what_was_learned_about_waves_may_be_lost(place, copied):

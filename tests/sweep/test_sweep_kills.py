@@ -129,7 +129,7 @@ def test_a_checkpoint_of_a_wave_without_a_manifest_is_set_aside(tmp_path):
     for after, code in ((6, 75), (8, 75), (1000, 0)):
         worker = Worker(workdir, 1, runs.Signals(after), lines.append)  # type: ignore[arg-type]
         assert worker.run() == code
-        for manifest in [*workdir.glob("waves/*/checkpoints/*/integrity/manifest.json")][:1]:
+        for manifest in [*workdir.glob("waves/*/checkpoints/*/manifest.json")][:1]:
             manifest.unlink()
     assert sum("is damaged" in line for line in lines) == 2
     assert [outcome.end for x in folders(workdir) if (outcome := read_outcome(x))] == ["done"] * 5

@@ -71,9 +71,8 @@ def test_a_pipe_is_refused(workdir, name):
         ("train", "nonfinite.json"),
         ("replay", "nonfinite.json"),
         ("plot", "metrics.jsonl"),
-        ("train", "checkpoints/4/integrity/manifest.json"),
-        ("train", "checkpoints/4/integrity/files.json"),
-        ("train", "checkpoints/4/_CHECKPOINT_METADATA"),
+        ("train", "checkpoints/4/manifest.json"),
+        ("train", "checkpoints/4/state.safetensors"),
     ],
 )
 def test_no_command_waits_for_a_pipe(stopped, workdir, command, name):

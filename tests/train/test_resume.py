@@ -158,7 +158,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
     opened = reading.open_regular
 
     def failing(path):
-        if Path(path).name == "files.json":
+        if Path(path).name == "manifest.json":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return opened(path)
 

@@ -14,40 +14,24 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, one_line
-from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, SizeAndCrc, file_list
 from trainer.checkpoint.reading import read_metric
 from trainer.writers.files import sync, sync_tree
 
 Fence = Callable[[], None]
 
 
-def commit(
-    temporary: Path,
-    final: Path,
-    before: Callable[[], None],
-    fence: Fence,
-    known: Mapping[str, SizeAndCrc] | None = None,
-) -> None:
-    """Writes the list of a step's files, syncs them, and renames the step to its final name.
+def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fence) -> None:
+    """Syncs the files of a step, and renames the step to its final name.
 
-    Raises OSError if the disk cannot be written or the folder has no arrays, and any exception of
-    `before` and `fence`.
+    Raises OSError if the disk cannot be written, and any exception of `before` and `fence`.
 
     Args:
         temporary: the folder in which the step was written.
         final: its path in checkpoints/.
         before: syncs the files that the checkpoint must not be ahead of.
         fence: called just before the rename.
-        known: files of the step whose size and CRC-32 were computed as they were written.
     """
-    # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
-    if not (temporary / ARRAYS).is_file():
-        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {temporary}")
-    listing = {"format": integrity.FORMAT, "files": file_list(temporary, known)}
-    (temporary / FILES).write_text(integrity.seal(listing))
-    (temporary / COMMITTED).write_text(f"Committed as {final.name}.\n")
     before()
     sync_tree(temporary)
     # As late as possible: another process may take the workdir over while the files are synced.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -46,6 +47,11 @@ def system_error(error: BaseException) -> OSError | None:
     if found := re.search(r"os_error_code='(\d+)'", str(error)):  # as tensorstore writes it
         return OSError(int(found[1]), os.strerror(int(found[1])))
     return None
+
+
+def means_absent(error: OSError) -> bool:
+    """Returns whether an error means that there is no such file, also by a link to itself."""
+    return isinstance(error, ABSENT) or error.errno == errno.ELOOP
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""The list of a checkpoint's files with their sizes and checksums, which detects damaged files."""
+"""The list of a step's files with their sizes and checksums, which detects damaged files.
+
+Steps that orbax wrote have one, so that orbax never parses a damaged file.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+
+from trainer.checkpoint import integrity
 
 FILES = "integrity/files.json"
 ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
@@ -16,19 +21,30 @@ _LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are 
 SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list when read from JSON
 
 
-def file_list(
-    directory: Path, known: Mapping[str, SizeAndCrc] | None = None
-) -> dict[str, SizeAndCrc]:
+def write_file_list(directory: Path, final: Path) -> None:
+    """Writes the list of the files of a step that gets the path `final`, and orbax's last mark.
+
+    Raises OSError if the disk cannot be written or the folder has no arrays.
+    """
+    # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
+    if not (directory / ARRAYS).is_file():
+        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {directory}")
+    listing = {"format": integrity.ORBAX, "files": file_list(directory)}
+    (directory / FILES).write_text(integrity.seal(listing))
+    (directory / COMMITTED).write_text(f"Committed as {final.name}.\n")
+
+
+def file_list(directory: Path) -> dict[str, SizeAndCrc]:
     """Computes the size and the CRC-32 of every file of a step, by path relative to its folder.
 
-    Files in `known` are not read again. Raises OSError if a file or folder cannot be read.
+    Raises OSError if a file or folder cannot be read.
     """
     listing = {}
     for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() ignores errors
         for path in (Path(folder, name) for name in names):
             name = path.relative_to(directory).as_posix()
             if name not in (FILES, *_LATER) and path.is_file():
-                listing[name] = (known or {}).get(name) or size_and_crc(path)
+                listing[name] = size_and_crc(path)
     return listing
 
 

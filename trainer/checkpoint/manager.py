@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import tempfile
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from trainer.checkpoint import integrity
+from trainer.checkpoint import leaf_file
 from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.commit import (
     DAMAGED,
@@ -29,7 +28,7 @@ from trainer.checkpoint.commit import (
     step_directories,
 )
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
-from trainer.checkpoint.file_list import SizeAndCrc
+from trainer.checkpoint.file_list import write_file_list
 from trainer.checkpoint.host_copy import HostLeaf, to_host
 from trainer.checkpoint.reading import read_manifest, read_state, storage
 from trainer.writers.base import to_stderr
@@ -134,7 +133,6 @@ class Checkpoints:
         leaves = to_host(state)
         value = None if metric is None else float(metric)
         manifest = {
-            "format": integrity.FORMAT,
             "step": step,
             # JSON has no NaN and no infinity; float() reads their texts.
             "metric": value if value is None or math.isfinite(value) else repr(value),
@@ -318,7 +316,7 @@ class Checkpoints:
 class BackgroundSaver:
     """Writes checkpoints, commits them, and then calls a function, in background threads.
 
-    One process writes with `writing`; several write with orbax, which makes them wait for each
+    One process writes with `leaf_file`; several write with orbax, which makes them wait for each
     other. Exceptions of these threads are not raised there: `wait` returns them to the main thread.
 
     Args:
@@ -358,7 +356,7 @@ class BackgroundSaver:
         if jax.process_count() == 1:
             remove_unfinished(self._directory)
         else:
-            self._manager = storage().open_manager(self._directory, self._commit)
+            self._manager = storage().open_manager(self._directory, self._commit_with_list)
         self._is_open = True
 
     def start(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
@@ -383,16 +381,12 @@ class BackgroundSaver:
         """Writes and commits a step of a run of one process."""
         # A unique name: a process that lost the workdir may still write into its own folder.
         temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self._directory))
-        # Imported when it is first needed, so that tensorstore does not delay the first step.
-        known = importlib.import_module("trainer.checkpoint.writing").write_step(
-            temporary, manifest, leaves
-        )
-        self._commit(temporary, self._directory / str(step), known)
+        leaf_file.write_step(temporary, manifest, leaves)
+        commit(temporary, self._directory / str(step), self._before_commit, self.check_fence)
 
-    def _commit(
-        self, temporary: Path, final: Path, known: Mapping[str, SizeAndCrc] | None = None
-    ) -> None:
-        commit(temporary, final, self._before_commit, self.check_fence, known)
+    def _commit_with_list(self, temporary: Path, final: Path) -> None:
+        write_file_list(temporary, final)
+        commit(temporary, final, self._before_commit, self.check_fence)
 
     def _finish(self, written: Callable[[], None]) -> None:
         written()

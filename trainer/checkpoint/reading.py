@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,13 +13,13 @@ import jax
 import numpy as np
 
 from optim.paths import flatten
-from trainer.checkpoint import integrity
+from trainer.checkpoint import integrity, leaf_file
 from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.errors import (
-    ABSENT,
     CheckpointError,
     CorruptCheckpoint,
     UnlikeCheckpoint,
+    means_absent,
     one_line,
 )
 from trainer.checkpoint.file_list import FILES, file_problems
@@ -37,13 +36,27 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """Reads leaves whole into host memory, by path, and verifies their checksums.
 
-    Only leaves whose paths start with `prefix` are read; a typed key as its key data. The checksums
-    of the files are verified first, so that orbax never parses a damaged file. Raises
+    Only leaves whose paths start with `prefix` are read; a typed key as its key data. Raises
     CorruptCheckpoint if a file or a leaf is damaged, and OSError if the disk cannot be read.
     """
-    check_files(step_directory)
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
+    if manifest["format"] == integrity.ONE_FILE:
+        arrays = leaf_file.read(step_directory, manifest, wanted)
+    else:
+        arrays = _read_with_orbax(step_directory, every, wanted)
+    _raise_if_damaged(integrity.verify(manifest, arrays))
+    return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
+
+
+def _read_with_orbax(
+    step_directory: Path, every: Mapping[str, Any], wanted: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Reads leaves of a step that orbax wrote; `every` has the entries of all of its leaves.
+
+    The checksums of the files are verified first, so that orbax never parses a damaged file.
+    """
+    _check_file_list(step_directory)
     empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # not stored
     arrays = {}
     if len(wanted) > len(empty):
@@ -52,9 +65,7 @@ def read_arrays(
     for name in empty:
         entry = every[name]
         arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
-    arrays = {name: np.asarray(arrays[name]) for name in wanted}
-    _raise_if_damaged(integrity.verify(manifest, arrays))
-    return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
+    return {name: np.asarray(arrays[name]) for name in wanted}
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
@@ -130,6 +141,15 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
 
 def check_files(step_directory: Path) -> None:
     """Raises CorruptCheckpoint if a file of a step is not as it was saved, and OSError."""
+    manifest = read_manifest(step_directory)
+    if manifest["format"] != integrity.ONE_FILE:
+        return _check_file_list(step_directory)
+    for name in manifest["leaves"]:  # one at a time: the memory of all of them may be missing
+        arrays = leaf_file.read(step_directory, manifest, [name])
+        _raise_if_damaged(integrity.verify(manifest, arrays))
+
+
+def _check_file_list(step_directory: Path) -> None:
     listing = _sealed(step_directory / FILES)["files"]
     _raise_if_damaged(file_problems(step_directory, listing))
 
@@ -173,7 +193,10 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
     Raises CorruptCheckpoint if it is missing or was changed, and OSError if the disk cannot be
     read.
     """
-    path = step_directory / "integrity" / integrity.MANIFEST
+    by_orbax = step_directory / "integrity"
+    if not by_orbax.is_dir():
+        return _sealed(step_directory / integrity.MANIFEST)
+    path = by_orbax / integrity.MANIFEST
     # The manifest of process 0 lists all leaves. Those of the other processes add the checksums of
     # the shards that process 0 does not have.
     manifest = _sealed(path)
@@ -189,13 +212,16 @@ def _sealed(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             return integrity.unseal(file.read().decode())
     except OSError as e:
-        if not isinstance(e, ABSENT) and e.errno != errno.ELOOP:  # ELOOP: a link to itself
+        if not means_absent(e):
             raise
-        raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
+        raise CorruptCheckpoint(f"the file {_named(path)} is missing") from e
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(
-            f"the file integrity/{path.name} cannot be used: {one_line(e)}"
-        ) from e
+        raise CorruptCheckpoint(f"the file {_named(path)} cannot be used: {one_line(e)}") from e
+
+
+def _named(path: Path) -> str:
+    """Returns the path of a file relative to the folder of its step."""
+    return f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
 
 
 def read_metric(path: Path) -> float:

@@ -1,7 +1,7 @@
-"""Reads checkpoints, and writes those of several processes; the only module that imports orbax.
+"""Writes and reads the checkpoints of several processes; the only module that imports orbax.
 
 Orbax writes the arrays and the manifest into a temporary folder, which a function of the caller
-commits. A run of one process writes with `writing` instead, which takes a fraction of the time.
+commits. A run of one process writes one file (`leaf_file`), which takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, one_line, system_error
+from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
 from trainer.checkpoint.file_list import ARRAYS
 from trainer.checkpoint.host_copy import HostLeaf, arrays_to_write, manifest_entries
 from trainer.writers.files import open_regular, sync
@@ -69,7 +69,8 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         leaves = args.leaves
         if process > 0:  # these add only the shards that process 0 cannot address
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        manifest = {**args.manifest, "leaves": manifest_entries(leaves)}
+        entries = manifest_entries(leaves)
+        manifest = {**args.manifest, "format": integrity.ORBAX, "leaves": entries}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
         (directory / name).write_text(integrity.seal(manifest))
         # Synced by the process that writes it: process 0, which commits, may be on another machine.
@@ -210,7 +211,7 @@ def _transient_error(error: BaseException | None) -> OSError | None:
     """Returns the OSError behind an error that does not mean that the files are damaged."""
     while error is not None:
         found = system_error(error)
-        if found is not None and not isinstance(found, ABSENT):
+        if found is not None and not means_absent(found):
             return found
         if _BUSY.search(str(error)):
             return OSError(str(error))

@@ -1,0 +1,151 @@
+"""The step of a run of one process: its leaves in one file, and a manifest beside it.
+
+The file has the safetensors format, which other programs read: the length of a header as eight
+bytes, the header (JSON: name -> dtype, shape, position), and the leaves one after another. No byte
+lies between them, so the checksums of the header and of all leaves are those of the whole file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from trainer.checkpoint import integrity
+from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line
+from trainer.checkpoint.host_copy import HostLeaf, manifest_entries
+from trainer.writers.files import open_regular
+
+LEAVES = "state.safetensors"
+
+_PART = 1 << 25  # bytes, after which the file is written through to the disk
+_ALIGNMENT = 8
+# The names of the format. A leaf of another dtype is a row of bytes for other programs.
+_DTYPES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "complex64": "C64"},
+    **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8"},
+}
+
+
+def write_step(
+    directory: Path, manifest: Mapping[str, Any], leaves: Mapping[str, HostLeaf]
+) -> None:
+    """Writes the leaves of a step, and then its manifest; neither is synced when it returns.
+
+    The folder must exist, `manifest` is without its leaves, and each leaf is a whole host array.
+    Raises OSError if the disk cannot be written.
+    """
+    # Larger items first: every leaf then begins at a multiple of the size of its items.
+    names = sorted(leaves, key=lambda name: -leaves[name].data.dtype.itemsize)
+    header, starts = _header({name: leaves[name].data for name in names})
+    entries, unsynced = {}, 0
+    with open(directory / LEAVES, "wb") as file:
+        file.write(header)
+        for name in names:
+            # Checksum and write a leaf before the next one, while it is in a cache.
+            entries |= manifest_entries({name: leaves[name]})
+            content = integrity.as_bytes(np.asarray(leaves[name].data))
+            for at in range(0, content.size, _PART):
+                unsynced += file.write(content[at : at + _PART])  # type: ignore[arg-type]
+                if unsynced >= _PART:
+                    _drop_from_memory(file)
+                    unsynced = 0
+            entries[name]["start"] = starts[name]
+    whole = {
+        **manifest,
+        "format": integrity.ONE_FILE,
+        "header": [len(header), f"{zlib.crc32(header):08x}"],
+        "leaves": entries,
+    }
+    (directory / integrity.MANIFEST).write_text(integrity.seal(whole))
+
+
+def _header(arrays: Mapping[str, np.ndarray | Any]) -> tuple[bytes, dict[str, int]]:
+    """Returns the bytes before the leaves, and where each leaf starts in the file, by name."""
+    described, ends = {}, [0]
+    for name, array in arrays.items():
+        known = _DTYPES.get(array.dtype.name)
+        described[name] = {
+            "dtype": known or "U8",
+            "shape": list(array.shape) if known else [array.nbytes],
+            "data_offsets": [ends[-1], ends[-1] + array.nbytes],
+        }
+        ends.append(ends[-1] + array.nbytes)
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + at for name, at in zip(arrays, ends, strict=False)}
+
+
+def _drop_from_memory(file: BinaryIO) -> None:
+    """Writes a file through to the disk, and frees the memory in which the system caches it.
+
+    The file of a large checkpoint would otherwise evict the data that the steps read.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read(
+    directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Reads the leaves `wanted` of a step as they were stored; their checksums are not compared.
+
+    Raises CorruptCheckpoint if the file is missing, has another size or another header, and OSError
+    if the disk cannot be read.
+    """
+    try:
+        with open_regular(directory / LEAVES) as file:
+            _check_layout(file, manifest)
+            return {name: _read_leaf(file, manifest["leaves"][name]) for name in wanted}
+    except OSError as e:
+        if not means_absent(e):
+            raise
+        raise CorruptCheckpoint(f"the file {LEAVES} is missing") from e
+    except (KeyError, TypeError, ValueError) as e:
+        if isinstance(e, CorruptCheckpoint):
+            raise
+        raise CorruptCheckpoint(f"its manifest does not fit {LEAVES}: {one_line(e)}") from e
+
+
+def _check_layout(file: BinaryIO, manifest: Mapping[str, Any]) -> None:
+    """Raises CorruptCheckpoint unless the file has the size and the header that it was saved with.
+
+    A leaf cannot be larger than the file after this, whatever its entry says.
+    """
+    length, crc = manifest["header"]
+    size = length + sum(_nbytes(entry) for entry in manifest["leaves"].values())
+    found = os.fstat(file.fileno()).st_size
+    if found != size:
+        raise CorruptCheckpoint(f"the file {LEAVES} has {found} bytes instead of {size}")
+    if f"{zlib.crc32(file.read(length)):08x}" != crc:
+        raise CorruptCheckpoint(
+            f"the file {LEAVES} was changed: the checksum of its header differs"
+        )
+
+
+def _nbytes(entry: Mapping[str, Any]) -> int:
+    shape = entry["stored_shape"]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"a leaf has the shape {shape}")
+    return int(np.prod(shape, dtype=object)) * integrity.dtype(entry["stored_dtype"]).itemsize
+
+
+def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:
+    array = np.empty(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
+    if entry["start"] < 0:
+        raise ValueError(f"a leaf starts at {entry['start']}")
+    file.seek(entry["start"])
+    content = integrity.as_bytes(array)
+    read = file.readinto(content)  # type: ignore[attr-defined]
+    if read != content.size:
+        raise CorruptCheckpoint(f"the file {LEAVES} ends within a leaf")
+    return array
