@@ -109,7 +109,8 @@ def _child(config: Path, workdir: Path, phases: Path) -> int:
 
     _announce(phases)
     _slowly(60)
-    return main([f"--gin_file={config}", f"--workdir={workdir}"])
+    sys.argv[1:] = [f"--gin_file={config}", f"--workdir={workdir}"]
+    return main()  # as the command does, whose process ends then
 
 
 # In the parent.

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "train")
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
         arguments = options.parser().parse_args(words)
-        code = _run(arguments)
+        code = _run(arguments, until_exit=argv is None)
     if stdout.error and code == DONE and arguments.command != "train":
         show(f"error: the output is incomplete: {stdout.error.strerror}.", sys.stderr)
         return FAILED
@@ -73,12 +73,13 @@ def _shadow() -> str:
     return ""
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
+    """Runs a command; `until_exit` says whether the process ends after it."""
     if arguments.command not in ("train", "sweep"):
         return _call(arguments)
     from trainer.train.signals import StopSignals, stop_with_the_caller
 
-    with StopSignals() as arguments.signals:  # first, so that no signal is lost
+    with StopSignals(until_exit) as arguments.signals:  # first, so that no signal is lost
         if arguments.watched:
             stop_with_the_caller()
             return _call_and_report(arguments)

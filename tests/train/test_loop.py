@@ -418,6 +418,39 @@ def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize(("argv", "code"), [("None", 0), ("sys.argv[1:]", -signal.SIGTERM)])
+def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(
+    tmp_path, config, argv, code
+):
+    """It would make a scheduler take a finished run for a failed one; a caller of main goes on."""
+    program = f"""
+        import atexit, sys, time
+        from trainer.__main__ import main
+        code = main({argv})
+        atexit.register(lambda: (print("shutting down", flush=True), time.sleep(2)))
+        sys.exit(code)
+    """
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(program),
+        *runs.options(config, tmp_path / "r"),
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=runs.environment(),
+    ) as process:
+        assert process.stdout
+        while process.stdout.readline() != "shutting down\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == code
+    assert [info.step for info in checkpoint.ls(tmp_path / "r")][-1] == 20
+
+
 def test_a_run_stops_at_the_step_of_until(tmp_path, config):
     assert runs.train(config, tmp_path / "run", "--until=6") == 75
     assert [info.step for info in checkpoint.ls(tmp_path / "run")][-1] == 6

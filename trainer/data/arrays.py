@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.data.images import Pixels
 from trainer.data.order import check_positive, permutation, process_rows, random_words
+
+_GATHERED_BYTES = 1 << 18
 
 
 class ArrayDataset:
@@ -129,15 +132,27 @@ class ArrayDataset:
             batch_index: the index of the first batch, from 0.
             seed: the seed of the order and of augmentation.
         """
-        rows = process_rows(self.batch_size, self._name)
-        order = _Order(seed, self.num_examples)
+        rows, size = process_rows(self.batch_size, self._name), self.batch_size
+        order = _Order(seed, self.num_examples, shuffled=size != self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
+        many = 1 if random else self._gathered_together
         # From batch index and seed alone, so that a resumed run reads the same batches.
-        for index in itertools.count(batch_index):
-            indices = order.examples_at(index * self.batch_size, self.batch_size)[rows]
+        for index in itertools.count(batch_index, many):
+            indices = order.examples_at(index * size, many * size).reshape(many, size)[:, rows]
             # Words for the batch of all processes, so that it does not depend on their number.
-            words = random_words(seed, index, 1, self.batch_size)[rows] if random else None
-            yield self._seen(self._train, indices, words)
+            words = random_words(seed, index, 1, size)[rows] if random else None
+            found = self._seen(self._train, indices.reshape(-1), words)
+            # All views at once: the loop makes the arrays of a batch read-only, and later views of
+            # the same memory would be read-only for a data set that changes our batches.
+            views = [list(x.reshape(many, -1, *x.shape[1:])) for x in found.values()]
+            yield from (dict(zip(found, batch, strict=True)) for batch in zip(*views, strict=True))
+
+    @functools.cached_property
+    def _gathered_together(self) -> int:
+        """How many batches are gathered at once: small ones take a fraction of the time then."""
+        spec = self.element_spec.values()
+        size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in spec)
+        return max(1, min(_GATHERED_BYTES // max(size, 1), self.num_examples // self.batch_size))
 
     def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
         """Yields this process's shard of a split in order, once.
@@ -174,22 +189,19 @@ class ArrayDataset:
 class _Order:
     """The training stream of one seed: the index of the example at each position."""
 
-    def __init__(self, seed: int, size: int):
+    def __init__(self, seed: int, size: int, shuffled: bool):
         self._size = size
-        # A batch may span two epochs.
-        self._permutation = functools.lru_cache(maxsize=2)(
-            lambda epoch: permutation(seed, epoch, size)
+        # What is read together may span several epochs; the last one is read again.
+        self._epoch = functools.lru_cache(maxsize=2)(
+            lambda epoch: permutation(seed, epoch, size) if shuffled else np.arange(size)
         )
 
     def examples_at(self, start: int, count: int) -> np.ndarray:
-        if count == self._size:
-            return np.arange(self._size)
-        epoch, offset = divmod(start, self._size)
-        indices = self._permutation(epoch)[offset : offset + count]
-        if len(indices) < count:
-            rest = self._permutation(epoch + 1)[: count - len(indices)]
-            indices = np.concatenate([indices, rest])
-        return indices
+        first, offset = divmod(start, self._size)
+        epochs = range(first, (start + count - 1) // self._size + 1)
+        orders = [self._epoch(epoch) for epoch in epochs]
+        whole = orders[0] if len(orders) == 1 else np.concatenate(orders)
+        return whole[offset : offset + count]
 
 
 def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:

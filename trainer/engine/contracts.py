@@ -158,7 +158,8 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
 
     `batch` is this process's shard, and `spec` is of the batch of all `processes`.
     """
-    if not isinstance(batch, Mapping) or batch.keys() != spec.keys():
+    # A dict first: a question about an abstract class takes longer, and each batch is asked.
+    if not isinstance(batch, dict | Mapping) or batch.keys() != spec.keys():
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
         raise ComponentError(
             "data",

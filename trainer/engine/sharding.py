@@ -114,7 +114,8 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
     for array in batch.values():
         # The flag of a view does not protect the array that it shows.
         while isinstance(array, np.ndarray):
-            array.flags.writeable = False
+            if array.flags.writeable:  # asking takes a quarter of the time of setting
+                array.flags.writeable = False
             array = array.base
 
 

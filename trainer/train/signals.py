@@ -14,14 +14,19 @@ class StopSignals:
     signals, so that the second one works while the main thread compiles: Python runs signal
     handlers only after a call into C returns.
 
+    Args:
+        until_exit: whether the process ends after the context. These signals are then ignored
+            while Python shuts down, so that the exit code is that of the run.
+
     Attributes:
         received: the name of the signal that asked to stop, or None.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-    def __init__(self) -> None:
+    def __init__(self, until_exit: bool = False) -> None:
         self.received: str | None = None
+        self._until_exit = until_exit
         self._before: dict[signal.Signals, object] = {}
         self._pipe: tuple[int, int] | None = None
         self._wakeup_before = -1
@@ -38,7 +43,8 @@ class StopSignals:
 
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            after = signal.SIG_IGN if self._until_exit else handler
+            signal.signal(number, after)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._wakeup_before)
         if self._pipe is not None:
             os.close(self._pipe[1])  # ends the thread

@@ -142,6 +142,8 @@ def number(name: str, value: ArrayLike) -> int | float | bool:
 
     Raises ValueError, with the name of the metric, if the value is not one real number.
     """
+    if type(value) in (float, int, bool):
+        return value  # type: ignore[return-value]
     array = np.asarray(value)
     # Refuse objects (O), text (U, S), times (M, m) and complex numbers (c). bfloat16 has the kind
     # V, as structured arrays do, but no field names.
