@@ -33,7 +33,7 @@ help:
 	@echo '                  way at once; compare every trial'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
 	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
-	@echo 'make power_loss  cut the power of a run at 220 moments and restart it from what is left (20 minutes)'
+	@echo 'make power_loss  cut the power of a run after each file operation, and restart it from what is left (5 minutes)'
 	@echo 'make laws    the tests of which `make test` takes a part: eager updates of every optimizer on'
 	@echo '             explicit axes, and errors of the disk in four times as many file operations'
 	@echo 'make lint    ruff and pyright'

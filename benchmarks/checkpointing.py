@@ -1,6 +1,7 @@
-"""Measures what checkpoints cost the steps: of a large model every 20 steps, and of a small one.
+"""Measures what checkpoints cost: the steps beside a save, the save alone, and a restore.
 
     python -m benchmarks.checkpointing [--rounds=15] [--width=1024] [--small_rounds=60]
+        [--restores=9]
 
 The large model has 20 million parameters and is trained by Adam, so a checkpoint has 240 MB. A
 round is 20 steps, with a save that is started after the first of them and waited for after the
@@ -10,14 +11,19 @@ checksums is measured separately, on the same state.
 The small model has 9 thousand parameters and is trained by AdamW. Two numbers are compared with a
 save by hand, np.savez, a sync and a rename in the thread of the steps: for how long the call that
 saves holds the steps up, and by how much 200 steps with a save take longer than 200 without one,
-which includes what the threads of the save take from the steps.
+which includes what the threads of the save take from the steps. A save that is waited for, without
+steps, is timed as well.
 
-All sides use the trainer's own program and run alternately in one process.
+These sides use the trainer's own program and run alternately in one process. A restore of 240 MB to
+the device, with its checksums, is compared with np.load of the arrays from one .npz file, each in
+new processes that have imported everything.
 """
 
 import argparse
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -186,7 +192,59 @@ def small(folder: Path, rounds: int, batch_size: int) -> None:
         print(f"{name} takes {_median_and_quartiles(cpu)} of CPU")
     step = 1e3 * statistics.median(without.steps_seconds)
     print(f"a step without a save takes {step:.3f} ms")
+
+    def save_and_wait() -> None:
+        ours.steps += 1
+        checkpoints.save(ours.steps, ours.state)
+        checkpoints.wait()
+
+    alone = [save_and_wait, lambda: save_by_hand(folder, ours.state)]
+    for what, clock in (("CPU time", time.process_time), ("wall time", time.perf_counter)):
+        times = [[1e3 * x for x in side] for side in interleave(alone, rounds, clock)]
+        report(f"a save alone, {what}", *times, target=2.0, unit="ms", other="np.savez, synced")
     checkpoints.close()
+
+
+def restores(folder: Path, rounds: int) -> None:
+    """Prints the ratio of a restore of 240 MB to np.load of the same arrays.
+
+    Args:
+        folder: takes the checkpoint and the file.
+        rounds: the number of processes of each side.
+    """
+    draw = np.random.default_rng(0)
+    state = {f"w{i}": draw.normal(size=(1024, 1024)).astype(np.float32) for i in range(57)}
+    with Checkpoints(folder / "restored") as checkpoints:
+        checkpoints.save(1, state)
+    np.savez(folder / "state.npz", **state)
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for side, found in zip((RESTORE, LOAD), times, strict=True):
+            command = [sys.executable, "-c", side, str(folder)]
+            found.append(1e3 * float(subprocess.check_output(command, text=True)))
+    report("a restore of 240 MB", *times, target=2.5, unit="ms", other="np.load")
+
+
+RESTORE = """
+import sys, time
+import jax, numpy as np
+from trainer.checkpoint import Checkpoints
+from trainer.train import runtime
+runtime.keep_freed_memory()
+target = {f"w{i}": jax.ShapeDtypeStruct((1024, 1024), np.float32) for i in range(57)}
+jax.block_until_ready(jax.numpy.zeros(1))
+start = time.perf_counter()
+jax.block_until_ready(Checkpoints(sys.argv[1] + "/restored").restore(target))
+print(time.perf_counter() - start)
+"""
+LOAD = """
+import sys, time
+import jax, numpy as np
+jax.block_until_ready(jax.numpy.zeros(1))
+start = time.perf_counter()
+loaded = dict(np.load(sys.argv[1] + "/state.npz"))
+print(time.perf_counter() - start)
+"""
 
 
 def save_by_hand(folder: Path, state: Any) -> None:
@@ -234,12 +292,13 @@ def _median_and_quartiles(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    """Measures the large model, and then the small one."""
+    """Measures the large model, then the small one, and then a restore."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="of the large model; 0 for none")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--small_rounds", type=int, default=60, help="of the small model")
+    parser.add_argument("--restores", type=int, default=9, help="of 240 MB; 0 for none")
     arguments = parser.parse_args()
     runtime.keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
@@ -247,6 +306,8 @@ def main() -> None:
             large(Path(folder), arguments.rounds, arguments.width, arguments.batch_size)
         if arguments.small_rounds:
             small(Path(folder), arguments.small_rounds, arguments.batch_size)
+        if arguments.restores:
+            restores(Path(folder), arguments.restores)
 
 
 if __name__ == "__main__":

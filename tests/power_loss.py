@@ -1,6 +1,6 @@
 """Cuts the power of a run at many moments, and restarts it from what the disk may then hold.
 
-    python -m tests.power_loss [--draws=2] [--every=5] [--finished=10] [--seed=0]
+    python -m tests.power_loss [--draws=2] [--every=1] [--finished=10] [--seed=0]
 
 One small run is recorded that saves often, is stopped and resumed, and goes back from a step that
 is not finite. After every few of its file operations several states of the disk are drawn that a
@@ -228,7 +228,7 @@ def power_loss(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2, help="of each random outcome")
-    parser.add_argument("--every", type=int, default=5, help="operations between losses")
+    parser.add_argument("--every", type=int, default=1, help="operations between losses")
     parser.add_argument("--finished", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
