@@ -216,7 +216,7 @@ def restores(folder: Path, rounds: int) -> None:
     state = {f"w{i}": draw.normal(size=(1024, 1024)).astype(np.float32) for i in range(57)}
     with Checkpoints(folder / "restored") as checkpoints:
         checkpoints.save(1, state)
-    np.savez(folder / "state.npz", **state)
+    np.savez(folder / "state.npz", **state)  # pyright: ignore[reportArgumentType]
     times: list[list[float]] = [[], []]
     for _ in range(rounds):
         for side, found in zip((RESTORE, LOAD), times, strict=True):
