@@ -59,9 +59,9 @@ def divide(
         [2.0, 3.0]
     """
     rows = list(zip(*batches, strict=True))
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or set(mesh.axis_types) != {AxisType.Auto}:
+    if not is_divided():
         return [function(*row) for row in rows]
+    mesh = jax.sharding.get_abstract_mesh()
     # Only matrices of equal shapes and dtypes, in every one of `batches`, can be stacked.
     kinds: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
@@ -80,6 +80,12 @@ def divide(
             begin = end - sizes[place]
             results[place] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], found)
     return results
+
+
+def is_divided() -> bool:
+    """Returns whether `divide`, called here, divides matrices among several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 
 
 def assign_to_devices(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import bias_correction, descend, moving_average, scalar
-from optim.division import divide
+from optim.division import divide, is_divided
 from optim.dtypes import wide_zeros, widen
 from optim.eigenvectors import eigenvectors, falling_order, power_iteration
 from optim.layouts import MatrixSpec
@@ -175,24 +175,28 @@ def soap(
             grams = jax.tree.map(lambda old, new: moving_average(old, new, keep), grams, news)
             return step, mean, variance, grams
 
+        due = jnp.where(count % precondition_frequency == 0, 1, 0)
+        branch = jnp.where(first, 2, due)
+
         def move(*lists: list[Any]) -> Sequence[list[Any]]:
             grams = list(map(_Sides, *lists[3:5]))
             bases = list(map(_Sides, *lists[5:]))
             rows = list(map(follow, *lists[:3], grams, bases))
             steps, mean, variance, grams = ([row[i] for row in rows] for i in range(4))
-            due = jnp.where(count % precondition_frequency == 0, 1, 0)
-            mean, variance, bases = jax.lax.switch(
-                jnp.where(first, 2, due),
-                [_keep_bases, _rotate_bases, _first_bases],
-                mean,
-                variance,
-                grams,
-                bases,
-            )
+            turns = [_keep_bases, _rotate_bases, _first_bases]
+            mean, variance, bases = jax.lax.switch(branch, turns, mean, variance, grams, bases)
             return steps, mean, variance, *_of_sides(grams), *_of_sides(bases)
 
+        def move_each(*lists: list[Any]) -> Sequence[list[Any]]:
+            if is_divided() or not lists[0]:
+                return move(*lists)  # at once, so that the devices get equal shares
+            # One parameter after the other: that needs the memory of one.
+            rows = ([[x] for x in row] for row in zip(*lists, strict=True))
+            moved = [move(*row) for row in rows]
+            return [[x for of_one in column for x in of_one] for column in zip(*moved, strict=True)]
+
         grads = widen(updates)
-        steps, *fields = over.map(move, [grads, state.mean, state.variance], state[3:])
+        steps, *fields = over.map(move_each, [grads, state.mean, state.variance], state[3:])
         return steps, SoapState(jnp.asarray(optax.safe_increment(count)), *fields)
 
     tx = descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

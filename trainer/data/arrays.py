@@ -135,24 +135,22 @@ class ArrayDataset:
         rows, size = process_rows(self.batch_size, self._name), self.batch_size
         order = _Order(seed, self.num_examples, shuffled=size != self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
-        many = 1 if random else self._gathered_together
+        many = 1 if random else self._gathered_together(size, self.num_examples)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index, many):
             indices = order.examples_at(index * size, many * size).reshape(many, size)[:, rows]
             # Words for the batch of all processes, so that it does not depend on their number.
             words = random_words(seed, index, 1, size)[rows] if random else None
-            found = self._seen(self._train, indices.reshape(-1), words)
-            # All views at once: the loop makes the arrays of a batch read-only, and later views of
-            # the same memory would be read-only for a data set that changes our batches.
-            views = [list(x.reshape(many, -1, *x.shape[1:])) for x in found.values()]
-            yield from (dict(zip(found, batch, strict=True)) for batch in zip(*views, strict=True))
+            yield from _batches(self._seen(self._train, indices.reshape(-1), words), many)
+
+    def _gathered_together(self, size: int, examples: int) -> int:
+        """Returns how many batches are gathered at once: small ones take a third of the time."""
+        return max(1, min(_GATHERED_BYTES // max(size * self._example_bytes, 1), examples // size))
 
     @functools.cached_property
-    def _gathered_together(self) -> int:
-        """How many batches are gathered at once: small ones take a fraction of the time then."""
-        spec = self.element_spec.values()
-        size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in spec)
-        return max(1, min(_GATHERED_BYTES // max(size, 1), self.num_examples // self.batch_size))
+    def _example_bytes(self) -> int:
+        one = self._seen(self._train, np.zeros(1, np.intp), None)
+        return sum(x.nbytes for x in one.values())
 
     def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
         """Yields this process's shard of a split in order, once.
@@ -164,16 +162,18 @@ class ArrayDataset:
         Args:
             split: one of `splits`.
         """
-        rows, count = process_rows(self.eval_batch_size, self._name), self.splits[split]
-        for start in range(0, count, self.eval_batch_size):
-            indices = np.arange(start, start + self.eval_batch_size)[rows]
+        size, count = self.eval_batch_size, self.splits[split]
+        rows, many = process_rows(size, self._name), self._gathered_together(size, count)
+        for start in range(0, count, many * size):
+            now = min(many, math.ceil((count - start) / size))
+            indices = np.arange(start, start + now * size).reshape(now, size)[:, rows].reshape(-1)
             real = indices < count
             # Padding, whose mask is 0, may be any example: here the first.
-            batch = self._seen(self._eval[split], np.where(real, indices, 0), None)
+            found = self._seen(self._eval[split], np.where(real, indices, 0), None)
             mask = real.astype(np.float32)
-            if "mask" in batch:
-                mask = batch["mask"] * mask.reshape(-1, *[1] * (batch["mask"].ndim - 1))
-            yield {**batch, "mask": mask}
+            if "mask" in found:
+                mask = found["mask"] * mask.reshape(-1, *[1] * (found["mask"].ndim - 1))
+            yield from _batches({**found, "mask": mask}, now)
 
     def _seen(
         self, split: Mapping[str, np.ndarray], indices: np.ndarray, words: np.ndarray | None
@@ -184,6 +184,15 @@ class ArrayDataset:
             else array[indices]
             for key, array in split.items()
         }
+
+
+def _batches(arrays: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the batches that arrays [count * batch, ...] consist of, as views."""
+    # All views at once: the loop makes the arrays of a batch read-only, and later views of the same
+    # memory would be read-only for a data set that changes our batches.
+    views = [list(x.reshape(count, -1, *x.shape[1:])) for x in arrays.values()]
+    for batch in zip(*views, strict=True):
+        yield dict(zip(arrays, batch, strict=True))
 
 
 class _Order:
