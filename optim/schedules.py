@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 __all__ = [
     "Steps",
     "piecewise",
+    "power_cool",
     "rsqrt",
     "warmup_cosine",
     "warmup_stable_decay",
@@ -237,6 +238,59 @@ def rsqrt(
             left = 1.0 - fraction(step, total - cooldown, total)
             falling = interpolate(end_value, falling, left)
         return jnp.where(jnp.asarray(step) < warmup, rising, falling)
+
+    return schedule
+
+
+def power_cool(
+    peak_value: float,
+    end: Steps = "100%",
+    flat_until: Steps = 0,
+    power: float = 1.2,
+) -> Schedule:
+    """Returns a schedule that is constant and then cools down along a power law (PowerCool).
+
+    With `T = end` and `f = flat_until`, the value at step `t` is
+
+        t < f        peak
+        f <= t < T   peak * ((T - t) / (T - f)) ** power
+        T <= t       0
+
+    which is `min(peak, c * (T - t) ** power)` with `c = peak / (T - f) ** power`, as the entries of
+    modded-nanogpt's optimizer track write it. There `T` lies beyond the last step of the run, so
+    that the rate of the last step is not zero: give an integer larger than the number of steps.
+
+    Args:
+        peak_value: the value until step `flat_until`.
+        end: the step at which the value would be 0; may be larger than the number of steps.
+        flat_until: the step at which the cool-down begins.
+        power: the exponent of the power law; 1 is a linear cool-down.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: if `flat_until` is not less than `end`.
+
+    Example:
+        >>> from optim import schedules
+        >>> schedule = schedules.power_cool(1.0, end=6, flat_until=2, power=2.0)
+        >>> [float(schedule(step)) for step in range(7)]
+        [1.0, 1.0, 1.0, 0.5625, 0.25, 0.0625, 0.0]
+
+    Reference: https://github.com/KellerJordan/modded-nanogpt, records/track_3_optimization
+    """
+    last = step_count("end", end)
+    flat = step_count("flat_until", flat_until)
+    if flat >= last:
+        raise ValueError(
+            f"flat_until is {flat} and end is {last}, which leaves no step for the cool-down: make"
+            " end larger than flat_until."
+        )
+
+    def schedule(step: ArrayLike) -> jax.Array:
+        left = default_float(jnp.clip(last - jnp.asarray(step), 0, last - flat)) / (last - flat)
+        return default_float(peak_value) * left ** default_float(power)
 
     return schedule
 

@@ -19,6 +19,7 @@ import pytest
 from trainer import data
 from trainer.data import arrays, order, prepare
 from trainer.data.images import Pixels
+from trainer.engine import sharding
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -111,6 +112,31 @@ def test_training_data_may_begin_at_any_step(step: int):
 def test_a_batch_of_all_examples_keeps_their_order():
     for dataset in (toy(batch_size=None), toy(batch_size=10)):
         assert (numbers(dataset, 3) == np.arange(10)).all()
+
+
+@pytest.mark.parametrize("examples", [3, 10, 41])
+@pytest.mark.parametrize("batch_size", [1, 3, None])
+def test_batches_do_not_depend_on_how_many_are_gathered_at_once(
+    examples: int, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for together in (0, 1 << 18):  # one by one, or an epoch
+        monkeypatch.setattr(arrays, "_GATHERED_BYTES", together)
+        dataset = toy(examples, tests=7, batch_size=batch_size, eval_batch_size=2)
+        trained = [*itertools.islice(dataset.train(4, seed=1), 50)]
+        found.append([*trained, *dataset.evaluate()])
+    for one, other in zip(*found, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert np.array_equal(one[name], other[name]) and one[name].dtype == other[name].dtype
+
+
+def test_a_data_set_may_change_our_batches_in_place():
+    """The loop makes a batch read-only before the next one is asked for."""
+    for stream in (toy().train(), toy(tests=20).evaluate()):
+        for batch in itertools.islice(stream, 4):
+            batch["number"] += 1
+            sharding.make_read_only(batch)
 
 
 def test_element_spec_describes_the_batches():

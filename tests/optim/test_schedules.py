@@ -63,6 +63,10 @@ CASES = {
         schedules.rsqrt(0.3, 10, timescale=40, init_value=0.1),
         lambda t: inverse_root(t, c=0),
     ),
+    "power cool": (
+        schedules.power_cool(0.3, 100, 10, 1.5),
+        lambda t: 0.3 * min(max(100 - t, 0) / 90, 1) ** 1.5,
+    ),
     "piecewise constant": (
         schedules.piecewise([10, 70], [1.0, 0.5, 0.1]),
         lambda t: 1.0 if t < 10 else 0.5 if t < 70 else 0.1,
@@ -145,6 +149,27 @@ def test_the_transformer_schedule_agrees_with_the_paper():
         np.testing.assert_allclose(schedule(t), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("peak", "factor", "flat_until", "tolerance"),
+    [
+        (0.3, 4.976805410800738e-05, 1487, 1e-13),  # the embedding
+        (1 / 320, 5.184172302917436e-07, 1487, 1e-13),  # the head
+        (0.01, 1.6589351369335795e-06, 1487, 1e-13),  # gains and biases
+        (0.0375, 3.3169534699576625e-06, 514, 3e-4),  # matrices: their factor is for step 513.6
+    ],
+)
+def test_power_cool_agrees_with_the_authors_program(peak, factor, flat_until, tolerance):
+    """The constants of train_gpt_cwd_SOTA.py in modded-nanogpt's track 3, of 2026-06-19.
+
+    Its function is min(initial_lr, power_c * max(0, t_end - step) ** power), with t_end 2900.
+    """
+    with jax.enable_x64(True):
+        schedule = schedules.power_cool(peak, end=2900, flat_until=flat_until)
+        for step in (0, 1, 513, 514, 1000, 1486, 1487, 1488, 2000, 2690, 2899, 2900, 2901, 5000):
+            authors = min(peak, factor * max(0.0, 2900 - step) ** 1.2)
+            np.testing.assert_allclose(schedule(step), authors, rtol=tolerance, atol=0)
+
+
 def test_schedules_are_float64_under_x64():
     with jax.enable_x64(True):
         value = schedules.warmup_cosine(0.3, 10, 100, 0.1, 0.02, 1.5)(42)
@@ -196,6 +221,8 @@ def test_a_run_of_one_or_two_steps_has_room_for_a_warm_up():
         (lambda: schedules.warmup_cosine(1.0, 11, 10), "larger than warmup_steps"),
         (lambda: schedules.warmup_cosine(1.0, 0, 0), "decay_steps is 0"),
         (lambda: schedules.warmup_stable_decay(1.0, 2, 0, 1), "warmup_steps is 2 and"),
+        (lambda: schedules.power_cool(1.0), "end is '100%'.*only in a config"),
+        (lambda: schedules.power_cool(1.0, 10, 10), "flat_until is 10 and end is 10, which leaves"),
         (lambda: schedules.warmup_stable_decay(1.0, 1, 1, 0), "together more than total"),
         (lambda: schedules.rsqrt(1.0, 1, cooldown_steps=2, total_steps=1), "cooldown_steps is 2"),
         (lambda: schedules.warmup_cosine(1.0, 0, HALF), "decay_steps must be .* got 10.5"),
