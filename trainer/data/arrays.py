@@ -188,9 +188,9 @@ class ArrayDataset:
 
 def _batches(arrays: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
     """Yields the batches that arrays [count * batch, ...] consist of, as views."""
-    # All views at once: the loop makes the arrays of a batch read-only, and later views of the same
-    # memory would be read-only for a data set that changes our batches.
-    views = [list(x.reshape(count, -1, *x.shape[1:])) for x in arrays.values()]
+    # Not slices of `arrays` one after the other: the loop makes a batch and the array behind it
+    # read-only, and a data set that changes our batches in place could not change the next one.
+    views = [x.reshape(count, -1, *x.shape[1:]) for x in arrays.values()]
     for batch in zip(*views, strict=True):
         yield dict(zip(arrays, batch, strict=True))
 
