@@ -19,7 +19,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.checkpoint import reading, writing
+from trainer.checkpoint import leaf_file, reading
 from trainer.train.multihost import calls_to_next_sync
 
 pytestmark = pytest.mark.laws
@@ -67,7 +67,7 @@ def test_another_encoding_of_file_names_is_refused(tmp_path, config):
 def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     tmp_path, config, monkeypatch, capfd
 ):
-    workdir, entries, deleted = tmp_path / "run", writing.manifest_entries, []
+    workdir, entries, deleted = tmp_path / "run", leaf_file.manifest_entries, []
 
     def deleting(leaves):
         if not deleted:
@@ -77,7 +77,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
             (workdir / "checkpoints/4.orbax-checkpoint-tmp/state").mkdir(parents=True)
         return entries(leaves)
 
-    monkeypatch.setattr(writing, "manifest_entries", deleting)
+    monkeypatch.setattr(leaf_file, "manifest_entries", deleting)
     assert runs.train(config, workdir) == 1
     assert "was removed. This process writes nothing more there" in capfd.readouterr().err
     assert [path.name for path in workdir.iterdir()] == ["checkpoints"]

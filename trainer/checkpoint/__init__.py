@@ -1,7 +1,7 @@
 """Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-Only this package imports orbax, tensorstore and safetensors, and does so when a checkpoint is first
-written, read or exported.
+Only this package imports orbax, when several processes save or such a checkpoint is read, and
+safetensors, when parameters are exported.
 """
 
 from trainer.checkpoint.commit import check_not_lost, holds_results

@@ -149,14 +149,15 @@ def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -
         abstract_state: pytree of jax.ShapeDtypeStruct.
 
     Returns:
-        A line for every leaf whose path, shape or dtype differs; none if the manifest is damaged.
+        A line for every leaf whose path, shape or dtype differs; none if the manifest is damaged
+        or cannot be read, which a restore tells.
 
     Raises:
         CheckpointError: there is no such step.
     """
     try:
         manifest = read_manifest(_steps(directory, step)[step])
-    except CorruptCheckpoint:
+    except (CorruptCheckpoint, OSError):
         return []
     return mismatches(manifest, flatten(abstract_state, verbatim=True))
 
