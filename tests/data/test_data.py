@@ -131,6 +131,13 @@ def test_batches_do_not_depend_on_how_many_are_gathered_at_once(
             assert np.array_equal(one[name], other[name]) and one[name].dtype == other[name].dtype
 
 
+def test_a_field_without_elements_is_served():
+    fields = {"x": np.arange(6, dtype=np.float32), "nothing": np.zeros((6, 0), np.float32)}
+    dataset = data.ArrayDataset(fields, fields, batch_size=2, eval_batch_size=4)
+    assert next(dataset.train())["nothing"].shape == (2, 0)
+    assert [batch["nothing"].shape for batch in dataset.evaluate()] == [(4, 0), (4, 0)]
+
+
 def test_a_data_set_may_change_our_batches_in_place():
     """The loop makes a batch read-only before the next one is asked for."""
     for stream in (toy().train(), toy(tests=20).evaluate()):

@@ -15,7 +15,7 @@ from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.data.images import Pixels
 from trainer.data.order import check_positive, permutation, process_rows, random_words
 
-_GATHERED_BYTES = 1 << 18
+_GATHERED_BYTES = 1 << 18  # of small batches, which are gathered together
 
 
 class ArrayDataset:
@@ -190,7 +190,7 @@ def _batches(arrays: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str,
     """Yields the batches that arrays [count * batch, ...] consist of, as views."""
     # Not slices of `arrays` one after the other: the loop makes a batch and the array behind it
     # read-only, and a data set that changes our batches in place could not change the next one.
-    views = [x.reshape(count, -1, *x.shape[1:]) for x in arrays.values()]
+    views = [x.reshape(count, len(x) // count, *x.shape[1:]) for x in arrays.values()]
     for batch in zip(*views, strict=True):
         yield dict(zip(arrays, batch, strict=True))
 
