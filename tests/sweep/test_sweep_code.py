@@ -3,7 +3,6 @@
 import fcntl
 import importlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -413,11 +412,13 @@ def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
         command, env=runs.environment(PYTHONPATH=paths), stderr=subprocess.DEVNULL
     )
     end = time.monotonic() + 100
-    while not list(fresh.sweep.glob("waves/*/checkpoints/*/integrity")):
-        assert time.monotonic() < end and worker.poll() is None
-        time.sleep(0.05)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait(60)
+    try:
+        while not list(fresh.sweep.glob("waves/*/checkpoints/*/manifest.json")):
+            assert time.monotonic() < end and worker.poll() is None
+            time.sleep(0.05)
+    finally:
+        worker.kill()
+        worker.wait(60)
     fresh.edit(text="\n")
     assert other_process(fresh, *command[3:]) == 2
     assert list(fresh.sweep.glob("waves/*/checkpoints/*"))
