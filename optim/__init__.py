@@ -3,8 +3,9 @@
 Depends on jax and optax only, and can be used without `trainer`.
 """
 
-from optim import schedules
+from optim import parts, schedules
 from optim.cautious import cautious, grams
+from optim.chain import chain
 from optim.groups import Group, GroupError, frozen, group
 from optim.mars import mars
 from optim.muon import muon
@@ -21,12 +22,14 @@ __all__ = [
     "Optimizer",
     "OptimizerState",
     "cautious",
+    "chain",
     "frozen",
     "grams",
     "group",
     "mars",
     "muon",
     "optimizer",
+    "parts",
     "rprop",
     "schedules",
     "scion",

@@ -93,7 +93,11 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
 
 
 def orthogonalize(
-    x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7, dtype: DTypeLike | None = None
+    x: jax.Array,
+    triples: Sequence[Triple],
+    eps: ArrayLike = 1e-7,
+    dtype: DTypeLike | None = None,
+    norm: str = "frobenius",
 ) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
@@ -103,9 +107,11 @@ def orthogonalize(
     Args:
         x: [..., m, n]; every axis before the last two is batch.
         triples: the coefficients (a, b, c) of every step.
-        eps: the smallest Frobenius norm by which a matrix is divided; a zero matrix stays zero.
+        eps: the smallest norm by which a matrix is divided; a zero matrix stays zero.
         dtype: the dtype of the steps; None for the dtype of `x`. The matrices are normalized in the
             dtype of `x` in any case: the square of 1e-5 is 0 in float16.
+        norm: "frobenius", or "gram": the square root of the Frobenius norm of X X^T, which also is
+            at least the largest singular value.
 
     Returns:
         An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
@@ -121,9 +127,11 @@ def orthogonalize(
     power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
     largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
     x = x * power / largest
-    norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
-    # eps bounds the norm of the matrix that was given, which is norm * largest / power here.
-    x = x / jnp.maximum(norm, scalar(eps, x) * power / largest)
+    square = product(x, transpose(x)) if norm == "gram" else x
+    length = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
+    length = jnp.sqrt(length) if norm == "gram" else length
+    # eps bounds the norm of the matrix that was given, which is length * largest / power here.
+    x = x / jnp.maximum(length, scalar(eps, x) * power / largest)
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
     rows, columns = x.shape[-2:]
@@ -139,6 +147,7 @@ def orthogonalize_all(
     triples: Sequence[Triple],
     eps: ArrayLike = 1e-7,
     dtype: DTypeLike | None = None,
+    norm: str = "frobenius",
 ) -> list[jax.Array]:
     """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
 
@@ -152,7 +161,7 @@ def orthogonalize_all(
     # A matrix and its transpose cost the same; with one orientation, `divide` can stack them.
     tall = [x.shape[-2] > x.shape[-1] for x in batches]
     flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
-    found = divide(lambda x: orthogonalize(x, triples, eps, dtype), flat, cost=cost)
+    found = divide(lambda x: orthogonalize(x, triples, eps, dtype, norm), flat, cost=cost)
     return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
 
 

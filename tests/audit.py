@@ -43,6 +43,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "optim.group": ["{match: .*, optimizer: SGD}"],
     "optim.cautious": ["{base_optimizer: SGD}"],
     "optim.grams": ["{base_optimizer: SGD}"],
+    "optim.chain": ["{learning_rate: 0.1, before: [!parts.momentum {}]}"],
+    "parts.cautious_decay": ["{rate: 0.1}", "{rate: 0.1, around: !parts.pin_radius {}}"],
     "optax.chain": ["{args: [SGD, SGD]}"],
     "optax.multi_transform": ["{transforms: {a: SGD}, param_labels: {w: a}}"],
     "optax.masked": ["{inner: SGD, mask: {w: true}}"],

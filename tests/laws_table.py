@@ -21,6 +21,7 @@ import optax
 import optax.contrib
 
 import optim
+from optim import parts
 from optim.checks import needs_full_batch
 from optim.factories import recipes_within
 
@@ -334,6 +335,38 @@ ROWS = [
     _row(optim.scion, learning_rate=0.02, params="matrices"),
     _row(optim.soap, learning_rate=0.02, precondition_frequency=2, params="matrices"),
     _row(optim.shampoo, learning_rate=0.02, precondition_frequency=2, params="matrices"),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.momentum),
+            partial(parts.polar),
+            partial(parts.normalize),
+            partial(parts.match_norm),
+        ],
+        after=[partial(parts.pin_radius)],
+        params="matrices",
+        note="NorMuonH",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.momentum, nesterov=False),
+            partial(parts.polar, [2.0, -1.5, 0.5], 3, norm="gram"),
+            partial(parts.radial_brake, 0.5),
+            partial(parts.floor, 0.4, by="output"),
+        ],
+        after=[partial(parts.cautious_decay, 0.1, around=partial(parts.pin_radius, radial=True))],
+        params="matrices",
+        note="brake, floor, cautious decay around a pin",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
+        note="adam, decay",
+    ),
     _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),
     _row(

@@ -230,6 +230,7 @@ def vocabulary() -> str:
     ours = listed("optim")
     nodes = [name for name in ours if name in ("optim.optimizer", "optim.group", "optim.frozen")]
     text += f"### Groups of optimizers\n\n{functions(nodes)}\n"
+    text += f"### Parts of optimizers\n\n{functions(listed('parts'))}\n"
     optimizers = [*(name for name in ours if name not in nodes), *_optax_optimizers()]
     return f"{text}### Optimizers\n\n{functions(optimizers)}"
 

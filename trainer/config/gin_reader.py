@@ -170,8 +170,8 @@ def _statement(statement: Any, source: Source) -> Binding | Include | Block:
         return Block(statement.selector, at)
     raise ConfigError(
         f"A config cannot import ({statement.format()!r}), and need not: functions of optim, optax,"
-        " schedules, models, data, losses, metrics and hooks are known. For a package of yours,"
-        " remove the line and add --vocabulary=your.package to the command.",
+        " schedules, models, data, losses, metrics, hooks and parts are known. For a package"
+        " of yours, remove the line and add --vocabulary=your.package to the command.",
         at,
     )
 

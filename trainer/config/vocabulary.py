@@ -27,6 +27,7 @@ _OF_A_RUN: Mapping[str, str] = {
     "losses": "trainer.losses",
     "metrics": "trainer.metrics",
     "hooks": "trainer.hooks",
+    "parts": "optim.parts",
 }
 
 

@@ -1,0 +1,112 @@
+"""Composes an optimizer from parts around one learning rate."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optim.descent import scalar
+from optim.dtypes import widen
+
+__all__ = ["ChainState", "chain"]
+
+
+class ChainState(NamedTuple):
+    """The state of `chain`.
+
+    Attributes:
+        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
+        before: the states of the parts before the learning rate.
+        after: the states of the parts after it.
+    """
+
+    count: ArrayLike | tuple[()]
+    before: tuple[optax.OptState, ...]
+    after: tuple[optax.OptState, ...]
+
+
+def chain(
+    learning_rate: optax.ScalarOrSchedule,
+    before: Sequence[optax.GradientTransformation],
+    after: Sequence[optax.GradientTransformation] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Composes an optimizer from parts that stand before and after the learning rate.
+
+    With the gradient G and the parameters W, one update is
+
+        D = before[-1](... before[0](G))      a direction of ascent
+        S = after[-1](... after[0](-learning_rate * D))
+        W <- W + S
+
+    A part is one of `optim.parts` or any transformation of optax that computes a direction, such as
+    optax.scale_by_adam; it must not multiply by a learning rate. Each part's update receives the
+    parameters and, if its signature has them, `grad`, the gradient that the chain was given, and
+    `learning_rate`, its value at this step. All of it is at least float32.
+
+    Args:
+        learning_rate: a float, a traced scalar or a schedule.
+        before: the parts that turn the gradient into a direction, in their order.
+        after: the parts that change the step, which is what is added to the parameters.
+
+    Returns:
+        The optimizer; its updates have the parameters' dtypes.
+
+    Raises:
+        ValueError: at the update, if it is called without parameters.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optax, optim
+        >>> from optim import parts
+        >>> tx = optim.chain(
+        ...     learning_rate=0.02,
+        ...     before=[parts.momentum(0.95), parts.polar(), parts.match_norm()],
+        ...     after=[parts.pin_radius()],
+        ... )  # MuonH
+        >>> params = {"kernel": jnp.eye(2)}
+        >>> updates, state = tx.update({"kernel": jnp.ones((2, 2))}, tx.init(params), params)
+        >>> kernel = optax.apply_updates(params, updates)["kernel"]
+        >>> print(np.asarray(kernel).round(3), round(float(jnp.linalg.norm(kernel)), 3))
+        [[ 1.    -0.014]
+         [-0.014  1.   ]] 1.414
+    """
+    firsts, lasts = (
+        [optax.with_extra_args_support(part) for part in parts] for parts in (before, after)
+    )
+    # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
+    scheduled = callable(learning_rate)
+
+    def init(params: optax.Params) -> ChainState:
+        wide = widen(params)
+        count = jnp.zeros((), jnp.int32) if scheduled else ()
+        first, last = (tuple(part.init(wide) for part in parts) for parts in (firsts, lasts))
+        return ChainState(count, first, last)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, ChainState]:
+        if params is None:
+            raise ValueError("A chain needs parameters: call update(updates, state, params).")
+        grads, wide = widen(updates), widen(params)
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        given = {**extra, "grad": grads, "learning_rate": rate}
+
+        def run(
+            parts: Sequence[optax.GradientTransformationExtraArgs], moves: Any, states: Any
+        ) -> tuple[Any, tuple[Any, ...]]:
+            news = []
+            for part, old in zip(parts, states, strict=True):
+                moves, new = part.update(moves, old, wide, **given)
+                news.append(new)
+            return moves, tuple(news)
+
+        moves, first = run(firsts, grads, state.before)
+        steps = jax.tree.map(lambda x: -scalar(rate, x) * x, moves)
+        steps, last = run(lasts, steps, state.after)
+        steps = jax.tree.map(lambda x, like: x.astype(like.dtype), steps, params)
+        count = optax.safe_increment(state.count) if scheduled else ()
+        return steps, ChainState(count, first, last)
+
+    return optax.GradientTransformationExtraArgs(init, update)

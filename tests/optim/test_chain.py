@@ -1,0 +1,278 @@
+"""Chains of parts against the programs of their authors, closed forms and `optim.muon`."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from optim import parts
+
+FIGURES = np.load(Path(__file__).with_name("chain_figures.npz"))
+KERNELS = range(3)  # [3, 5], [4, 4] and [6, 2]: [inputs, outputs]
+
+POLAR = partial(parts.polar, [2.0, -1.5, 0.5], 12, norm="gram")
+BRAKE, DRIFT = parts.radial_brake(0.5), parts.pin_radius(radial=True)
+# Name -> the parts for a momentum, and how far the result may be from the figures.
+CASES: dict[str, tuple[Any, float]] = {
+    "record_46": (
+        lambda mu: (
+            [parts.momentum(mu), POLAR(), BRAKE, parts.floor(0.3825, by="output")],
+            [parts.cautious_decay(0.025, around=DRIFT)],
+        ),
+        1e-13,
+    ),
+    "one_floor": (
+        lambda mu: ([parts.momentum(mu), POLAR(), BRAKE, parts.floor(0.3825)], [DRIFT]),
+        1e-13,
+    ),
+    "normuon": (
+        lambda _: (
+            [
+                *(parts.momentum(0.9), parts.polar(), parts.normalize(0.8)),
+                optax.add_decayed_weights(0.1),
+            ],
+            [],
+        ),
+        2e-7,  # the authors add 1e-7 to the norm of a matrix; here it is the smallest norm
+    ),
+    "adamh": (
+        lambda _: ([optax.scale_by_adam(0.9, 0.95), parts.match_norm()], [parts.pin_radius()]),
+        1e-13,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chain_agrees_with_its_authors_program(name: str):
+    """The figures were computed in float64 by these programs, from the same start and gradients.
+
+    record_46: class Muon of train_gpt_cwd_SOTA.py in modded-nanogpt's records/track_3_optimization
+    (2026-06-19), with names of parameters that it gives no SOAP; one_floor: the same with ROWFLOOR
+    = False and CWD = 0. normuon: SingleDeviceNorMuon of zichongli5/NorMuon. adamh: scale_by_adamh
+    of marin-community/marin. bfloat16 and float32 were replaced by float64 in them. Of torch's
+    programs, which store [outputs, inputs], all kernels are transposed.
+    """
+    make, bound = CASES[name]
+    with jax.enable_x64(True):
+        params: Any = [jnp.asarray(FIGURES[f"start_{i}"]) for i in KERNELS]
+        state = None
+        for t, (rate, mu) in enumerate(zip(FIGURES["rate"], FIGURES["mu"], strict=True)):
+            tx = optim.chain(rate, *make(mu))
+            state = tx.init(params) if state is None else state
+            grads = [jnp.asarray(FIGURES[f"grads_{i}"][t]) for i in KERNELS]
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        for i in KERNELS:
+            np.testing.assert_allclose(params[i], FIGURES[f"{name}_{i}"], rtol=0, atol=bound)
+
+
+def draw(*shape: int, seed: int = 0) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def move(tx: Any, w: jax.Array, u: jax.Array, **extra: Any) -> jax.Array:
+    return tx.update({"w": u}, tx.init({"w": w}), {"w": w}, **extra)[0]["w"]
+
+
+def norms(x: jax.Array, axis: Any = (-2, -1)) -> Any:
+    return np.linalg.norm(np.asarray(x, np.float64), axis=axis)
+
+
+def test_momentum_and_polar_have_the_bits_of_muon():
+    params = {"kernel": draw(3, 4, 6), "other": draw(5, 2, seed=1)}
+    muon = optim.muon(0.02, momentum=0.9)
+    ours = optim.chain(0.02, [parts.momentum(0.9), parts.polar()])
+    states = [tx.init(params) for tx in (muon, ours)]
+    for step in range(3):
+        grads = jax.tree.map(lambda x, step=step: draw(*x.shape, seed=step + 2), params)
+        found = [
+            jax.jit(tx.update)(grads, state, params)
+            for tx, state in zip((muon, ours), states, strict=True)
+        ]
+        jax.tree.map(np.testing.assert_array_equal, found[0][0], found[1][0])
+        states = [state for _, state in found]
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "gram"])
+def test_polar_maps_singular_values_by_its_polynomial(norm: str):
+    """By numpy's decomposition; both norms bound the largest singular value."""
+    x = np.asarray(draw(4, 7), np.float64)
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    s = s / (np.linalg.norm(s) if norm == "frobenius" else np.linalg.norm(s**2) ** 0.5)
+    for _ in range(6):
+        s = 2 * s - 1.5 * s**3 + 0.5 * s**5
+    part = parts.polar([2.0, -1.5, 0.5], 6, norm=norm, scale="none")
+    np.testing.assert_allclose(move(part, x, jnp.asarray(x)), (u * s) @ v, atol=2e-6)
+
+
+def test_a_floor_lengthens_what_is_shorter_and_nothing_else():
+    w, u = draw(4, 5), draw(4, 5, seed=1)
+    for by, axes in (("matrix", (-2, -1)), ("output", -2)):
+        before = norms(u, axes) / norms(w, axes)
+        ratio = float(np.median(before)) * (1.1 if by == "matrix" else 1)
+        after = norms(move(parts.floor(ratio, by=by), w, u), axes) / norms(w, axes)
+        np.testing.assert_allclose(after, np.maximum(before, ratio), rtol=1e-6)
+
+
+def test_a_brake_scales_what_is_parallel_to_the_weights():
+    w, u = draw(4, 5), draw(4, 5, seed=1)
+    for sign, factor in ((1, 0.25), (-1, 3.0)):  # inward, outward
+        mixed = u - jnp.vdot(u, w) / jnp.vdot(w, w) * w + sign * 0.5 * w
+        found = move(parts.radial_brake(outward=3.0, inward=0.25), w, mixed)
+        np.testing.assert_allclose(found, mixed + (factor - 1) * sign * 0.5 * w, atol=1e-6)
+
+
+def test_a_pin_keeps_the_norm_of_each_stacked_matrix():
+    w, u = draw(3, 4, 5), draw(3, 4, 5, seed=1)
+    after = w + move(optim.chain(0.3, [parts.match_norm()], [parts.pin_radius()]), w, u)
+    np.testing.assert_allclose(norms(after), norms(w), rtol=1e-6)
+    assert norms(after - w).min() > 0.1
+    # To first order, `radial` follows the step: what remains is of second order in the rate.
+    pinned = optim.chain(1e-3, [optax.identity()], [parts.pin_radius(radial=True)])
+    after = w + move(pinned, w, u)
+    free = w - 1e-3 * u
+    assert np.abs(norms(after) - norms(free)).max() < 1e-5 < np.abs(norms(free) - norms(w)).min()
+
+
+def test_cautious_decay_decays_where_the_step_shrinks_the_weight():
+    w, u = draw(4, 5), draw(4, 5, seed=1)
+    after = w + move(optim.chain(0.1, [optax.identity()], [parts.cautious_decay(0.5)]), w, u)
+    free = w - 0.1 * u
+    np.testing.assert_allclose(after, jnp.where(u * w > 0, free * 0.95, free), atol=1e-6)
+
+
+def test_outputs_are_those_of_the_layout():
+    """A kernel of attention [in, heads, head_dim] has heads * head_dim outputs."""
+    w, u = draw(4, 2, 3), draw(4, 2, 3, seed=1)
+    for part in (partial(parts.floor, 2.0, by="output"), parts.normalize):
+        spec = "in heads head_dim -> in (heads head_dim)"
+        found = move(part(matrices=spec), w, u)
+        flat = move(part(), w.reshape(4, 6), u.reshape(4, 6))
+        np.testing.assert_array_equal(found.reshape(4, 6), flat)
+
+
+def test_a_part_receives_the_gradient_and_the_rate():
+    seen: list[dict[str, Any]] = []
+
+    def update(updates: Any, state: Any, params: Any = None, *, grad: Any, learning_rate: Any):
+        seen.append({"grad": grad, "rate": learning_rate})
+        return updates, state
+
+    part = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    chain = optim.chain(lambda step: 0.5 + step, [optax.scale(2.0), part], [part])
+    state, updates = chain.init({"w": jnp.zeros(2)}), {}
+    for _ in range(2):
+        found: Any = chain.update({"w": jnp.ones(2)}, state, {"w": jnp.zeros(2)})
+        updates, state = found
+    assert [float(one["rate"]) for one in seen] == [0.5, 0.5, 1.5, 1.5]
+    assert all((one["grad"]["w"] == 1).all() for one in seen)
+    np.testing.assert_array_equal(updates["w"], [-3.0, -3.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: parts.polar(norm="nuclear"), "norm must be 'frobenius' or 'gram'"),
+        (lambda: parts.polar(scale="big"), "scale must be one of"),
+        (lambda: parts.floor(0.1, by="row"), "by must be 'matrix' or 'output', got 'row'"),
+    ],
+)
+def test_unknown_words_are_refused(make: Any, words: str):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [parts.polar, parts.normalize, partial(parts.floor, 0.1), parts.match_norm, parts.pin_radius],
+)
+def test_a_part_for_matrices_refuses_a_vector(part: Any):
+    with pytest.raises(ValueError, match=r"optim\.parts\.\w+.*'?bias"):
+        part().init({"bias": jnp.zeros(3)})
+
+
+def test_a_decay_outside_of_a_chain_is_refused():
+    with pytest.raises(ValueError, match="is a part of optim.chain"):
+        move(parts.cautious_decay(0.1), draw(2, 2), draw(2, 2))
+
+
+def test_a_chain_asks_for_parameters():
+    chain = optim.chain(0.1, [optax.identity()])
+    with pytest.raises(ValueError, match=r"call update\(updates, state, params\)"):
+        chain.update({"w": jnp.ones(2)}, chain.init({"w": jnp.zeros(2)}))
+
+
+CONFIG = """
+model: !models.mlp {width: 16, depth: 2}
+data: !data.digits {batch_size: 100}
+loss: !losses.softmax_cross_entropy
+steps: 4
+optimizer: !optim.optimizer
+  groups:
+    matrices: !optim.group
+      match: blocks/.*/kernel
+      optimizer: !optim.chain
+        learning_rate: !schedules.power_cool {peak_value: 0.0375, end: 5, flat_until: 1}
+        before:
+        - !parts.momentum
+          decay: !optax.linear_schedule {init_value: 0.85, end_value: 0.95, transition_steps: 3}
+        - !parts.polar {polynomial: [2.0, -1.5, 0.5], steps: 12, norm: gram}
+        - !parts.radial_brake {outward: 0.5}
+        - !parts.floor {ratio: 0.3825, by: output}
+        after:
+        - !parts.cautious_decay {rate: 0.025, around: !parts.pin_radius {radial: true}}
+    rest: !optim.group {match: .*, optimizer: !optax.adamw {learning_rate: 0.001}}
+"""
+
+
+def planned(tmp_path: Path, capsys: Any, *edits: Sequence[str]) -> str:
+    from trainer.__main__ import main
+
+    text = CONFIG
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "chain.yaml").write_text(text)
+    code = main(["explain", f"--config={tmp_path / 'chain.yaml'}"])
+    out, err = capsys.readouterr()
+    assert code == (2 if err else 0), err
+    return out + err
+
+
+def test_a_config_names_parts_and_schedules_their_floats(tmp_path: Path, capsys: Any):
+    told = planned(tmp_path, capsys)
+    assert "blocks/linear/kernel  1x16x16  float32  matrices  optim.chain" in told
+    assert "  decay: peak 0.95 at step 4, final 0.95\n" in told
+    assert "In group 'matrices', optim.parts.polar works on 1 matrix of 16x16" in told
+    paths = "optimizer.groups.matrices.optimizer."
+    for inputs in (
+        "before.0.decay: end_value 0.95, init_value 0.85",
+        "before.1.polynomial: 0 2, 1 -1.5, 2 0.5",
+        "before.2: eps 1e-12, inward 1, outward 0.5",
+        "before.3: eps 1e-08, ratio 0.3825",
+        "after.0: rate 0.025",
+        "after.0.around: eps 1e-08",
+        "learning_rate: peak_value 0.0375, power 1.2",
+    ):
+        assert f"  {paths}{inputs}\n" in told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("ratio: 0.3825", "ration: 0.3825", "parts.floor has no argument 'ration'. Did you mean"),
+        ("!parts.polar", "!parts.polr", "no function 'parts.polr'. Did you mean 'parts.polar'"),
+        ("by: output", "by: row", "by must be 'matrix' or 'output', got 'row'"),
+        ("match: blocks/.*/kernel", "match: embed/.*", "optim.parts.polar"),
+    ],
+)
+def test_mistakes_in_a_chain_are_named(old: str, new: str, words: str, tmp_path: Path, capsys: Any):
+    told = planned(tmp_path, capsys, (old, new))
+    assert words in told and "chain.yaml:" in told and "Traceback" not in told
