@@ -99,7 +99,7 @@ def opened(home: Path, log: list[str]) -> Iterator[Callable[..., Checkpoints]]:
 
 
 def write_with_orbax(checkpoints: Checkpoints) -> Checkpoints:
-    """Makes one process save as several do: in the layout that all of 2026 had until November."""
+    """Makes one process save as several do, in the layout that 0.2.0 always used."""
     saver = checkpoints._saver
 
     def open_manager() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.checkpoint.leaf_file import DTYPES
 from trainer.writers.files import replace_file
 
 
@@ -26,15 +27,9 @@ def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
 
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     for name, x in contiguous.items():
-        if x.dtype.name not in _DTYPES:
+        if x.dtype.name not in DTYPES:
             raise ValueError(
                 f"{name} has the dtype {x.dtype.name}, which a safetensors file cannot have. It "
-                f"can have {', '.join(_DTYPES)}."
+                f"can have {', '.join(DTYPES)}."
             )
     replace_file(path, safetensors.numpy.save(contiguous, dict(metadata)))
-
-
-_DTYPES = (
-    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"),
-    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
-)

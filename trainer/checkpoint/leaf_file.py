@@ -8,9 +8,10 @@ lies between them, so the checksums of the header and of all leaves are those of
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,11 +26,13 @@ LEAVES = "state.safetensors"
 
 _PART = 1 << 25  # bytes, after which the file is written through to the disk
 _ALIGNMENT = 8
-# The names of the format. A leaf of another dtype is a row of bytes for other programs.
-_DTYPES = {
-    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
-    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "complex64": "C64"},
-    **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8"},
+# The dtypes of the format and their names in it. In a step, a leaf of another dtype is a row of
+# bytes for other programs.
+DTYPES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8"},
+    **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"},
 }
 
 
@@ -70,7 +73,7 @@ def _header(arrays: Mapping[str, np.ndarray | Any]) -> tuple[bytes, dict[str, in
     """Returns the bytes before the leaves, and where each leaf starts in the file, by name."""
     described, ends = {}, [0]
     for name, array in arrays.items():
-        known = _DTYPES.get(array.dtype.name)
+        known = DTYPES.get(array.dtype.name)
         described[name] = {
             "dtype": known or "U8",
             "shape": list(array.shape) if known else [array.nbytes],
@@ -96,8 +99,8 @@ def _drop_from_memory(file: BinaryIO) -> None:
 
 def read(
     directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
-) -> dict[str, np.ndarray]:
-    """Reads the leaves `wanted` of a step as they were stored; their checksums are not compared.
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the leaves `wanted` of a step as they were stored; their checksums are not compared.
 
     Raises CorruptCheckpoint if the file is missing, has another size or another header, and OSError
     if the disk cannot be read.
@@ -105,7 +108,8 @@ def read(
     try:
         with open_regular(directory / LEAVES) as file:
             _check_layout(file, manifest)
-            return {name: _read_leaf(file, manifest["leaves"][name]) for name in wanted}
+            for name in wanted:
+                yield name, _read_leaf(file, manifest["leaves"][name])
     except OSError as e:
         if not means_absent(e):
             raise
@@ -136,7 +140,7 @@ def _nbytes(entry: Mapping[str, Any]) -> int:
     shape = entry["stored_shape"]
     if min(shape, default=0) < 0:
         raise ValueError(f"a leaf has the shape {shape}")
-    return int(np.prod(shape, dtype=object)) * integrity.dtype(entry["stored_dtype"]).itemsize
+    return math.prod(shape) * integrity.dtype(entry["stored_dtype"]).itemsize
 
 
 def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:

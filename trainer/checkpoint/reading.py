@@ -42,7 +42,7 @@ def read_arrays(
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
     if manifest["format"] == integrity.ONE_FILE:
-        arrays = leaf_file.read(step_directory, manifest, wanted)
+        arrays = dict(leaf_file.read(step_directory, manifest, wanted))
     else:
         arrays = _read_with_orbax(step_directory, every, wanted)
     _raise_if_damaged(integrity.verify(manifest, arrays))
@@ -144,9 +144,9 @@ def check_files(step_directory: Path) -> None:
     manifest = read_manifest(step_directory)
     if manifest["format"] != integrity.ONE_FILE:
         return _check_file_list(step_directory)
-    for name in manifest["leaves"]:  # one at a time: the memory of all of them may be missing
-        arrays = leaf_file.read(step_directory, manifest, [name])
-        _raise_if_damaged(integrity.verify(manifest, arrays))
+    # One leaf at a time: the memory of all of them may be missing.
+    for name, array in leaf_file.read(step_directory, manifest, manifest["leaves"]):
+        _raise_if_damaged(integrity.verify(manifest, {name: array}))
 
 
 def _check_file_list(step_directory: Path) -> None:
