@@ -1,16 +1,17 @@
 """Muon: momentum, orthogonalized by Newton-Schulz."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from optim.descent import descend, moving_average, scalar
+from optim.descent import average_updates, descend
 from optim.dtypes import wide_zeros, widen
-from optim.layouts import Layout, MatrixSpec
+from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import orthogonalize_all, polynomials, shape_factor
+from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
 
 __all__ = ["MuonState", "muon"]
 
@@ -111,34 +112,17 @@ def muon(
         if dtype is not None and dtype not in _DTYPES:
             raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
-    def length(layout: Layout) -> float:
-        count, rows, columns = layout.matrices
-        return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
-
     def init(params: optax.Params) -> MuonState:
-        over.declare(params, length=length)
+        over.declare(params, length=partial(length_of_factors, scale=scale))
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
-
-    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
-        # Each array is [matrices, inputs, outputs].
-        found = orthogonalize_all(batches, triples, eps, ns_dtype)
-        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, MuonState]:
         del params
-
-        def follow(g: jax.Array, m: jax.Array) -> jax.Array:
-            return moving_average(m, g, scalar(momentum, g))
-
-        grads = widen(updates)
-        moments = jax.tree.map(follow, grads, state.momentum)
-        # Nesterov: the gradient enters the new momentum once more, with the same weights.
-        mixed = jax.tree.map(follow, grads, moments) if nesterov else moments
+        mixed, moments = average_updates(state.momentum, widen(updates), momentum, nesterov)
         # Only the stored momentum is rounded to momentum_dtype; this step uses the exact one.
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
-        [steps] = over.map(orthogonal, [mixed])
-        return steps, MuonState(kept)
+        return polar_factors(over, mixed, triples, scale, eps, ns_dtype), MuonState(kept)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

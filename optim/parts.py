@@ -9,17 +9,18 @@ before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Pro
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import moving_average, scalar
+from optim.descent import average_updates, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.layouts import Layout, MatrixSpec
+from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import orthogonalize_all, polynomials, shape_factor
+from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
 
 __all__ = [
     "cautious_decay",
@@ -72,12 +73,7 @@ def momentum(decay: float = 0.95, nesterov: bool = True) -> Part:
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, MomentumState]:
         del params
-
-        def follow(g: jax.Array, m: jax.Array) -> jax.Array:
-            return moving_average(m, g, scalar(decay, g))
-
-        moments = jax.tree.map(follow, updates, state.momentum)
-        mixed = jax.tree.map(follow, updates, moments) if nesterov else moments
+        mixed, moments = average_updates(state.momentum, updates, decay, nesterov)
         return mixed, MomentumState(moments)
 
     return Part(init, update)
@@ -119,24 +115,15 @@ def polar(
     over = Matrices(matrices, "optim.parts.polar")
     shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
 
-    def length(layout: Layout) -> float:
-        count, rows, columns = layout.matrices
-        return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
-
     def init(params: optax.Params) -> optax.EmptyState:
-        over.declare(params, length=length)
+        over.declare(params, length=partial(length_of_factors, scale=scale))
         return optax.EmptyState()
-
-    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
-        found = orthogonalize_all(batches, triples, eps, dtype, norm)
-        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, Any]:
         del params
-        [moves] = over.map(orthogonal, [updates])
-        return moves, state
+        return polar_factors(over, updates, triples, scale, eps, dtype, norm), state
 
     return Part(init, update)
 
@@ -344,7 +331,10 @@ def cautious_decay(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         if "learning_rate" not in extra:
-            raise ValueError("parts.cautious_decay is a part of optim.chain, after its rate.")
+            raise ValueError(
+                "parts.cautious_decay is a part of optim.chain, which passes it the learning rate:"
+                " name it in `after`."
+            )
         steps, state = inner.update(updates, state, params, **extra)
 
         def decay(given: jax.Array, step: jax.Array, w: jax.Array) -> jax.Array:
