@@ -70,10 +70,12 @@ def _records(file: Path) -> Iterator[Any]:
     while at < len(data):
         if 2**15 - at % 2**15 < 7:
             at += 2**15 - at % 2**15
+        if len(data) < at + 7:
+            return  # still written, or torn by a kill, in or before a header
         checksum, length, kind = struct.unpack_from("<IHB", data, at)
         piece = data[at + 7 : at + 7 + length]
         if len(piece) < length:
-            return  # torn by a kill
+            return  # in a piece
         assert zlib.crc32(data[at + 6 : at + 7 + length]) == checksum
         at += 7 + length
         record += piece

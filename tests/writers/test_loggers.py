@@ -194,6 +194,39 @@ def test_a_run_that_was_killed_is_logged_as_one_that_was_not(tmp_path: Path, log
         same_rows(run, folder)
 
 
+def test_a_log_that_is_still_written_is_read_as_far_as_it_goes(
+    tmp_path: Path, loggers: None
+) -> None:
+    """W&B writes its file in blocks of 32,768 bytes, so that it often ends at one for a while."""
+    writer = writers.create(["wandb"], tmp_path, resumed=0)
+    for step in range(1, 201):
+        writer.write_scalars(step, {"train/loss": 1 / step})
+    writer.finish(Summary("done", 200, exit=0))
+    writer.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    whole, seen = file.read_bytes(), []
+    assert len(whole) > 2**15
+    for size in [*range(7, 2**15, 997), *range(2**15 - 16, 2**15 + 16), len(whole)]:
+        file.write_bytes(whole[:size])
+        seen.append(sum(len(run.rows) for run in logged.wandb_runs(tmp_path).values()))
+    assert seen == sorted(seen) and (seen[0], seen[-1]) == (0, 200)
+
+
+def test_a_run_that_began_twice_in_a_second_is_continued(tmp_path: Path, loggers: None) -> None:
+    """W&B then adds -1 to the name of the second folder."""
+    for end in (2, 4):
+        writer = writers.create(["wandb"], tmp_path, resumed=0)
+        for step in range(1, end + 1):
+            writer.write_scalars(step, {"train/loss": 1 / step})
+        writer.finish(Summary("done", end, exit=0))
+        writer.close()
+        if end == 2:
+            (first,) = tmp_path.glob("wandb/offline-run-*")
+            first.rename(f"{first}-1")
+    (run,) = logged.wandb_runs(tmp_path).values()
+    assert [row["step"] for row in run.rows] == [1, 2, 3, 4]
+
+
 def test_rows_that_a_killed_run_had_logged_are_not_logged_again(
     tmp_path: Path, loggers: None
 ) -> None:

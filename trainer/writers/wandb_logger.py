@@ -117,11 +117,12 @@ def _has_key(settings: Any) -> bool:
 def _read_offline(identity: RunIdentity) -> tuple[int, bool]:
     """Returns the last step in the files of an offline run, and whether it has ended.
 
-    Each process that computed the run left a file. Rows that a killed process had not written are
-    missing.
+    Each process that computed the run left a file, in a folder named after the second in which it
+    began; one that began in the same second has -1 added. Rows that a killed process had not
+    written are missing.
     """
     last, ended = -1, False
-    for file in sorted(identity.folder.glob(f"wandb/offline-run-*-{identity.id}/run-*.wandb")):
+    for file in sorted(identity.folder.glob(f"wandb/offline-run-*/run-{identity.id}.wandb")):
         for record in read_records(file):
             kind = record.WhichOneof("record_type")
             if kind == "history":
