@@ -9,14 +9,16 @@ before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Pro
 """
 
 from optim.parts.decay import cautious_decay
-from optim.parts.directions import momentum, normalize, polar
-from optim.parts.lengths import floor, match_norm, pin_radius, radial_brake
+from optim.parts.directions import momentum, momentum_mixture, normalize, polar
+from optim.parts.lengths import floor, match_norm, match_rms, pin_radius, radial_brake
 
 __all__ = [
     "cautious_decay",
     "floor",
     "match_norm",
+    "match_rms",
     "momentum",
+    "momentum_mixture",
     "normalize",
     "pin_radius",
     "polar",

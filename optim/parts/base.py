@@ -28,12 +28,14 @@ class Part(optax.GradientTransformationExtraArgs):
         length: what it does with the lengths of directions: "ignores" those that it is given, as
             `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
         keeps_norm: whether it keeps the norms of the weights.
+        around: the transformation that it runs first, such as that of `parts.cautious_decay`.
     """
 
     name: str
     place: Place
     length: Length
     keeps_norm: bool
+    around: optax.GradientTransformation | None
 
     def __new__(
         cls,
@@ -44,10 +46,12 @@ class Part(optax.GradientTransformationExtraArgs):
         place: Place = "before",
         length: Length = "keeps",
         keeps_norm: bool = False,
+        around: optax.GradientTransformation | None = None,
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
-        part.name, part.place, part.length, part.keeps_norm = name, place, length, keeps_norm
+        part.name, part.place, part.length, part.around = name, place, length, around
+        part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
         return part
 
 

@@ -12,7 +12,9 @@ from optim.parts.base import Part
 __all__ = ["cautious_decay"]
 
 
-def cautious_decay(rate: float, around: optax.GradientTransformation | None = None) -> Part:
+def cautious_decay(
+    rate: float, around: optax.GradientTransformation | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Decays the weights whose step makes them smaller (cautious weight decay).
 
     With the step S and the weights W, weights with S * W < 0 are multiplied by
@@ -46,4 +48,4 @@ def cautious_decay(rate: float, around: optax.GradientTransformation | None = No
 
         return jax.tree.map(decay, updates, steps, params), state
 
-    return Part(inner.init, update, name="parts.cautious_decay", place="after")
+    return Part(inner.init, update, name="parts.cautious_decay", place="after", around=around)

@@ -15,7 +15,7 @@ from optim.matrices import Matrices
 from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
 from optim.parts.base import Part, at_least, norm
 
-__all__ = ["momentum", "normalize", "polar"]
+__all__ = ["momentum", "momentum_mixture", "normalize", "polar"]
 
 
 class MomentumState(NamedTuple):
@@ -24,7 +24,7 @@ class MomentumState(NamedTuple):
     momentum: optax.Params
 
 
-def momentum(decay: float = 0.95, nesterov: bool = True) -> Part:
+def momentum(decay: float = 0.95, nesterov: bool = True) -> optax.GradientTransformationExtraArgs:
     """Averages the updates over the steps.
 
     With the update G, one step is
@@ -61,6 +61,80 @@ def momentum(decay: float = 0.95, nesterov: bool = True) -> Part:
     return Part(init, update, name="parts.momentum")
 
 
+class MixtureState(NamedTuple):
+    """The state of `momentum_mixture`.
+
+    Attributes:
+        means: for each decay the mean of the updates, shaped like the parameters.
+    """
+
+    means: tuple[optax.Params, ...]
+
+
+def momentum_mixture(
+    decays: list[float] | tuple[float, ...],
+    weights: list[float] | tuple[float, ...],
+    share: float = 0.95,
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the updates over the steps by several means of different lengths.
+
+    With the update G, one step is
+
+        M_k <- decays[k] * M_k + (1 - decays[k]) * G
+        D    = (1 - share) * G + share * (weights[0] * M_0 + weights[1] * M_1 + ...)
+
+    A mean has a memory of about 1 / (1 - decay) steps. Weights that change over the steps make the
+    memory of the mixture longer or shorter without new means.
+
+    Args:
+        decays: each in [0, 1); floats, traced scalars or, in a group, schedules.
+        weights: one for each decay, likewise; usually their sum is 1.
+        share: that of the means in the direction; likewise. `momentum` has its decay in its place.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: there are not as many weights as decays, or none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from optim import parts
+        >>> part = parts.momentum_mixture([0.5, 0.75], [0.5, 0.5], share=1.0)
+        >>> direction, state = part.update(jnp.ones(1), part.init(jnp.zeros(1)))
+        >>> [float(mean[0]) for mean in state.means], float(direction[0])
+        ([0.5, 0.25], 0.375)
+
+    Reference: pull requests 340, 357 and 359 of KellerJordan/modded-nanogpt ("K-Maxwell momentum")
+    """
+    if not decays or len(decays) != len(weights):
+        raise ValueError(
+            f"decays and weights must be lists of one length, got {len(decays)} decays and"
+            f" {len(weights)} weights."
+        )
+
+    def init(params: optax.Params) -> MixtureState:
+        return MixtureState(tuple(jax.tree.map(wide_zeros, params) for _ in decays))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, MixtureState]:
+        del params
+        means = tuple(
+            jax.tree.map(lambda g, m, b=decay: moving_average(m, g, scalar(b, g)), updates, mean)
+            for decay, mean in zip(decays, state.means, strict=True)
+        )
+
+        def mix(g: jax.Array, *of_decays: jax.Array) -> jax.Array:
+            pairs = zip(weights, of_decays, strict=True)
+            mixture = sum((scalar(weight, g) * mean for weight, mean in pairs), jnp.zeros_like(g))
+            return moving_average(mixture, g, scalar(share, g))
+
+        return jax.tree.map(mix, updates, *means), MixtureState(means)
+
+    return Part(init, update, name="parts.momentum_mixture")
+
+
 def polar(
     polynomial: str | Sequence[Any] = "jordan",
     steps: int = 5,
@@ -69,7 +143,7 @@ def polar(
     eps: float = 1e-7,
     dtype: str | None = None,
     matrices: MatrixSpec = None,
-) -> Part:
+) -> optax.GradientTransformationExtraArgs:
     """Replaces each matrix by an approximation of its polar factor, by Newton-Schulz steps.
 
     Args:
@@ -116,7 +190,9 @@ class NormalizeState(NamedTuple):
     variance: optax.Params
 
 
-def normalize(b2: float = 0.95, eps: float = 1e-10, matrices: MatrixSpec = None) -> Part:
+def normalize(
+    b2: float = 0.95, eps: float = 1e-10, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
     """Divides each output's updates by the root of their mean square over the steps (NorMuon).
 
     With the update U of a matrix [inputs, outputs] and the mean V over the inputs, one step is
