@@ -164,3 +164,20 @@ def _split_first_axis(x: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
     """Shards the first axis over some mesh axes and leaves the other axes to the compiler."""
     unconstrained = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh_axes or None, *unconstrained))
+
+
+def one_by_one(function: Callable[..., Sequence[list[Any]]]) -> Callable[..., Sequence[list[Any]]]:
+    """Makes a function of lists over the parameters treat one parameter after the other.
+
+    That needs the temporary memory of one. If `divide` shares matrices among devices, the function
+    gets all parameters at once, so that the devices get equal shares.
+    """
+
+    def each(*lists: list[Any]) -> Sequence[list[Any]]:
+        if is_divided() or not lists[0]:
+            return function(*lists)
+        rows = ([[x] for x in row] for row in zip(*lists, strict=True))
+        made = [function(*row) for row in rows]
+        return [[x for of_one in column for x in of_one] for column in zip(*made, strict=True)]
+
+    return each

@@ -1,13 +1,92 @@
-"""Bases of eigenvectors for SOAP that do not depend on rounding errors."""
+"""Bases of eigenvectors for SOAP that do not depend on rounding errors, and rotations to them."""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from optim.division import divide
 from optim.matrices import eigh, product, qr, replicate, scatter, transpose
 
 # An eigenvalue of a mean of G G^T counts as zero below this many machine epsilons of the largest:
 # zero eigenvalues measured up to 2, for sizes 16x16 to 512x512.
 _SMALLEST_EIGENVALUE = 16
+
+# An element of Q_L^T G Q_R counts as zero below this many machine epsilons of its row and column:
+# elements that are zero in exact arithmetic measured up to 26, for sizes 16x16 to 512x512.
+_SMALLEST_ELEMENT = 32
+
+
+class Sides(NamedTuple):
+    """Values for the two sides of one parameter's matrices; () for a side that is not rotated."""
+
+    left: Any
+    right: Any
+
+
+def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
+    """Returns the values of the left sides of all parameters, and those of the right ones."""
+    return [x.left for x in parameters], [x.right for x in parameters]
+
+
+def turn(x: jax.Array, bases: Sides) -> jax.Array:
+    """Computes Q_L^T X Q_R for matrices X, [..., rows, columns]."""
+    x = x if isinstance(bases.left, tuple) else product(transpose(bases.left), x)
+    return x if isinstance(bases.right, tuple) else product(x, bases.right)
+
+
+def turn_back(x: jax.Array, bases: Sides) -> jax.Array:
+    """Computes Q_L X Q_R^T for matrices X, [..., rows, columns]."""
+    x = x if isinstance(bases.left, tuple) else product(bases.left, x)
+    return x if isinstance(bases.right, tuple) else product(x, transpose(bases.right))
+
+
+def is_noise(variance: jax.Array) -> jax.Array:
+    """Finds the elements whose gradients are zero up to the rounding errors of `turn`.
+
+    The rounding error of an element is proportional to the norms of its row and column and, after
+    the first of the two products, to the norm of the whole matrix. `variance` are means of squares.
+    """
+    rows = jnp.sum(variance, axis=-1, keepdims=True)
+    columns = jnp.sum(variance, axis=-2, keepdims=True)
+    scale = rows + columns + jnp.mean(variance, axis=(-2, -1), keepdims=True)
+    return variance <= (_SMALLEST_ELEMENT * jnp.finfo(variance.dtype).eps) ** 2 * scale
+
+
+def first_bases(grams: list[Sides]) -> list[Sides]:
+    """Computes the eigenvectors of the Gram matrices of all parameters; see `eigenvectors`."""
+    leaves, structure = jax.tree.flatten(grams)
+    return structure.unflatten(divide(eigenvectors, leaves))
+
+
+def next_bases(
+    grams: list[Sides], bases: list[Sides], sort: bool = True
+) -> tuple[list[Sides], list[Sides]]:
+    """Rotates bases towards the eigenvectors by one power iteration and a QR decomposition.
+
+    Returns the new bases and, for each, the order into which its columns were sorted before, which
+    is () everywhere without `sort`.
+    """
+    orders = jax.tree.map(falling_order, grams, bases) if sort else []
+    structure = jax.tree.structure(grams)
+
+    def iterate(gram: jax.Array, basis: jax.Array, *order: jax.Array) -> jax.Array:
+        for indices in order:
+            basis = jnp.take_along_axis(basis, indices[..., None, :], axis=-1)
+        return scatter(power_iteration(replicate(gram), replicate(basis)), gram)
+
+    columns = [jax.tree.leaves(x) for x in ((grams, bases, orders) if sort else (grams, bases))]
+    found = structure.unflatten(divide(iterate, *columns))
+    return found, orders if sort else [Sides((), ()) for _ in grams]
+
+
+def sort_elements(x: jax.Array, order: Sides) -> jax.Array:
+    """Sorts rows and columns of matrices, [..., rows, columns], by the orders of their sides."""
+    if not isinstance(order.left, tuple):
+        x = jnp.take_along_axis(x, order.left[..., :, None], axis=-2)
+    if not isinstance(order.right, tuple):
+        x = jnp.take_along_axis(x, order.right[..., None, :], axis=-1)
+    return x
 
 
 def _is_null(eigenvalues: jax.Array) -> jax.Array:

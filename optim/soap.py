@@ -8,11 +8,20 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import bias_correction, descend, moving_average, scalar
-from optim.division import divide, is_divided
+from optim.division import one_by_one
 from optim.dtypes import wide_zeros, widen
-from optim.eigenvectors import eigenvectors, falling_order, power_iteration
+from optim.eigenvectors import (
+    Sides,
+    first_bases,
+    is_noise,
+    next_bases,
+    of_sides,
+    sort_elements,
+    turn,
+    turn_back,
+)
 from optim.layouts import MatrixSpec
-from optim.matrices import Matrices, gram_matrices, product, replicate, scatter, transpose
+from optim.matrices import Matrices, gram_matrices
 
 __all__ = ["SoapState", "soap"]
 
@@ -38,22 +47,6 @@ class SoapState(NamedTuple):
     right: optax.Params
     left_basis: optax.Params
     right_basis: optax.Params
-
-
-# An element of Q_L^T G Q_R counts as zero below this many machine epsilons of its row and column:
-# elements that are zero in exact arithmetic measured up to 26, for sizes 16x16 to 512x512.
-_SMALLEST_ELEMENT = 32
-
-
-class _Sides(NamedTuple):
-    """Values for the two sides of one parameter's matrices; () for a side that is not rotated."""
-
-    left: Any
-    right: Any
-
-
-def _of_sides(parameters: list[_Sides]) -> tuple[list[Any], list[Any]]:
-    return [x.left for x in parameters], [x.right for x in parameters]
 
 
 def soap(
@@ -140,7 +133,7 @@ def soap(
             return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
 
         def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
-            grams = _of_sides([_Sides(*gram_matrices(x, max_precond_dim)) for x in zeros])
+            grams = of_sides([Sides(*gram_matrices(x, max_precond_dim)) for x in zeros])
             return zeros, *grams, *jax.tree.map(eye, grams)
 
         mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
@@ -155,10 +148,10 @@ def soap(
         first = count == 0
 
         def follow(
-            whole: jax.Array, mean: jax.Array, variance: jax.Array, grams: _Sides, bases: _Sides
+            whole: jax.Array, mean: jax.Array, variance: jax.Array, grams: Sides, bases: Sides
         ) -> tuple[Any, ...]:
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
-            turned = _turn(whole, bases)
+            turned = turn(whole, bases)
             # The first gradient only computes the bases: the averages begin with the second one.
             mean = jnp.where(first, 0, moving_average(mean, turned, keep1))
             variance = jnp.where(first, 0, moving_average(variance, turned**2, keep2))
@@ -167,11 +160,11 @@ def soap(
             rate = jnp.sqrt(bias_correction(b2, count, whole)) / bias_correction(b1, count, whole)
             direction = mean / (jnp.sqrt(variance) + scalar(eps, whole))
             if jax.tree.leaves(bases):
-                direction = jnp.where(_is_noise(variance), 0, direction)
-            step = rate * _turn_back(direction, bases)
+                direction = jnp.where(is_noise(variance), 0, direction)
+            step = rate * turn_back(direction, bases)
 
             keep = scalar(b2 if shampoo_beta is None else shampoo_beta, whole)
-            news = _Sides(*gram_matrices(whole, max_precond_dim))
+            news = Sides(*gram_matrices(whole, max_precond_dim))
             grams = jax.tree.map(lambda old, new: moving_average(old, new, keep), grams, news)
             return step, mean, variance, grams
 
@@ -179,24 +172,16 @@ def soap(
         branch = jnp.where(first, 2, due)
 
         def move(*lists: list[Any]) -> Sequence[list[Any]]:
-            grams = list(map(_Sides, *lists[3:5]))
-            bases = list(map(_Sides, *lists[5:]))
+            grams = list(map(Sides, *lists[3:5]))
+            bases = list(map(Sides, *lists[5:]))
             rows = list(map(follow, *lists[:3], grams, bases))
             steps, mean, variance, grams = ([row[i] for row in rows] for i in range(4))
             turns = [_keep_bases, _rotate_bases, _first_bases]
             mean, variance, bases = jax.lax.switch(branch, turns, mean, variance, grams, bases)
-            return steps, mean, variance, *_of_sides(grams), *_of_sides(bases)
-
-        def move_each(*lists: list[Any]) -> Sequence[list[Any]]:
-            if is_divided() or not lists[0]:
-                return move(*lists)  # at once, so that the devices get equal shares
-            # One parameter after the other: that needs the memory of one.
-            rows = ([[x] for x in row] for row in zip(*lists, strict=True))
-            moved = [move(*row) for row in rows]
-            return [[x for of_one in column for x in of_one] for column in zip(*moved, strict=True)]
+            return steps, mean, variance, *of_sides(grams), *of_sides(bases)
 
         grads = widen(updates)
-        steps, *fields = over.map(move_each, [grads, state.mean, state.variance], state[3:])
+        steps, *fields = over.map(one_by_one(move), [grads, state.mean, state.variance], state[3:])
         return steps, SoapState(jnp.asarray(optax.safe_increment(count)), *fields)
 
     tx = descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
@@ -212,19 +197,9 @@ def soap(
     return optax.GradientTransformationExtraArgs(tx.init, update_all)
 
 
-def _turn(x: jax.Array, bases: _Sides) -> jax.Array:
-    x = x if isinstance(bases.left, tuple) else product(transpose(bases.left), x)
-    return x if isinstance(bases.right, tuple) else product(x, bases.right)
-
-
-def _turn_back(x: jax.Array, bases: _Sides) -> jax.Array:
-    x = x if isinstance(bases.left, tuple) else product(bases.left, x)
-    return x if isinstance(bases.right, tuple) else product(x, transpose(bases.right))
-
-
 # The next functions update the bases and Adam's moments, which are lists over the parameters.
 
-_Moved = tuple[list[jax.Array], list[jax.Array], list[_Sides]]
+_Moved = tuple[list[jax.Array], list[jax.Array], list[Sides]]
 
 
 def _keep_bases(mean: Any, variance: Any, grams: Any, bases: Any) -> _Moved:
@@ -232,46 +207,18 @@ def _keep_bases(mean: Any, variance: Any, grams: Any, bases: Any) -> _Moved:
     return mean, variance, bases
 
 
-def _is_noise(variance: jax.Array) -> jax.Array:
-    """Finds the elements whose gradients are zero up to the rounding errors of `_turn`.
-
-    The rounding error of an element is proportional to the norms of its row and column and, after
-    the first of the two products, to the norm of the whole matrix.
-    """
-    rows = jnp.sum(variance, axis=-1, keepdims=True)
-    columns = jnp.sum(variance, axis=-2, keepdims=True)
-    scale = rows + columns + jnp.mean(variance, axis=(-2, -1), keepdims=True)
-    return variance <= (_SMALLEST_ELEMENT * jnp.finfo(variance.dtype).eps) ** 2 * scale
-
-
-def _first_bases(mean: Any, variance: Any, grams: list[_Sides], bases: Any) -> _Moved:
+def _first_bases(mean: Any, variance: Any, grams: list[Sides], bases: Any) -> _Moved:
     """Computes the first bases; the mean is still zero, so it need not be rotated."""
     del bases
-    leaves, structure = jax.tree.flatten(grams)
-    return mean, variance, structure.unflatten(divide(eigenvectors, leaves))
+    return mean, variance, first_bases(grams)
 
 
 def _rotate_bases(
-    mean: list[jax.Array], variance: list[jax.Array], grams: list[_Sides], bases: list[_Sides]
+    mean: list[jax.Array], variance: list[jax.Array], grams: list[Sides], bases: list[Sides]
 ) -> _Moved:
     """Rotates the bases towards the eigenvectors by one power iteration."""
     # The mean is rotated to the new bases. Variances cannot be rotated: they are sorted with the
     # columns to which they belong.
-    back = list(map(_turn_back, mean, bases))
-    orders = jax.tree.map(falling_order, grams, bases)
-
-    def sort(variance: jax.Array, order: _Sides) -> jax.Array:
-        if not isinstance(order.left, tuple):
-            variance = jnp.take_along_axis(variance, order.left[..., :, None], axis=-2)
-        if not isinstance(order.right, tuple):
-            variance = jnp.take_along_axis(variance, order.right[..., None, :], axis=-1)
-        return variance
-
-    def iterate(gram: jax.Array, basis: jax.Array, order: jax.Array) -> jax.Array:
-        basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
-        return scatter(power_iteration(replicate(gram), replicate(basis)), gram)
-
-    structure = jax.tree.structure(grams)
-    columns = [jax.tree.leaves(x) for x in (grams, bases, orders)]
-    bases = structure.unflatten(divide(iterate, *columns))
-    return list(map(_turn, back, bases)), list(map(sort, variance, orders)), bases
+    back = list(map(turn_back, mean, bases))
+    bases, orders = next_bases(grams, bases)
+    return list(map(turn, back, bases)), list(map(sort_elements, variance, orders)), bases

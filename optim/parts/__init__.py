@@ -11,10 +11,13 @@ before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Pro
 from optim.parts.decay import cautious_decay
 from optim.parts.directions import momentum, momentum_mixture, normalize, polar
 from optim.parts.lengths import floor, match_norm, match_rms, pin_radius, radial_brake
+from optim.parts.soap import kl_shampoo, kl_soap, soap, trust_gate
 
 __all__ = [
     "cautious_decay",
     "floor",
+    "kl_shampoo",
+    "kl_soap",
     "match_norm",
     "match_rms",
     "momentum",
@@ -23,4 +26,6 @@ __all__ = [
     "pin_radius",
     "polar",
     "radial_brake",
+    "soap",
+    "trust_gate",
 ]

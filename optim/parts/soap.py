@@ -1,0 +1,546 @@
+"""Parts that work in the eigenbases of Shampoo's preconditioners: SOAP and its relatives.
+
+All of them use the bases that earlier gradients made: a gradient enters the Gram matrices after the
+direction of its step was computed, and the bases follow.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.descent import moving_average, scalar
+from optim.division import one_by_one
+from optim.dtypes import wide_zeros
+from optim.eigenvectors import (
+    Sides,
+    first_bases,
+    is_noise,
+    next_bases,
+    of_sides,
+    sort_elements,
+    turn,
+    turn_back,
+)
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices, gram_matrices, product, transpose
+from optim.parts.base import Part, at_least, dot, norm
+
+__all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
+
+
+class SoapState(NamedTuple):
+    """The state of `soap`.
+
+    Attributes:
+        count: the number of updates so far, int32.
+        variance: the mean of the squares, in the eigenbases, shaped like the parameters.
+        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not
+            rotated.
+        right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
+        left_basis: the eigenvectors of `left`, as columns.
+        right_basis: the eigenvectors of `right`, as columns.
+    """
+
+    count: jax.Array
+    variance: optax.Params
+    left: optax.Params
+    right: optax.Params
+    left_basis: optax.Params
+    right_basis: optax.Params
+
+
+def soap(
+    b2: float = 0.9,
+    shampoo_beta: float | None = None,
+    eps: float = 1e-8,
+    every: int = 1,
+    squares: Literal["update", "gradient"] = "update",
+    first: Literal["pass", "rotate", "skip"] = "pass",
+    sort: bool = True,
+    length: Literal["gram", "frobenius", "free"] = "gram",
+    sides: Literal["both", "shorter"] = "both",
+    max_precond_dim: int = 10_000,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Divides updates by the root of their mean squares in Shampoo's eigenbases (SOAP).
+
+    With the update U, the gradient G of the chain and the bases Q_L and Q_R, one step is
+
+        P <- Q_L^T U Q_R
+        V <- b2 * V + (1 - b2) * P^2                  (squares="gradient": of Q_L^T G Q_R)
+        D  = Q_L (P / (sqrt(V) + eps)) Q_R^T
+        L <- shampoo_beta * L + (1 - shampoo_beta) * G G^T,   R likewise of G^T G
+        Q_L, Q_R <- one power iteration and a QR decomposition of L Q_L and R Q_R
+
+    It stands after `momentum`, and before `polar` it is SOAP-Muon. There is no bias correction: a
+    part after it usually sets the length. With the defaults it is the part of record 46 of
+    modded-nanogpt's optimizer track; `{squares: gradient, first: rotate, sort: false, length:
+    free}` after `{momentum: {nesterov: false}}`, with `match_norm` and `pin_radius`, is SOAP-H.
+
+    Where the gradients so far span no directions, bases are completed, and elements that are zero
+    up to rounding do not contribute, as in `optim.soap`. Those programs divide noise by noise
+    there. They also bound the root of V by eps where it is added here.
+
+    Args:
+        b2: the decay of the means of squares; a float, a traced scalar or, in a group, a schedule.
+        shampoo_beta: the decay of the means of G G^T and G^T G; None for `b2`.
+        eps: added to the root of the mean squares, and the smallest length by which is divided.
+        every: the number of updates from one change of the bases to the next.
+        squares: whether V averages the squares of the update or those of the gradient.
+        first: what the first update does, whose gradient makes the first bases: "pass" returns the
+            update as it is, "skip" returns zero, and "rotate" computes the bases before the
+            direction.
+        sort: whether columns are sorted by their eigenvalues before each QR decomposition, and V
+            with them.
+        length: whether the direction of each matrix gets the norm of its update, "frobenius" or
+            "gram" (see `polar`), or is left "free".
+        sides: whether "both" sides of a matrix are rotated or only the "shorter" one, both if it is
+            square.
+        max_precond_dim: the longest side that is rotated.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: an option is unknown, or `every` is not positive; at init, a parameter is not a
+            real matrix; at the update, outside of `optim.chain`.
+
+    Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
+      https://arxiv.org/abs/2409.11321
+    """
+    _check_option("squares", squares, ("update", "gradient"))
+    _check_option("first", first, ("pass", "rotate", "skip"))
+    _check_option("length", length, ("gram", "frobenius", "free"))
+    _check_option("sides", sides, ("both", "shorter"))
+    _check_every(every)
+    over = Matrices(matrices, "optim.parts.soap")
+
+    def grams_of(x: jax.Array) -> Sides:
+        return _grams(x, max_precond_dim, sides)
+
+    def init(params: optax.Params) -> SoapState:
+        over.declare(params)
+        return SoapState(*_first_state(over, params, grams_of))
+
+    def direction(
+        u: jax.Array, g: jax.Array, v: jax.Array, bases: Sides, start: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        turned = turn(u, bases)
+        square = turned if squares == "update" else turn(g, bases)
+        new = moving_average(v, square**2, scalar(b2, u))
+        v = new if first == "rotate" else jnp.where(start, v, new)
+        divided = turned / (jnp.sqrt(v) + scalar(eps, u))
+        if jax.tree.leaves(bases):
+            divided = jnp.where(is_noise(v), 0, divided)
+        found = turn_back(divided, bases)
+        if length != "free":
+            size = norm if length == "frobenius" else _gram_norm
+            found = found * (size(u) / at_least(size(found), eps))
+        if first == "rotate":
+            return found, v
+        return jnp.where(start, u if first == "pass" else 0, found), v
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, SoapState]:
+        del params
+        start = state.count == 0
+        due = jnp.where(state.count % every == 0, 1, 0)
+        branch = due if first == "rotate" else jnp.where(start, 2, due)
+
+        def move(
+            moves: list[jax.Array],
+            grads: list[jax.Array],
+            variance: list[jax.Array],
+            *kept: list[Any],
+        ) -> Sequence[list[Any]]:
+            grams, bases = list(map(Sides, *kept[:2])), list(map(Sides, *kept[2:]))
+            news = list(map(grams_of, grads))
+            if first == "rotate":
+                bases = jax.lax.cond(start, lambda: first_bases(news), lambda: bases)
+            rows = [
+                direction(*row, start) for row in zip(moves, grads, variance, bases, strict=True)
+            ]
+            variance = [v for _, v in rows]
+            grams = _average(grams, news, b2 if shampoo_beta is None else shampoo_beta)
+            variance, bases = _follow(branch, variance, grams, bases, sort)
+            return [d for d, _ in rows], grads, variance, *of_sides(grams), *of_sides(bases)
+
+        trees = [updates, _gradient(extra, "soap"), state.variance]
+        moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
+        return moves, SoapState(jnp.asarray(optax.safe_increment(state.count)), *fields)
+
+    return Part(init, update, name="parts.soap", length="ignores" if length == "free" else "keeps")
+
+
+class KlState(NamedTuple):
+    """The state of `kl_soap` and `kl_shampoo`.
+
+    Attributes:
+        count: the number of updates so far, int32.
+        variance: the mean of the squares, in the eigenbases, shaped like the parameters; an empty
+            tuple for `kl_shampoo`.
+        left, right, left_basis, right_basis: see `SoapState`; `left` and `right` are the Gram
+            matrices of gradients that the other side has whitened.
+        left_values: estimates of the eigenvalues of `left`, [batch axes..., rows].
+        right_values: those of `right`, [batch axes..., columns].
+    """
+
+    count: jax.Array
+    variance: Any
+    left: optax.Params
+    right: optax.Params
+    left_basis: optax.Params
+    right_basis: optax.Params
+    left_values: optax.Params
+    right_values: optax.Params
+
+
+def kl_soap(
+    b2: float = 0.98,
+    shampoo_beta: float | None = None,
+    eps: float = 1e-8,
+    every: int = 10,
+    first_value: float = 0.1,
+    largest_root: float = 4000.0,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Works as `soap` in eigenbases that minimize a Kullback-Leibler divergence (KL-SOAP).
+
+    With the gradient G, [m, n], and the estimates l_L and l_R of the eigenvalues of L and R, the
+    preconditioners follow gradients that the other side has whitened:
+
+        L <- shampoo_beta * L + (1 - shampoo_beta) * G Q_R diag(1 / l_R) Q_R^T G^T / n
+        R <- shampoo_beta * R + (1 - shampoo_beta) * G^T Q_L diag(1 / l_L) Q_L^T G / m
+
+    and l_L and l_R are means of the diagonals of the same products in the bases. The direction is
+
+        D = Q_L (P / (sqrt(V) + eps)) Q_R^T,  P = Q_L^T U Q_R,  V a mean of (Q_L^T G Q_R)^2
+
+    without bias correction. The first update computes the first bases and returns zero. It stands
+    after `momentum` with nesterov=False, which in the authors' program begins with the second
+    gradient and here with the first.
+
+    Args:
+        b2: the decay of the means of squares; a float, a traced scalar or, in a group, a schedule.
+        shampoo_beta: the decay of L, R, l_L and l_R; None for `b2`.
+        eps: added to the root of the mean squares.
+        every: the number of updates from one change of the bases to the next.
+        first_value: the first estimate of every eigenvalue.
+        largest_root: the largest 1 / sqrt(eigenvalue); no larger than the side of the matrix, or 10
+            for sides below 10.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: `every` is not positive; at init, a parameter is not a real matrix; at the
+            update, outside of `optim.chain`.
+
+    Reference: Lin et al., Understanding and Improving Shampoo and SOAP via Kullback-Leibler
+      Minimization, https://arxiv.org/abs/2509.03378
+    """
+    keep = b2 if shampoo_beta is None else shampoo_beta
+
+    def direction(
+        u: jax.Array, g: jax.Array, v: jax.Array, bases: Sides, values: Sides, start: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        del values
+        v = jnp.where(start, v, moving_average(v, turn(g, bases) ** 2, scalar(b2, u)))
+        divided = turn(u, bases) / (jnp.sqrt(v) + scalar(eps, u))
+        return turn_back(jnp.where(is_noise(v), 0, divided), bases), v
+
+    return _kl_part("kl_soap", direction, keep, every, first_value, largest_root, matrices)
+
+
+def kl_shampoo(
+    shampoo_beta: float = 0.98,
+    eps: float = 1e-8,
+    every: int = 10,
+    first_value: float = 0.1,
+    largest_root: float = 4000.0,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Whitens updates by both preconditioners of `kl_soap` (KL-Shampoo).
+
+    With the notation of `kl_soap`, the direction is
+
+        D = Q_L (P / (sqrt(l_L l_R^T) + eps)) Q_R^T
+
+    so that no mean of squares is kept.
+
+    Args:
+        shampoo_beta: the decay of all means; a float, a traced scalar or, in a group, a schedule.
+        eps: added to the roots.
+        every: the number of updates from one change of the bases to the next.
+        first_value: the first estimate of every eigenvalue.
+        largest_root: see `kl_soap`.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: see `kl_soap`.
+
+    Reference: Lin et al., Understanding and Improving Shampoo and SOAP via Kullback-Leibler
+      Minimization, https://arxiv.org/abs/2509.03378
+    """
+
+    def direction(
+        u: jax.Array, g: jax.Array, v: Any, bases: Sides, values: Sides, start: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        del g, start
+        if not u.size:  # gram_matrices gives such matrices no sides
+            return u, v
+        roots = jnp.sqrt(values.left[:, :, None] * values.right[:, None, :])
+        return turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases), v
+
+    return _kl_part(
+        "kl_shampoo", direction, shampoo_beta, every, first_value, largest_root, matrices
+    )
+
+
+def trust_gate(
+    around: optax.GradientTransformation,
+    floor: float = 0.0,
+    cap: float = 1.0,
+    min_agreement: float = 0.2,
+    eps: float = 1e-8,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Blends what a part makes of updates with the updates, by how far the two agree.
+
+    With the update U, what the inner part makes of it S, and the gradient G, the share of S is, for
+    each matrix,
+
+        agreement = clip((cos(S, U) - min_agreement) / (1 - min_agreement), 0, 1)
+        share     = clip(agreement * clip(cos(S, G) / cos(U, G), 0, 1), floor, cap)
+
+    and U + share * (S - U) is given the norm of U, by the Gram norm (see `polar`). An inner part
+    such as `soap`, whose bases may be old, is thus followed where it still points to where the
+    momentum and the gradient do.
+
+    Args:
+        around: the inner part.
+        floor: the smallest share; a float, a traced scalar or, in a group, a schedule.
+        cap: the largest share; likewise.
+        min_agreement: the cosine of S and U at and below which S has only the smallest share.
+        eps: the smallest norm and cosine by which is divided.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at init, a parameter is not a real matrix; at the update, outside of
+            `optim.chain`.
+
+    Reference: record 46 of the optimizer track of KellerJordan/modded-nanogpt
+    """
+    inner = optax.with_extra_args_support(around)
+    over = Matrices(matrices, "optim.parts.trust_gate")
+
+    def cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+        return dot(x, y) / at_least(norm(x) * norm(y), eps)
+
+    def blend(u: jax.Array, s: jax.Array, g: jax.Array) -> jax.Array:
+        least = scalar(min_agreement, u)
+        agreement = jnp.clip((cosine(s, u) - least) / (1 - least), 0, 1)
+        aligned = jnp.clip(cosine(s, g) / at_least(cosine(u, g), eps), 0, 1)
+        share = jnp.clip(agreement * aligned, scalar(floor, u), scalar(cap, u))
+        mixed = u + share * (s - u)
+        return mixed * (at_least(_gram_norm(u), eps) / at_least(_gram_norm(mixed), eps))
+
+    def init(params: optax.Params) -> Any:
+        over.layouts(params)  # raises where a parameter is no matrix
+        return inner.init(params)
+
+    def both(*lists: list[jax.Array]) -> Sequence[list[jax.Array]]:
+        return list(map(blend, *lists)), *lists[1:]
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        found, state = inner.update(updates, state, params, **extra)
+        moves, *_ = over.map(both, [updates, found, _gradient(extra, "trust_gate")])
+        return moves, state
+
+    return Part(init, update, name="parts.trust_gate", around=around)
+
+
+def _kl_part(
+    name: str,
+    direction: Callable[..., tuple[jax.Array, Any]],
+    keep: float,
+    every: int,
+    first_value: float,
+    largest_root: float,
+    matrices: MatrixSpec,
+) -> Part:
+    """Makes `kl_soap` or `kl_shampoo`, whose direction is a function of one parameter's arrays."""
+    _check_every(every)
+    over = Matrices(matrices, f"optim.parts.{name}")
+    has_variance = name == "kl_soap"
+
+    def values_of(bases: list[Sides]) -> list[Sides]:
+        def fill(basis: jax.Array) -> jax.Array:
+            return jnp.zeros_like(basis[..., 0]) + scalar(first_value, basis)
+
+        return jax.tree.map(fill, bases)
+
+    def init(params: optax.Params) -> KlState:
+        over.declare(params)
+        count, variance, *sides = _first_state(over, params, _grams)
+
+        def start(
+            arrays: list[jax.Array], lefts: list[Any], rights: list[Any]
+        ) -> Sequence[list[Any]]:
+            return arrays, *of_sides(values_of(list(map(Sides, lefts, rights))))
+
+        _, *values = over.map(start, [variance], sides[2:])
+        return KlState(count, variance if has_variance else (), *sides, *values)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, KlState]:
+        del params
+        start = state.count == 0
+        branch = jnp.where(start, 2, jnp.where(state.count % every == 0, 1, 0))
+
+        def move(
+            moves: list[jax.Array], grads: list[jax.Array], *rest: list[Any]
+        ) -> Sequence[list[Any]]:
+            variance, kept = (rest[0], rest[1:]) if has_variance else ([()] * len(moves), rest)
+            grams, bases, values = (list(map(Sides, *kept[i : i + 2])) for i in (0, 2, 4))
+            rows = list(zip(moves, grads, variance, bases, values, strict=True))
+            rows = [direction(*row, start) for row in rows]
+            steps = [jnp.where(start, 0, d) for d, _ in rows]
+            news, diagonals = [], []
+            for g, basis, value in zip(grads, bases, values, strict=True):
+                gram, diagonal = _whitened(g, basis, value, start)
+                news.append(gram)
+                diagonals.append(diagonal)
+            grams = _average(grams, news, keep)
+            values = [
+                jax.tree.map(
+                    lambda old, new: jnp.where(start, old, _bounded(new, largest_root)), *x
+                )
+                for x in zip(values, _average(values, diagonals, keep), strict=True)
+            ]
+            _, bases = _follow(branch, [v for _, v in rows], grams, bases, sort=False)
+            variance = [[v for _, v in rows]] if has_variance else []
+            lists = [x for sides in (grams, bases, values) for x in of_sides(sides)]
+            return steps, grads, *variance, *lists
+
+        trees = [updates, _gradient(extra, name), *([state.variance] if has_variance else [])]
+        moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
+        variance, fields = (fields[0], fields[1:]) if has_variance else ((), fields)
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return moves, KlState(count, variance, *fields)
+
+    return Part(init, update, name=f"parts.{name}", length="ignores")
+
+
+def _whitened(g: jax.Array, bases: Sides, values: Sides, start: jax.Array) -> tuple[Sides, Sides]:
+    """Computes the Gram matrices of gradients that the other side has whitened.
+
+    Returns them, divided by the length of the other side, and the diagonals that they have in the
+    bases. At the start, nothing is whitened.
+    """
+    rows, columns = g.shape[-2:]
+    if not g.size:
+        return Sides((), ()), Sides((), ())
+    inverse = Sides(*(jnp.where(start, 1, 1 / x) for x in values))
+    by_right = product(g, bases.right) * jnp.sqrt(inverse.right)[:, None, :]
+    by_left = jnp.sqrt(inverse.left)[:, :, None] * product(transpose(bases.left), g)
+    left = product(by_right, transpose(by_right)) / columns
+    right = product(transpose(by_left), by_left) / rows
+    square = turn(g, bases) ** 2
+    of_left = jnp.sum(square * inverse.right[:, None, :], axis=-1) / columns
+    of_right = jnp.sum(square * inverse.left[:, :, None], axis=-2) / rows
+    return Sides(left, right), Sides(of_left, of_right)
+
+
+def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
+    """Bounds eigenvalues, [n, side], so that their inverse roots are not too large."""
+    largest = jnp.clip(scalar(largest_root, values), max=values.shape[-1])
+    return jnp.maximum(values, 1 / jnp.maximum(largest, 10) ** 2)
+
+
+# What the parts share.
+
+
+def _first_state(
+    over: Matrices, params: optax.Params, grams_of: Callable[[jax.Array], Sides]
+) -> tuple[Any, ...]:
+    """Returns the first count, variance, Gram matrices and bases."""
+
+    def eye(s: jax.Array) -> jax.Array:
+        return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
+
+    def start(zeros: list[jax.Array]) -> Sequence[Any]:
+        grams = of_sides(list(map(grams_of, zeros)))
+        return zeros, *grams, *jax.tree.map(eye, grams)
+
+    return jnp.zeros((), jnp.int32), *over.map(start, [jax.tree.map(wide_zeros, params)])
+
+
+def _grams(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
+    if sides == "shorter":
+        max_size = min(max_size, *x.shape[-2:])
+    return Sides(*gram_matrices(x, max_size))
+
+
+def _average(old: list[Sides], new: list[Sides], decay: float) -> list[Sides]:
+    return jax.tree.map(lambda o, n: moving_average(o, n, scalar(decay, n)), old, new)
+
+
+def _follow(
+    branch: jax.Array,
+    variance: list[Any],
+    grams: list[Sides],
+    bases: list[Sides],
+    sort: bool,
+) -> tuple[list[Any], list[Sides]]:
+    """Keeps the bases (0), rotates them by one power iteration (1) or computes the first ones (2).
+
+    The variance is sorted with the columns of the bases.
+    """
+
+    def rotate() -> tuple[list[Any], list[Sides]]:
+        news, orders = next_bases(grams, bases, sort)
+        return list(map(sort_elements, variance, orders)), news
+
+    branches = [lambda: (variance, bases), rotate, lambda: (variance, first_bases(grams))]
+    return jax.lax.switch(branch, branches)
+
+
+def _gram_norm(x: jax.Array) -> jax.Array:
+    """Returns the root of the Frobenius norm of X X^T, [n, 1, 1], for X [n, rows, columns]."""
+    flat = transpose(x) if x.shape[-2] > x.shape[-1] else x
+    return jnp.sqrt(norm(product(flat, transpose(flat))))
+
+
+def _gradient(extra: dict[str, Any], name: str) -> Any:
+    if "grad" not in extra:
+        raise ValueError(
+            f"parts.{name} is a part of optim.chain, which passes it the gradient: name it in"
+            " `before`."
+        )
+    return extra["grad"]
+
+
+def _check_option(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def _check_every(every: int) -> None:
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}.")
