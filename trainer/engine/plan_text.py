@@ -21,6 +21,7 @@ def render(plan: Plan) -> str:
         _examples(plan),
         *(line for line in (plan.fingerprint, plan.mode) if line),
         *plan.matrices.lines,
+        *map(printable, plan.wrappers),
         *_hyperparameters(plan),
         *_inputs(plan),
         *(f"warning: {printable(text)}" for text in plan.warnings),
