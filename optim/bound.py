@@ -121,7 +121,7 @@ class BoundOptimizer(NamedTuple):
                 if self.layer_decay is not None:
                     refuse_states(unpacked.groups[name])
                 self._refuse_wrapped(name, unpacked.groups[name])
-        return packed(unpacked, self.copies())
+        return packed(unpacked)._replace(master=self.copies())
 
     def update(
         self,
@@ -158,7 +158,7 @@ class BoundOptimizer(NamedTuple):
             count = count + skip.astype(jnp.int32)
         new_params = unflatten(self.params, {**flatten(self.params), **back})
         new = Unpacked(groups, lookahead, readout, count, old.step + 1)
-        return new_params, packed(new, master)
+        return new_params, packed(new)._replace(master=master)
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""

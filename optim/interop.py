@@ -151,7 +151,7 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
         )
         for name, group_params in bound.split(bound.trainable()).items()
     }
-    wrappers = jax.tree.map(
+    lookahead, readout = jax.tree.map(
         lambda like, x: select(x, like) if isinstance(like, dict) else x,
         (template.lookahead, template.readout),
         (state.lookahead, state.readout),
@@ -159,7 +159,8 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
     )
     low = bound.copies()
     master = select(state.master, low) if low else {}
-    return packed(Unpacked(groups, *wrappers, state.skipped, state.step), master)
+    new = packed(Unpacked(groups, lookahead, readout, state.skipped, state.step))
+    return new._replace(master=master)
 
 
 def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:

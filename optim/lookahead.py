@@ -4,7 +4,7 @@ A lookahead receives the weights after the step of the groups' optimizers, and r
 parameters that the model gets for the next gradient.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,7 @@ class EmaNesterov(NamedTuple):
     def init(self, wide: ByPath) -> EmaNesterovState:
         """Returns the state before the first step, for parameters of at least float32."""
         return EmaNesterovState(
-            # Copied, because the step donates both parameters and state.
-            weights={path: jnp.copy(x) for path, x in wide.items()},
+            weights={path: copied(x) for path, x in wide.items()},
             moves={path: wide_zeros(x) for path, x in wide.items()},
             peak=() if self.scheduled_by is None else jnp.zeros((), compute_dtype(wide)),
         )
@@ -164,7 +163,7 @@ class OuterNesterov(NamedTuple):
     def init(self, wide: ByPath) -> OuterNesterovState:
         """Returns the state before the first step, for parameters of at least float32."""
         return OuterNesterovState(
-            weights={path: jnp.copy(x) for path, x in wide.items()},
+            weights={path: copied(x) for path, x in wide.items()},
             momentum={path: wide_zeros(x) for path, x in wide.items()},
         )
 
@@ -196,7 +195,7 @@ def ema_nesterov(
     step_size: optax.ScalarOrSchedule,
     decay: optax.ScalarOrSchedule,
     start: Steps = 0,
-    stop: Annotated[int | str, "steps"] | None = None,
+    stop: Steps | None = None,
     scheduled_by: str | None = None,
 ) -> EmaNesterov:
     """Takes gradients ahead of the weights, along the average of their past changes.
@@ -317,6 +316,14 @@ def _raise_if_wrong(name: str, made: Lookahead) -> None:
     for argument, value in made.floats().items():
         if (why := checks.wrong_float(f"lookahead.{argument}", value)) is not None:
             raise ValueError(f"{argument} of optim.{name} {why}")
+
+
+def copied(x: jax.Array) -> jax.Array:
+    """Returns a new array with the values of a parameter, for a state.
+
+    The step donates both parameters and state. A weak type would change at the first update.
+    """
+    return jnp.array(x, x.dtype, copy=True)
 
 
 def evaluated(value: optax.ScalarOrSchedule, step: ArrayLike, name: str) -> Any:

@@ -249,8 +249,8 @@ class Optimizer(NamedTuple):
 
         Returns:
             A tree like `params`: the readout, if there is one; the weights without the displacement
-            of a lookahead; averages for groups that keep them (schedule-free, optax.lookahead); else
-            `params`.
+            of a lookahead; averages for groups that keep them (schedule-free, optax.lookahead);
+            else `params`.
         """
         bound = self.bind(params)
         found = bound.eval_params(interop.to_paths(bound, state))

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+import optax
 
 from optim import checks
-from optim.lookahead import like
+from optim.lookahead import copied, evaluated, like
 from optim.patterns import fullmatch
 from optim.schedules import Steps, step_count
 
@@ -32,14 +32,14 @@ class WeightEmaState(NamedTuple):
 class WeightEma(NamedTuple):
     """The arguments of `weight_ema`, which makes it; `start` and `stop` are integers."""
 
-    horizon: int | ArrayLike
+    horizon: optax.ScalarOrSchedule
     start: int
     stop: int | None
-    blend: ArrayLike
+    blend: optax.ScalarOrSchedule
     exclude: re.Pattern[str] | None
 
     def floats(self) -> dict[str, Any]:
-        """Returns the float arguments by name, with the horizon: numbers or traced scalars."""
+        """Returns the float arguments by name: numbers, traced scalars or schedules."""
         return {"horizon": self.horizon, "blend": self.blend}
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
@@ -84,11 +84,11 @@ class WeightEma(NamedTuple):
 
     def init(self, wide: ByPath) -> WeightEmaState:
         """Returns the state before the first step, for parameters of at least float32."""
-        # Copied, because the step donates both parameters and state.
-        return WeightEmaState({path: jnp.copy(x) for path, x in self.averaged(wide).items()})
+        return WeightEmaState({path: copied(x) for path, x in self.averaged(wide).items()})
 
     def advance(self, weights: ByPath, state: Any, step: Any) -> WeightEmaState:
         """Averages the weights after the update at position `step`, counted from 0."""
+        horizon = evaluated(self.horizon, step, "horizon")
         made = step + 1
         moves = made > self.start
         if self.stop is not None:
@@ -96,25 +96,25 @@ class WeightEma(NamedTuple):
         average = {}
         for path, old in state.average.items():
             x = weights[path]
-            new = jnp.where(moves, old + (x - old) / like(self.horizon, x), old)
+            new = jnp.where(moves, old + (x - old) / like(horizon, x), old)
             average[path] = jnp.where(made <= self.start, x, new)
         return WeightEmaState(average)
 
     def evaluated(self, weights: ByPath, state: Any, made: Any) -> ByPath:
         """Returns the weights to evaluate after `made` updates, by path name."""
-        found = dict(weights)
+        found, share = dict(weights), evaluated(self.blend, made, "blend")
         for path, average in state.average.items():
             x = weights[path]
-            blend = like(self.blend, x)
+            blend = like(share, x)
             found[path] = jnp.where(made < self.start, x, (1 - blend) * x + blend * average)
         return found
 
 
 def weight_ema(
-    horizon: Steps | float,
+    horizon: Steps | optax.ScalarOrSchedule,
     start: Steps = 0,
     stop: Steps | None = None,
-    blend: float = 1.0,
+    blend: optax.ScalarOrSchedule = 1.0,
     exclude: str | None = None,
 ) -> WeightEma:
     """Evaluates an exponential moving average of the weights, or a blend of both.
@@ -138,7 +138,8 @@ def weight_ema(
         start: the number of updates after which the average begins.
         stop: the number of updates from which on the average does not change any more; None for no
             end.
-        blend: the weight of the average in what is evaluated, in [0, 1].
+        blend: the weight of the average in what is evaluated, in [0, 1]; a schedule is evaluated at
+            the number of updates.
         exclude: a regular expression of whole path names, such as "embed/.*": these parameters are
             not averaged, and have no state. None averages all that are trained.
 
@@ -169,15 +170,14 @@ def weight_ema(
             f"stop is {end} and start is {begin}, so that nothing would be averaged: make stop "
             f"larger than start."
         )
-    if isinstance(horizon, str):
-        horizon = step_count("horizon", horizon)  # raises
+    length = step_count("horizon", horizon) if isinstance(horizon, str) else horizon
     try:
         pattern = None if exclude is None else re.compile(exclude)
     except re.error as error:
         raise ValueError(
             f"exclude is {exclude!r}, which is not a regular expression: {error}."
         ) from None
-    made = WeightEma(horizon, begin, end, blend, pattern)
+    made = WeightEma(length, begin, end, blend, pattern)
     for name, value in made.floats().items():
         if (why := checks.wrong_float(f"readout.{name}", value)) is not None:
             raise ValueError(f"{name} of optim.weight_ema {why}")

@@ -11,7 +11,6 @@ import optax
 import pytest
 
 import optim
-from optim import parts
 
 FIGURES = np.load(Path(__file__).with_name("lookahead_figures.npz"))
 NAMES = ("embed", "w", "b")
@@ -23,9 +22,9 @@ def cool(peak: float) -> Any:
     return lambda t: peak * jnp.minimum(1.0, 1.5 * (1 - t.astype(float) / STEPS))
 
 
-def groups(aux: Any = cool(0.05), matrices: Any = cool(0.03)) -> dict[str, optim.Group]:
-    adamw = partial(optax.adamw, learning_rate=aux, b1=0.8, b2=0.95, weight_decay=0.1)
-    sgd = partial(optax.sgd, learning_rate=matrices, momentum=0.9)
+def groups() -> dict[str, optim.Group]:
+    adamw = partial(optax.adamw, learning_rate=cool(0.05), b1=0.8, b2=0.95, weight_decay=0.1)
+    sgd = partial(optax.sgd, learning_rate=cool(0.03), momentum=0.9)
     return {"matrices": optim.group("w", sgd), "aux": optim.group(".*", adamw)}
 
 

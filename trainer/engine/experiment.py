@@ -172,8 +172,8 @@ class Experiment:
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
         if self.ema_decay is not None and self.optimizer.readout is not None:
             raise ValueError(
-                f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both are averages "
-                f"of the parameters for evaluation. Remove one of them."
+                f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both average the "
+                f"parameters for evaluation. Remove one of them."
             )
         self._check_hooks()
 
