@@ -6,6 +6,7 @@ an optimizer that compares trees, or evaluates the loss at other parameters (lin
 in a group as it does alone.
 """
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ from optim.paths import flatten, unflatten
 from optim.readout import WeightEma
 from optim.rounding import LowPrecision, round_to
 from optim.transformations import SlowParams
+
+_SCHEDULED_BY = "lookahead.scheduled_by"
 
 
 class BoundOptimizer(NamedTuple):
@@ -97,6 +100,9 @@ class BoundOptimizer(NamedTuple):
                 if why is not None:
                     wrong = f"The schedule of {path} goes wrong at step 0: it {why}"
                     raise GroupError(wrong, argument=path)
+        by = None if self.lookahead is None else self.lookahead.scheduled_by
+        if by is not None and (why := self._wrong_schedule_of(by)) is not None:
+            raise GroupError(f"lookahead.scheduled_by is {by!r}{why}", None, _SCHEDULED_BY)
         if self.readout is not None:
             if (why := self.readout.wrong_pattern(self.trainable())) is not None:
                 raise GroupError(why, argument="readout.exclude")
@@ -191,6 +197,21 @@ class BoundOptimizer(NamedTuple):
     def _unpacked(self, state: OptimizerState) -> Unpacked:
         tensors = (state.groups, state.lookahead, state.readout)
         return unpack(state.scalars, tensors, self.template())
+
+    def _wrong_schedule_of(self, name: str) -> str | None:
+        """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
+        if name not in self.groups:
+            near = difflib.get_close_matches(name, self.groups, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f", and there is no such group.{hint} The groups are {', '.join(self.groups)}."
+        try:
+            learning_rate_of(self.groups[name].optimizer)
+        except ValueError:
+            return (
+                f", and the optimizer of this group, {name_of(self.groups[name].optimizer)}, has "
+                f"no learning rate of its own. Name a group that has one."
+            )
+        return None
 
     def _refuse_wrapped(self, name: str, state: optax.OptState) -> None:
         """Raises GroupError if a group's state does not allow the lookahead or the readout."""

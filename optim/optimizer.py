@@ -1,6 +1,5 @@
 """Combines groups into one optimizer; `BoundOptimizer` in bound.py runs them."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -318,14 +317,14 @@ def optimizer(
         wrong = wrong_layers(layers)
         if layer_decay is None:
             wrong = "layers is used by layer_decay only: set layer_decay, or remove layers."
-    wrong = wrong or _wrong_wrapper(groups, lookahead, readout)
+    wrong = wrong or _wrong_wrapper(lookahead, readout)
     if wrong is not None:
         raise ValueError(wrong)
     options = (clip_norm, layer_decay, low_precision, layers)
     return Optimizer(dict(groups), *options, lookahead, readout)
 
 
-def _wrong_wrapper(groups: Mapping[str, Group], lookahead: Any, readout: Any) -> str | None:
+def _wrong_wrapper(lookahead: Any, readout: Any) -> str | None:
     """Describes what is wrong with the arguments `lookahead` and `readout`, or returns None."""
     if not isinstance(lookahead, EmaNesterov | OuterNesterov | None):
         return (
@@ -334,22 +333,4 @@ def _wrong_wrapper(groups: Mapping[str, Group], lookahead: Any, readout: Any) ->
         )
     if not isinstance(readout, WeightEma | None):
         return f"readout must be made by optim.weight_ema, got {readout!r}."
-    by = None if lookahead is None else lookahead.scheduled_by
-    if by is None:
-        return None
-    if by not in groups:
-        near = difflib.get_close_matches(by, groups, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return (
-            f"scheduled_by of the lookahead is {by!r}, and there is no such group.{hint} The "
-            f"groups are {', '.join(groups)}."
-        )
-    try:
-        factories.learning_rate_of(groups[by].optimizer)
-    except ValueError:
-        return (
-            f"scheduled_by of the lookahead is {by!r}, and the optimizer of this group, "
-            f"{factories.name_of(groups[by].optimizer)}, has no learning rate of its own. Name a "
-            f"group that has one."
-        )
     return None
