@@ -89,7 +89,8 @@ def test_a_weight_ema_is_the_incremental_update_of_optax():
     """A horizon h is a step size of 1 / h of `optax.incremental_update`, from the first weights."""
     horizon = 3.0
     optimizer = sgd(readout=optim.weight_ema(horizon))
-    params = average = {"w": jnp.asarray([1.0, -2.0])}
+    params: dict[str, jax.Array] = {"w": jnp.asarray([1.0, -2.0])}
+    average: Any = params
     state = optimizer.init(params)
     for t in range(6):
         params, state = optimizer.update({"w": jnp.asarray([0.5, t])}, state, params)
