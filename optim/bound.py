@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from optim import adapter, checks
@@ -115,6 +116,21 @@ class BoundOptimizer(NamedTuple):
             if wrong is not None:
                 raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
 
+    def kept_norms(self) -> dict[str, dict[str, jax.Array]]:
+        """Computes norms of matrices that groups keep: group name -> path name -> the smallest."""
+        found: dict[str, dict[str, jax.Array]] = {}
+        for name, group_params in self.split(self.trainable()).items():
+            with group_error_context(name, self.groups[name], group_params):
+                found[name] = checks.kept_norms(self.groups[name].optimizer, group_params)
+        return found
+
+    def refuse_zeros(self, norms: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises GroupError if a norm that `kept_norms` returned is 0; they are known numbers."""
+        for name, of_group in norms.items():
+            wrong = checks.zero_matrix(self.groups[name].optimizer, of_group)
+            if wrong is not None:
+                raise GroupError(f"In group {name!r}: {wrong}", name, "optimizer")
+
     def init(self) -> OptimizerState:
         """Returns the state before the first step; see `Optimizer.init`."""
         self.check()
@@ -127,6 +143,9 @@ class BoundOptimizer(NamedTuple):
                 if self.layer_decay is not None:
                     refuse_states(unpacked.groups[name])
                 self._refuse_wrapped(name, unpacked.groups[name])
+        norms = self.kept_norms()
+        if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
+            self.refuse_zeros(norms)
         return packed(unpacked)._replace(master=self.copies())
 
     def update(

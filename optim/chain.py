@@ -1,6 +1,6 @@
 """Composes an optimizer from parts around one learning rate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,8 @@ from jax.typing import ArrayLike
 
 from optim.descent import scalar
 from optim.dtypes import widen
+from optim.factories import ArgumentError
+from optim.parts.base import Part
 
 __all__ = ["ChainState", "chain"]
 
@@ -55,7 +57,9 @@ def chain(
         The optimizer; its updates have the parameters' dtypes.
 
     Raises:
-        ValueError: at the update, if it is called without parameters.
+        ValueError: a part of `optim.parts` stands on the wrong side of the learning rate, or where
+            what it does is undone by a later part; at the update, if it is called without
+            parameters.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optax, optim
@@ -72,6 +76,7 @@ def chain(
         [[ 1.    -0.014]
          [-0.014  1.   ]] 1.414
     """
+    _check_order(before, after)
     firsts, lasts = (
         [optax.with_extra_args_support(part) for part in parts] for parts in (before, after)
     )
@@ -110,3 +115,58 @@ def chain(
         return steps, ChainState(count, first, last)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_order(
+    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
+) -> None:
+    """Raises ArgumentError for parts that cannot do their work where they stand.
+
+    Transformations that are not of `optim.parts` may stand anywhere.
+    """
+    for side, parts in (("before", before), ("after", after)):
+        for path, part in _with_inner(side, parts):
+            if part.place != side:
+                what = {"before": "a direction", "after": "the step"}[part.place]
+                raise ArgumentError(
+                    f"{part.name} changes {what}, and belongs in `{part.place}`; it stands in"
+                    f" `{side}`.",
+                    path,
+                )
+    lengthened = None
+    for path, part in _with_inner("before", before):
+        if part.length == "sets":
+            lengthened = part
+        elif part.length == "ignores" and lengthened is not None:
+            raise ArgumentError(
+                f"{lengthened.name} sets the lengths of directions, and {part.name} after it"
+                f" ignores them. Put {lengthened.name} after {part.name}.",
+                path,
+            )
+    pins = [i for i, part in enumerate(after) if isinstance(part, Part) and part.keeps_norm]
+    if len(pins) > 1:
+        raise ArgumentError(
+            "Two parts of `after` keep the norms of the weights, and the last one alone decides."
+            " Remove one.",
+            f"after.{pins[1]}",
+        )
+    for i, part in enumerate(after[: pins[0]] if pins else ()):
+        if isinstance(part, Part) and part.name.endswith("decay"):
+            pin = after[pins[0]]
+            name = pin.name if isinstance(pin, Part) else ""
+            raise ArgumentError(
+                f"{part.name} makes weights smaller, and {name} after it restores their norm. Give"
+                f" {part.name} the other part as its argument `around`, or remove it.",
+                f"after.{i}",
+            )
+
+
+def _with_inner(
+    side: str, parts: Sequence[optax.GradientTransformation]
+) -> Iterator[tuple[str, Part]]:
+    """Yields the parts of `optim.parts`, and those inside of them, each after its path."""
+    for i, part in enumerate(parts):
+        path, inner = f"{side}.{i}", part
+        while isinstance(inner, Part):
+            yield path, inner
+            path, inner = f"{path}.around", inner.around

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from optim.chain import chain
 from optim.factories import (
     Recipe,
     bound,
@@ -22,8 +23,14 @@ from optim.factories import (
     name_of,
     named_floats,
     recipes_with_paths,
+    recipes_within,
     takes_float,
 )
+from optim.matrices import Matrices
+from optim.muon import muon
+from optim.newton_schulz import largest_result, polynomials
+from optim.parts.directions import polar
+from optim.parts.lengths import floor, match_norm, pin_radius
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -32,7 +39,7 @@ from optim.shampoo import shampoo
 # Decays of averages: with a decay of 1 an average never changes.
 _DECAYS = (
     *("b1", "b2", "b3", "beta", "betas", "beta3", "adam_b1", "adam_b2", "shampoo_beta"),
-    *("decay", "momentum", "rho"),
+    *("decay", "decays", "momentum", "rho"),
 )
 # Bounds of the loss, the factor of optax.scale, and coefficients of Newton-Schulz.
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
@@ -42,6 +49,17 @@ _STEP_AHEAD, _HORIZON, _BLEND = "lookahead.step_size", "readout.horizon", "reado
 # Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
 # weight of the new gradient.
 _MAY_BE_ONE = ((shampoo, "b2"), (scion, "momentum"))
+
+# With these, a matrix of zeros stays zero.
+_KEEP_NORMS = (match_norm, pin_radius)
+
+# Lengths relative to those of the weights, which a learning rate multiplies.
+_AT_MOST_ONE = ((floor, "ratio"),)
+
+# The functions whose Newton-Schulz steps a user may choose: coefficients and number of steps.
+_POLYNOMIALS = {polar: ("polynomial", "steps"), muon: ("ns_coefficients", "ns_steps")}
+# The published steps map singular values in [0, 1] to at most 1.3.
+_LARGEST_SINGULAR_VALUE = 3.0
 
 # The optimizers that optax tests with complex parameters.
 _COMPLEX = (
@@ -170,9 +188,98 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
                 value = evaluate(value, 0, name)
                 what = f"the schedule of {what} goes wrong at step 0: it"
             known = _known_right(inner.func, name, default)
-            if (why := wrong_float(name, value, known)) is not None:
+            why = wrong_float(name, value, known) or _above_one(inner.func, name, value)
+            if why is not None:
                 return f"{path}.{name}".lstrip("."), f"{what} {why}"
+        for name, why in (*_wrong_polynomial(inner), *_wrong_decay(inner)):
+            return f"{path}.{name}".lstrip("."), why
     return None
+
+
+def _above_one(factory: Callable[..., Any], name: str, value: Any) -> str | None:
+    if (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer) or np.max(value) <= 1:
+        return None
+    return (
+        f"must be at most 1, got {float(np.max(value)):g}: times the learning rate, it is the"
+        " smallest length of a step relative to that of the weights."
+    )
+
+
+def _wrong_polynomial(recipe: partial) -> Iterator[tuple[str, str]]:
+    """Yields the argument with the coefficients of steps that diverge, and a sentence."""
+    for name in _POLYNOMIALS.get(recipe.func, ())[:1]:
+        given = bound(recipe)
+        given.apply_defaults()
+        coefficients, steps = (given.arguments[x] for x in _POLYNOMIALS[recipe.func])
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(coefficients)):
+            return
+        try:
+            most = largest_result(polynomials(coefficients, steps))
+        except ValueError:
+            return  # the factory raises it again
+        if most > _LARGEST_SINGULAR_VALUE:
+            size = f"to {most:.3g}" if math.isfinite(most) else "beyond all numbers"
+            yield (
+                name,
+                f"{name} of {name_of(recipe)} diverges: {steps} steps map a singular value between"
+                f" 0 and 1 {size}, and they should map it to about 1.",
+            )
+
+
+def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
+    """Yields the weight decay before the learning rate of a chain that keeps norms, and why not."""
+    if recipe.func is not chain:
+        return
+    given = bound(recipe).arguments
+    pins = [one for one in recipes_within(given.get("after", ())) if one.func is pin_radius]
+    for i, part in enumerate(given.get("before", ()) if pins else ()):
+        if isinstance(part, partial) and part.func is optax.add_decayed_weights:
+            yield (
+                f"before.{i}",
+                f"{name_of(part)} makes weights smaller, and parts.pin_radius in `after` restores"
+                " their norm. Remove it; parts.cautious_decay in `after`, around parts.pin_radius,"
+                " decays some weights of a matrix more than others.",
+            )
+
+
+def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Computes the norms of the matrices whose norms an optimizer keeps.
+
+    Returns path -> the smallest norm of the matrices of a parameter, a scalar; nothing if the
+    optimizer keeps no norms.
+    """
+    found: dict[str, jax.Array] = {}
+    for inner in recipes_within(recipe):
+        if inner.func in _KEEP_NORMS:
+            over = Matrices(bound(inner).arguments.get("matrices"), name_of(inner))
+            norms: list[jax.Array] = []
+
+            def measure(arrays: list[jax.Array], norms: list[jax.Array] = norms) -> Any:
+                norms += [
+                    jnp.min(jnp.linalg.norm(x, axis=(-2, -1))) if x.size else jnp.ones(())
+                    for x in arrays
+                ]
+                return [arrays]
+
+            over.map(measure, [dict(by_path)])
+            found |= dict(zip(sorted(by_path), norms, strict=True))
+    return found
+
+
+def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
+    """Describes a matrix of zeros whose norm an optimizer keeps, or returns None.
+
+    `norms` are what `kept_norms` returned, as known numbers.
+    """
+    path = next((path for path, norm in norms.items() if not norm), None)
+    if path is None:
+        return None
+    inner = next(inner for inner in recipes_within(recipe) if inner.func in _KEEP_NORMS)
+    return (
+        f"The parameter {path} has a matrix of zeros at the first step, and {name_of(inner)} makes"
+        " a step or a matrix as long as the matrix was before: it would stay zero. Let the model"
+        f" draw it at random, or put it in a group without {name_of(inner)}."
+    )
 
 
 def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -183,8 +290,9 @@ def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str]
     """
     for key, inner, name, _, default in named_floats(recipe):
         if key in values:
-            known = _known_right(inner.func, name, default)
-            if (why := wrong_float(name, values[key], known)) is not None:
+            known, at = _known_right(inner.func, name, default), values[key]
+            why = wrong_float(name, at, known) or _above_one(inner.func, name, at)
+            if why is not None:
                 return key, why
     return None
 

@@ -74,7 +74,9 @@ def name_of(recipe: Recipe) -> str:
         for name, thing in vars(package).items():
             if thing is recipe.func and not name.startswith("_"):
                 return f"{package.__name__}.{name}"
-    return f"{recipe.func.__module__.split('.')[0]}.{recipe.func.__name__}"
+    package, *inner = recipe.func.__module__.split(".")
+    parts = "parts." if package == "optim" and inner[:1] == ["parts"] else ""
+    return f"{package}.{parts}{recipe.func.__name__}"
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -92,6 +93,18 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
     # The last triple of the Polar Express converges to 1 when it is repeated.
     rest = [triples[-1]] * (steps - len(triples))
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
+
+
+def largest_result(triples: Sequence[Any]) -> float:
+    """Returns the largest size to which the steps map a singular value in [0, 1].
+
+    Infinite for steps that diverge. The coefficients are numbers.
+    """
+    x = np.linspace(0, 1, 2001)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for a, b, c in triples:
+            x = a * x + b * x**3 + c * x**5
+    return float(np.max(np.where(np.isnan(x), np.inf, np.abs(x))))
 
 
 def orthogonalize(

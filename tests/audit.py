@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "optim.cautious": ["{base_optimizer: SGD}"],
     "optim.grams": ["{base_optimizer: SGD}"],
     "optim.chain": ["{learning_rate: 0.1, before: [!parts.momentum {}]}"],
+    "parts.momentum_mixture": ["{decays: [0.9, 0.99], weights: [0.5, 0.5]}"],
     "parts.cautious_decay": ["{rate: 0.1}", "{rate: 0.1, around: !parts.pin_radius {}}"],
     "optax.chain": ["{args: [SGD, SGD]}"],
     "optax.multi_transform": ["{transforms: {a: SGD}, param_labels: {w: a}}"],

@@ -368,6 +368,18 @@ ROWS = [
     _row(
         optim.chain,
         learning_rate=0.02,
+        before=[
+            partial(parts.momentum_mixture, [0.9, 0.99], [0.6, 0.4]),
+            partial(parts.polar),
+            partial(parts.match_rms),
+        ],
+        after=[partial(parts.pin_radius, "initial")],
+        params="matrices",
+        note="mixture of means, RMS, initial norm",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
         before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
         note="adam, decay",
     ),

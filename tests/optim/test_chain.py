@@ -141,6 +141,46 @@ def test_a_pin_keeps_the_norm_of_each_stacked_matrix():
     assert np.abs(norms(after) - norms(free)).max() < 1e-5 < np.abs(norms(free) - norms(w)).min()
 
 
+def test_an_initial_radius_is_that_before_the_first_step():
+    w, u = draw(3, 4, 5), draw(3, 4, 5, seed=1)
+    tx = optim.chain(0.3, [parts.match_norm()], [parts.pin_radius("initial")])
+    params, state = {"w": w}, tx.init({"w": w})
+    params = {"w": 2 * w}  # as if something else had moved the weights
+    updates, _ = tx.update({"w": u}, state, params)
+    np.testing.assert_allclose(
+        norms(optax.apply_updates(params, updates)["w"]), norms(w), rtol=1e-6
+    )
+
+
+def test_rms_is_what_was_asked_for_in_each_matrix():
+    found = np.asarray(move(parts.match_rms(0.3), draw(2, 4, 5), draw(2, 4, 5, seed=1)), float)
+    np.testing.assert_allclose(np.sqrt((found**2).mean(axis=(-2, -1))), 0.3, rtol=1e-6)
+
+
+def test_a_mixture_weighs_the_gradients_by_their_age():
+    """Each mean has weights (1 - decay) * decay**age: pull request 357 of modded-nanogpt."""
+    grads = np.random.default_rng(0).normal(size=(12, 3))
+    decays, weights, share = np.array([0.5, 0.8, 0.95]), np.array([0.5, 0.3, 0.4]), 0.9
+    part = parts.momentum_mixture(tuple(decays), tuple(weights), share)
+    with jax.enable_x64(True):
+        state = part.init(jnp.zeros(3))
+        found: Any = None
+        for grad in grads:
+            found, state = part.update(jnp.asarray(grad), state)
+    ages = np.arange(len(grads))[::-1]
+    kernel = sum(w * (1 - b) * b**ages for b, w in zip(decays, weights, strict=True))
+    np.testing.assert_allclose(found, 0.1 * grads[-1] + share * kernel @ grads, rtol=1e-12)
+
+
+def test_a_mixture_of_one_mean_is_momentum():
+    grads = draw(5, 3)
+    ours, plain = parts.momentum_mixture([0.9], [1.0], 0.9), parts.momentum(0.9)
+    states = [ours.init(grads[0]), plain.init(grads[0])]
+    for grad in grads:
+        (a, states[0]), (b, states[1]) = ours.update(grad, states[0]), plain.update(grad, states[1])
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_cautious_decay_decays_where_the_step_shrinks_the_weight():
     w, u = draw(4, 5), draw(4, 5, seed=1)
     after = w + move(optim.chain(0.1, [optax.identity()], [parts.cautious_decay(0.5)]), w, u)
@@ -182,6 +222,10 @@ def test_a_part_receives_the_gradient_and_the_rate():
         (lambda: parts.polar(norm="nuclear"), "norm must be 'frobenius' or 'gram'"),
         (lambda: parts.polar(scale="big"), "scale must be one of"),
         (lambda: parts.floor(0.1, by="row"), "by must be 'matrix' or 'output', got 'row'"),
+        (lambda: parts.pin_radius("first"), "radius must be 'current' or 'initial'"),  # pyright: ignore
+        (lambda: parts.pin_radius("initial", radial=True), "choose one"),
+        (lambda: parts.momentum_mixture([0.9], [0.5, 0.5]), "got 1 decays and 2 weights"),
+        (lambda: parts.momentum_mixture([], []), "got 0 decays"),
     ],
 )
 def test_unknown_words_are_refused(make: Any, words: str):
@@ -209,6 +253,12 @@ def test_a_chain_asks_for_parameters():
         chain.update({"w": jnp.ones(2)}, chain.init({"w": jnp.zeros(2)}))
 
 
+# Lines of the config, where a mistake is made.
+BEFORE, AFTER, PIN = (
+    "        before:\n",
+    "        after:\n",
+    "around: !parts.pin_radius {radial: true}",
+)
 CONFIG = """
 model: !models.mlp {width: 16, depth: 2}
 data: !data.digits {batch_size: 100}
@@ -264,6 +314,41 @@ def test_a_config_names_parts_and_schedules_their_floats(tmp_path: Path, capsys:
         assert f"  {paths}{inputs}\n" in told
 
 
+def test_the_plan_lists_the_parts_in_their_order(tmp_path: Path, capsys: Any):
+    told = planned(tmp_path, capsys)
+    assert told[told.index("Parts of") : told.index("Hyperparameters of group")].splitlines() == [
+        "Parts of the update of group 'matrices', in their order:",
+        "  parts.momentum: decay scheduled, nesterov true",
+        "  parts.polar: polynomial [2, -1.5, 0.5], steps 12, norm gram, scale original",
+        "  parts.radial_brake: outward 0.5, inward 1",
+        "  parts.floor: ratio 0.3825, by output",
+        "  times -learning_rate",
+        "  parts.cautious_decay: rate 0.025",
+        "    around parts.pin_radius: radius current, radial true",
+    ]
+
+
+def test_a_matrix_of_zeros_is_refused_where_its_norm_is_kept(tmp_path: Path, capsys: Any):
+    gpt = "!models.gpt {width: 16, depth: 2, num_heads: 2, zero_init: true}"
+    told = planned(
+        tmp_path,
+        capsys,
+        ("!models.mlp {width: 16, depth: 2}", gpt),
+        ("!data.digits {batch_size: 100}", "!data.text {batch_size: 4, length: 16}"),
+    )
+    assert "The parameter blocks/attn/out/kernel has a matrix of zeros at the first step" in told
+    assert "chain.yaml:13" in told
+
+
+def test_a_matrix_of_zeros_is_refused_without_a_config():
+    recipe = partial(optim.chain, 0.1, [partial(parts.match_norm)], [partial(parts.pin_radius)])
+    stacked = jnp.stack([jnp.ones((2, 3)), jnp.zeros((2, 3))])
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+    with pytest.raises(optim.GroupError, match="The parameter w has a matrix of zeros"):
+        optimizer.init({"w": stacked})
+    optimizer.init({"w": stacked + 1, "empty": jnp.zeros((0, 2))})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -271,6 +356,36 @@ def test_a_config_names_parts_and_schedules_their_floats(tmp_path: Path, capsys:
         ("!parts.polar", "!parts.polr", "no function 'parts.polr'. Did you mean 'parts.polar'"),
         ("by: output", "by: row", "by must be 'matrix' or 'output', got 'row'"),
         ("match: blocks/.*/kernel", "match: embed/.*", "optim.parts.polar"),
+        (
+            "ratio: 0.3825",
+            "ratio: 3.825",
+            "ratio of optim.parts.floor must be at most 1, got 3.825",
+        ),
+        (
+            "-1.5, 0.5",
+            "-1.5, 5.0",
+            "diverges: 12 steps map a singular value between 0 and 1 beyond",
+        ),
+        ("[2.0, -1.5, 0.5], steps: 12", "[1.0, 2.5, 0.0], steps: 1", "between 0 and 1 to 3.5, and"),
+        (BEFORE, BEFORE + "        - !parts.pin_radius\n", "in `after`; it stands in `before`"),
+        (AFTER, AFTER + "        - !parts.polar\n", "belongs in `before`; it stands in `after`"),
+        (PIN, "around: !parts.polar", "belongs in `before`; it stands in `after`"),
+        (
+            AFTER,
+            "        - !parts.polar\n" + AFTER,
+            "parts.polar after it ignores them. Put parts.floor",
+        ),
+        (
+            AFTER,
+            AFTER + "        - !parts.cautious_decay {rate: 1.0}\n",
+            "as its argument `around`",
+        ),
+        (AFTER, AFTER + "        - !parts.pin_radius\n", "Two parts of `after` keep the norms"),
+        (
+            AFTER,
+            "        - !optax.add_decayed_weights {weight_decay: 0.1}\n" + AFTER,
+            "optax.add_decayed_weights makes weights smaller, and parts.pin_radius in `after`",
+        ),
     ],
 )
 def test_mistakes_in_a_chain_are_named(old: str, new: str, words: str, tmp_path: Path, capsys: Any):

@@ -25,6 +25,7 @@ from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
 from trainer.engine.memory import too_large
+from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.engine.splits import ranking_warnings, split_sizes
@@ -273,6 +274,7 @@ class Plan:
         wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
+        chains: group name -> the parts of its `optim.chain`, a line each.
         warnings: sentences about what is probably a mistake.
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
@@ -296,6 +298,7 @@ class Plan:
     wrappers: Sequence[str]
     block: BlockRule
     matrices: Matrices
+    chains: Mapping[str, Sequence[str]]
     warnings: Sequence[str]
     inputs: Mapping[str, float]
     constants: Mapping[str, tuple[float, str]]
@@ -318,6 +321,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
         optimizer.check_steps(experiment.steps)
+        program.check_norms()
         sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
@@ -364,6 +368,11 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         wrappers=_wrappers(optimizer, state.opt_state),
         block=program.block_rule,
         matrices=matrices,
+        chains={
+            name: lines
+            for name, group in optimizer.groups.items()
+            if (lines := describe_chain(group.optimizer))
+        },
         warnings=[
             *_absent(experiment.data),
             *matrices.warnings,

@@ -21,6 +21,7 @@ def render(plan: Plan) -> str:
         _examples(plan),
         *(line for line in (plan.fingerprint, plan.mode) if line),
         *plan.matrices.lines,
+        *_chains(plan),
         *map(printable, plan.wrappers),
         *_hyperparameters(plan),
         *_inputs(plan),
@@ -59,6 +60,13 @@ def group_cells(plan: Plan) -> list[tuple[str, ...]]:
 def steps_text(plan: Plan) -> str:
     """Returns the steps of a plan and their batches, such as "800 steps of 16 examples"."""
     return f"{plural(plan.steps, 'step')} of {plural(plan.batch_size, 'example')}"
+
+
+def _chains(plan: Plan) -> Iterator[str]:
+    """Yields the parts of each chain, in the order in which they work."""
+    for group, lines in plan.chains.items():
+        yield f"Parts of the update of group {printable(group)!r}, in their order:"
+        yield from (f"  {line}" for line in lines)
 
 
 def _hyperparameters(plan: Plan) -> Iterator[str]:

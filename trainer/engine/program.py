@@ -114,6 +114,15 @@ class Program:
         seed = self.experiment.seed if seed is None else seed
         return self._first.compute(seed, self.inputs.pack(), shardings, warm_starts)
 
+    def check_norms(self) -> None:
+        """Refuses first parameters that the optimizer could not move, as the plan does.
+
+        Raises:
+            GroupError: a matrix of zeros, and an optimizer that keeps its norm.
+        """
+        if self.experiment.warm_start is None:
+            self._first.check_norms(self.inputs.pack(), self.abstract_state().params)
+
     def with_values(
         self, values: Mapping[str, float], seed: int, data_seed: int | None = None
     ) -> "Program":
@@ -336,6 +345,24 @@ class FirstState:
         if self._compiled is None:  # stored, because every trial of a sweep calls it
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
         return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))
+
+    def check_norms(self, hyperparams: np.ndarray, params: Any) -> None:
+        """Raises GroupError for matrices of zeros whose norms the optimizer keeps.
+
+        `params` are shapes. Of the values, only those norms are computed, if there are any.
+        """
+        optimizer = self._experiment.optimizer
+
+        def of_params(params: Any) -> dict[str, dict[str, jax.Array]]:
+            return optimizer.bind(params).kept_norms()
+
+        def norms(run_state: dict[str, Any], hyperparams: Any) -> dict[str, dict[str, jax.Array]]:
+            return of_params(self._compute(run_state, hyperparams, _draw(0)).params)
+
+        if jax.tree.leaves(jax.eval_shape(of_params, params)):
+            run_state = self._run_state(self._experiment.seed)
+            found = jax.device_get(jax.jit(norms)(run_state, hyperparams))
+            optimizer.bind(params).refuse_zeros(found)
 
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}

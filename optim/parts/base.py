@@ -1,0 +1,100 @@
+"""What a part of `optim.chain` is, and where it may stand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optim.descent import scalar
+from optim.dtypes import widen
+from optim.matrices import Matrices
+
+__all__ = ["Part"]
+
+Place = Literal["before", "after"]
+Length = Literal["keeps", "sets", "ignores"]
+
+
+class Part(optax.GradientTransformationExtraArgs):
+    """An optax transformation that says where it stands in `optim.chain`.
+
+    Attributes:
+        name: as in a config, such as "parts.polar".
+        place: "before" the learning rate, for a part that changes a direction, or "after" it, for
+            one that changes the step.
+        length: what it does with the lengths of directions: "ignores" those that it is given, as
+            `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
+        keeps_norm: whether it keeps the norms of the weights.
+        around: the transformation that it runs first, such as that of `parts.cautious_decay`.
+    """
+
+    name: str
+    place: Place
+    length: Length
+    keeps_norm: bool
+    around: optax.GradientTransformation | None
+
+    def __new__(
+        cls,
+        init: Callable[..., Any],
+        update: Callable[..., Any],
+        *,
+        name: str,
+        place: Place = "before",
+        length: Length = "keeps",
+        keeps_norm: bool = False,
+        around: optax.GradientTransformation | None = None,
+    ) -> "Part":
+        """Makes a part; `init` and `update` are those of optax."""
+        part = super().__new__(cls, init, update)
+        part.name, part.place, part.length, part.around = name, place, length, around
+        part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
+        return part
+
+
+def of_matrices(
+    change: Callable[[jax.Array, jax.Array], jax.Array],
+    over: Matrices,
+    *,
+    name: str,
+    place: Place = "before",
+    length: Length = "keeps",
+    keeps_norm: bool = False,
+) -> Part:
+    """Makes a part without a state of a function of updates and weights [n, rows, columns].
+
+    For the other arguments, see `Part`.
+    """
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        over.layouts(params)  # raises where a parameter is no matrix
+        return optax.EmptyState()
+
+    def both(updates: list[jax.Array], weights: list[jax.Array]) -> Sequence[list[jax.Array]]:
+        return list(map(change, updates, weights)), weights
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, Any]:
+        moves, _ = over.map(both, [updates, widen(params)])
+        return moves, state
+
+    return Part(init, update, name=name, place=place, length=length, keeps_norm=keeps_norm)
+
+
+def norm(x: jax.Array, axes: int | tuple[int, int] = (-2, -1)) -> jax.Array:
+    """Returns norms of matrices [n, rows, columns]; the axes that it sums over keep size 1."""
+    return jnp.linalg.norm(x, axis=axes, keepdims=True)
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the inner products of matrices [n, rows, columns], as [n, 1, 1]."""
+    return jnp.sum(x * y, axis=(-2, -1), keepdims=True)
+
+
+def at_least(x: jax.Array, eps: ArrayLike) -> jax.Array:
+    """Returns the maximum of an array and a hyperparameter, in the dtype of the array."""
+    return jnp.maximum(x, scalar(eps, x))

@@ -1,0 +1,253 @@
+"""Parts that compute a direction: averages over the steps, and the polar factor."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.descent import average_updates, moving_average, scalar
+from optim.dtypes import wide_zeros
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices
+from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
+from optim.parts.base import Part, at_least, norm
+
+__all__ = ["momentum", "momentum_mixture", "normalize", "polar"]
+
+
+class MomentumState(NamedTuple):
+    """The state of `momentum`: the mean of the gradients, shaped like the parameters."""
+
+    momentum: optax.Params
+
+
+def momentum(decay: float = 0.95, nesterov: bool = True) -> optax.GradientTransformationExtraArgs:
+    """Averages the updates over the steps.
+
+    With the update G, one step is
+
+        M <- decay * M + (1 - decay) * G
+        D  = (1 - decay) * G + decay * M     (nesterov; else D = M)
+
+    Args:
+        decay: in [0, 1); a float, a traced scalar or, in a group, a schedule.
+        nesterov: whether the update is averaged into the momentum a second time.
+
+    Returns:
+        The part.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from optim import parts
+        >>> part = parts.momentum(0.5)
+        >>> direction, state = part.update(jnp.ones(1), part.init(jnp.zeros(1)))
+        >>> float(state.momentum[0]), float(direction[0])
+        (0.5, 0.75)
+    """
+
+    def init(params: optax.Params) -> MomentumState:
+        return MomentumState(jax.tree.map(wide_zeros, params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, MomentumState]:
+        del params
+        mixed, moments = average_updates(state.momentum, updates, decay, nesterov)
+        return mixed, MomentumState(moments)
+
+    return Part(init, update, name="parts.momentum")
+
+
+class MixtureState(NamedTuple):
+    """The state of `momentum_mixture`.
+
+    Attributes:
+        means: for each decay the mean of the updates, shaped like the parameters.
+    """
+
+    means: tuple[optax.Params, ...]
+
+
+def momentum_mixture(
+    decays: list[float] | tuple[float, ...],
+    weights: list[float] | tuple[float, ...],
+    share: float = 0.95,
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the updates over the steps by several means of different lengths.
+
+    With the update G, one step is
+
+        M_k <- decays[k] * M_k + (1 - decays[k]) * G
+        D    = (1 - share) * G + share * (weights[0] * M_0 + weights[1] * M_1 + ...)
+
+    A mean has a memory of about 1 / (1 - decay) steps. Weights that change over the steps make the
+    memory of the mixture longer or shorter without new means.
+
+    Args:
+        decays: each in [0, 1); floats, traced scalars or, in a group, schedules.
+        weights: one for each decay, likewise; usually their sum is 1.
+        share: that of the means in the direction; likewise. `momentum` has its decay in its place.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: there are not as many weights as decays, or none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from optim import parts
+        >>> part = parts.momentum_mixture([0.5, 0.75], [0.5, 0.5], share=1.0)
+        >>> direction, state = part.update(jnp.ones(1), part.init(jnp.zeros(1)))
+        >>> [float(mean[0]) for mean in state.means], float(direction[0])
+        ([0.5, 0.25], 0.375)
+
+    Reference: pull requests 340, 357 and 359 of KellerJordan/modded-nanogpt ("K-Maxwell momentum")
+    """
+    if not decays or len(decays) != len(weights):
+        raise ValueError(
+            f"decays and weights must be lists of one length, got {len(decays)} decays and"
+            f" {len(weights)} weights."
+        )
+
+    def init(params: optax.Params) -> MixtureState:
+        return MixtureState(tuple(jax.tree.map(wide_zeros, params) for _ in decays))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, MixtureState]:
+        del params
+        means = tuple(
+            jax.tree.map(lambda g, m, b=decay: moving_average(m, g, scalar(b, g)), updates, mean)
+            for decay, mean in zip(decays, state.means, strict=True)
+        )
+
+        def mix(g: jax.Array, *of_decays: jax.Array) -> jax.Array:
+            pairs = zip(weights, of_decays, strict=True)
+            mixture = sum((scalar(weight, g) * mean for weight, mean in pairs), jnp.zeros_like(g))
+            return moving_average(mixture, g, scalar(share, g))
+
+        return jax.tree.map(mix, updates, *means), MixtureState(means)
+
+    return Part(init, update, name="parts.momentum_mixture")
+
+
+def polar(
+    polynomial: str | Sequence[Any] = "jordan",
+    steps: int = 5,
+    norm: str = "frobenius",
+    scale: str = "original",
+    eps: float = 1e-7,
+    dtype: str | None = None,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces each matrix by an approximation of its polar factor, by Newton-Schulz steps.
+
+    Args:
+        polynomial: the coefficients of the steps, as `ns_coefficients` of `optim.muon`: a name, a
+            triple (a, b, c) for all steps, or a triple for each step.
+        steps: the number of steps.
+        norm: by which a matrix X is divided first: "frobenius", or "gram", the square root of the
+            Frobenius norm of X X^T, which is smaller and still at least the largest singular value.
+        scale: the factor for the shape of the matrix, as in `optim.muon`.
+        eps: the smallest norm by which a matrix is divided.
+        dtype: the dtype of the steps, such as "bfloat16"; None for that of the updates.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: an argument is unknown; at init, a parameter is not a real matrix.
+
+    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/
+    """
+    if norm not in ("frobenius", "gram"):
+        raise ValueError(f"norm must be 'frobenius' or 'gram', got {norm!r}.")
+    triples = polynomials(polynomial, steps)
+    over = Matrices(matrices, "optim.parts.polar")
+    shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        over.declare(params, length=partial(length_of_factors, scale=scale))
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        return polar_factors(over, updates, triples, scale, eps, dtype, norm), state
+
+    return Part(init, update, name="parts.polar", length="ignores")
+
+
+class NormalizeState(NamedTuple):
+    """The state of `normalize`: the mean squares, [batch axes..., outputs] for each parameter."""
+
+    variance: optax.Params
+
+
+def normalize(
+    b2: float = 0.95, eps: float = 1e-10, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
+    """Divides each output's updates by the root of their mean square over the steps (NorMuon).
+
+    With the update U of a matrix [inputs, outputs] and the mean V over the inputs, one step is
+
+        V <- b2 * V + (1 - b2) * mean over inputs of U^2
+        D  = U / (sqrt(V) + eps)
+        D <- D * norm(U) / norm(D)
+
+    so that the length of the update stays what it was. It stands after `polar`, whose outputs
+    have updates of different lengths if the matrix is not square.
+
+    Args:
+        b2: the decay of the mean squares; a float, a traced scalar or, in a group, a schedule.
+        eps: added to the root of the mean squares.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at init, a parameter is not a real matrix.
+
+    Reference: Li et al., NorMuon, https://arxiv.org/abs/2510.05491
+    """
+    over = Matrices(matrices, "optim.parts.normalize")
+
+    def init(params: optax.Params) -> NormalizeState:
+        def start(arrays: list[jax.Array]) -> Sequence[list[jax.Array]]:
+            return arrays, [_mean_square(x) for x in arrays]
+
+        _, variance = over.map(start, [jax.tree.map(wide_zeros, params)])
+        return NormalizeState(variance)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, NormalizeState]:
+        del params
+
+        def one(x: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+            variance = moving_average(variance, _mean_square(x), scalar(b2, x))
+            divided = x / (jnp.sqrt(variance) + scalar(eps, x))[:, None, :]
+            return divided * (norm(x) / at_least(norm(divided), eps)), variance
+
+        def change(
+            arrays: list[jax.Array], variances: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            rows = list(map(one, arrays, variances))
+            return [x for x, _ in rows], [v for _, v in rows]
+
+        moves, variance = over.map(change, [updates], [state.variance])
+        return moves, NormalizeState(variance)
+
+    return Part(init, update, name="parts.normalize")
+
+
+def _mean_square(x: jax.Array) -> jax.Array:
+    """Returns the mean square of each output, [n, outputs]; 0 for one without inputs."""
+    return jnp.sum(jnp.square(x), axis=-2) / max(x.shape[-2], 1)

@@ -1,0 +1,213 @@
+"""Parts that set lengths: of updates by those of the weights, and of the weights."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.descent import scalar
+from optim.dtypes import widen
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices
+from optim.parts.base import Part, at_least, dot, norm, of_matrices
+
+__all__ = ["floor", "match_norm", "match_rms", "pin_radius", "radial_brake"]
+
+
+def floor(
+    ratio: float, by: str = "matrix", eps: float = 1e-8, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
+    """Makes updates longer whose ratio to their weights is below a floor.
+
+    With the update U and the weights W, U is multiplied by max(1, ratio * norm(W) / norm(U)). It
+    stands before the learning rate, so that the step is at least learning_rate * ratio of the
+    weights.
+
+    Args:
+        ratio: the smallest ratio of the norms; a float, a traced scalar or, in a group, a schedule.
+        by: "matrix", or "output" for each output of a matrix on its own.
+        eps: the smallest norm that is used.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: `by` is unknown; at init, a parameter is not a real matrix.
+    """
+    axes = {"matrix": (-2, -1), "output": -2}
+    if by not in axes:
+        raise ValueError(f"by must be 'matrix' or 'output', got {by!r}.")
+
+    def lengthen(u: jax.Array, w: jax.Array) -> jax.Array:
+        least = scalar(ratio, u) * at_least(norm(w, axes[by]), eps)
+        return u * jnp.maximum(least / at_least(norm(u, axes[by]), eps), 1)
+
+    return of_matrices(
+        lengthen, Matrices(matrices, "optim.parts.floor"), name="parts.floor", length="sets"
+    )
+
+
+def match_norm(
+    ratio: float = 1.0, eps: float = 1e-10, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
+    """Gives the updates of each matrix the norm of its weights (Hyperball).
+
+    With the update U and the weights W, U is multiplied by ratio * norm(W) / norm(U). It stands
+    before the learning rate, which then is the length of a step relative to that of the weights.
+
+    Args:
+        ratio: of the norms; a float, a traced scalar or, in a group, a schedule.
+        eps: the smallest norm by which is divided.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at init, a parameter is not a real matrix.
+
+    Reference: https://arxiv.org/abs/2606.16899
+    """
+
+    def match(u: jax.Array, w: jax.Array) -> jax.Array:
+        return u * (scalar(ratio, u) * norm(w) / at_least(norm(u), eps))
+
+    return of_matrices(
+        match, Matrices(matrices, "optim.parts.match_norm"), name="parts.match_norm", length="sets"
+    )
+
+
+def match_rms(
+    rms: float = 0.2, eps: float = 1e-10, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
+    """Gives the elements of each matrix of updates a root mean square.
+
+    With the update U, U is multiplied by rms / sqrt(mean of U^2). Adam's updates have one of about
+    0.2 to 0.4, so that its learning rates and weight decays suit other directions as well.
+
+    Args:
+        rms: the root mean square; a float, a traced scalar or, in a group, a schedule.
+        eps: the smallest root mean square by which is divided.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at init, a parameter is not a real matrix.
+
+    Reference: Liu et al., Muon is Scalable for LLM Training, https://arxiv.org/abs/2502.16982
+    """
+
+    def match(u: jax.Array, _: jax.Array) -> jax.Array:
+        size = max(u.shape[-2] * u.shape[-1], 1)
+        return u * (scalar(rms, u) / at_least(norm(u) / size**0.5, eps))
+
+    over = Matrices(matrices, "optim.parts.match_rms")
+    return of_matrices(match, over, name="parts.match_rms", length="sets")
+
+
+def radial_brake(
+    outward: float = 0.5, inward: float = 1.0, eps: float = 1e-12, matrices: MatrixSpec = None
+) -> optax.GradientTransformationExtraArgs:
+    """Scales the part of an update that is parallel to the weights of its matrix.
+
+    It stands before the learning rate, where an update against the weights makes them longer.
+
+    Args:
+        outward: the factor of the parallel part if the step makes the weights longer; a float, a
+            traced scalar or, in a group, a schedule.
+        inward: the factor if the step makes them shorter.
+        eps: the smallest squared norm by which is divided.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at init, a parameter is not a real matrix.
+    """
+
+    def brake(u: jax.Array, w: jax.Array) -> jax.Array:
+        share = dot(u, w) / at_least(dot(w, w), eps)
+        factor = jnp.where(share < 0, scalar(outward, u), scalar(inward, u))
+        return u + (factor - 1) * share * w
+
+    return of_matrices(
+        brake, Matrices(matrices, "optim.parts.radial_brake"), name="parts.radial_brake"
+    )
+
+
+class PinState(NamedTuple):
+    """The state of `pin_radius`: the first norms, [batch axes...] for each parameter, or ()."""
+
+    radius: Any
+
+
+def pin_radius(
+    radius: Literal["current", "initial"] = "current",
+    radial: bool = False,
+    eps: float = 1e-8,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Keeps the Frobenius norm of each matrix.
+
+    With the weights W and the step S, it returns the step to R * (W + S) / norm(W + S), where R is
+    the norm of W. It stands after the learning rate; with `match_norm` before it, it is Hyperball.
+    Weight decay before it has no effect on the norm, and a matrix of zeros stays zero.
+
+    Args:
+        radius: whether R is the norm of W before the step ("current", as the authors have it), or
+            the norm before the first step ("initial"), which does not drift by rounding, and needs
+            a number in the state for each matrix.
+        radial: whether the norm follows the part of the step that is parallel to the weights, to
+            first order: R is then norm(W) + <S, W> / norm(W). For "current" only.
+        eps: the smallest norm that is used.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: `radius` is unknown, or "initial" with `radial`; at init, a parameter is not a
+            real matrix.
+
+    Reference: https://arxiv.org/abs/2606.16899
+    """
+    if radius not in ("current", "initial"):
+        raise ValueError(f"radius must be 'current' or 'initial', got {radius!r}.")
+    if radius == "initial" and radial:
+        raise ValueError("radial=True moves the norm, and radius='initial' keeps it: choose one.")
+    over = Matrices(matrices, "optim.parts.pin_radius")
+
+    def first(arrays: list[jax.Array]) -> Sequence[list[jax.Array]]:
+        return arrays, [norm(x)[:, 0, 0] for x in arrays]
+
+    def init(params: optax.Params) -> PinState:
+        over.layouts(params)  # raises where a parameter is no matrix
+        return PinState(over.map(first, [widen(params)])[1] if radius == "initial" else ())
+
+    def pin(step: jax.Array, w: jax.Array, kept: jax.Array) -> jax.Array:
+        to = at_least(kept, eps)
+        if radial:
+            to = at_least(to + dot(step, w) / to, eps)
+        new = w + step
+        return new * (to / at_least(norm(new), eps)) - w
+
+    def move(
+        steps: list[jax.Array], weights: list[jax.Array], *kept: list[jax.Array]
+    ) -> Sequence[list[jax.Array]]:
+        now = [x[:, None, None] for x in kept[0]] if kept else [norm(w) for w in weights]
+        return list(map(pin, steps, weights, now)), weights
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
+    ) -> tuple[optax.Updates, PinState]:
+        kept = [state.radius] if radius == "initial" else []
+        steps, _weights = over.map(move, [updates, widen(params)], kept)
+        return steps, state
+
+    return Part(init, update, name="parts.pin_radius", place="after", keeps_norm=True)
