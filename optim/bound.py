@@ -6,6 +6,7 @@ an optimizer that compares trees, or evaluates the loss at other parameters (lin
 in a group as it does alone.
 """
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,21 +21,25 @@ from jax.typing import ArrayLike
 from optim import adapter, checks
 from optim.declarations import model_of
 from optim.dtypes import widen
-from optim.factories import evaluate
+from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
-from optim.layer_decay import Layers, layer_scales, refuse_states
+from optim.layer_decay import Layers, depends_on_steps, layer_scales, refuse_states
+from optim.lookahead import Lookahead
 from optim.norms import all_finite, clip
-from optim.packing import OptimizerState, Unpacked, pack, unpack
+from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
+from optim.readout import WeightEma
 from optim.rounding import LowPrecision, round_to
 from optim.transformations import SlowParams
+
+_SCHEDULED_BY = "lookahead.scheduled_by"
 
 
 class BoundOptimizer(NamedTuple):
     """An optimizer bound to one tree of parameters, whose groups are known.
 
     Attributes:
-        groups: see `optim.optimizer`, as for the next four.
+        groups: see `optim.optimizer`, as for the next six.
         params: the parameters, a pytree of arrays, or of anything with a shape.
         labels: path name -> group name, of every parameter.
     """
@@ -44,6 +49,8 @@ class BoundOptimizer(NamedTuple):
     layer_decay: float | None
     low_precision: LowPrecision
     layers: Layers | None
+    lookahead: Lookahead | None
+    readout: WeightEma | None
     params: Any
     labels: dict[str, str]
 
@@ -88,11 +95,18 @@ class BoundOptimizer(NamedTuple):
         Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
         checked.
         """
-        if callable(self.clip_norm):
-            at_start = evaluate(self.clip_norm, 0, "clip_norm")
-            if (why := checks.wrong_float("clip_norm", at_start)) is not None:
-                wrong = f"The schedule of clip_norm goes wrong at step 0: it {why}"
-                raise GroupError(wrong, argument="clip_norm")
+        for path, value in own_floats(self).items():
+            if callable(value):
+                why = checks.wrong_float(path, evaluate(value, 0, path))
+                if why is not None:
+                    wrong = f"The schedule of {path} goes wrong at step 0: it {why}"
+                    raise GroupError(wrong, argument=path)
+        by = None if self.lookahead is None else self.lookahead.scheduled_by
+        if by is not None and (why := self._wrong_schedule_of(by)) is not None:
+            raise GroupError(f"lookahead.scheduled_by is {by!r}{why}", None, _SCHEDULED_BY)
+        if self.readout is not None:
+            if (why := self.readout.wrong_pattern(self.trainable())) is not None:
+                raise GroupError(why, argument="readout.exclude")
         for name, group_params in self.split(self.trainable()).items():
             recipe = self.groups[name].optimizer
             if (why := checks.wrong_parameter(recipe, group_params)) is not None:
@@ -128,11 +142,11 @@ class BoundOptimizer(NamedTuple):
                 jax.eval_shape(eval_params, unpacked.groups[name], group_params)
                 if self.layer_decay is not None:
                     refuse_states(unpacked.groups[name])
+                self._refuse_wrapped(name, unpacked.groups[name])
         norms = self.kept_norms()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
             self.refuse_zeros(norms)
-        scalars, tensors = pack(unpacked)
-        return OptimizerState(scalars, tensors.groups, self.copies())
+        return packed(unpacked)._replace(master=self.copies())
 
     def update(
         self,
@@ -154,32 +168,40 @@ class BoundOptimizer(NamedTuple):
         wide = {**widen(trainable), **state.master}
         moves, groups = self._updates({path: given[path] for path in trainable}, old, wide, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
+        after, lookahead, readout = self._wrapped(after, old)
         back = round_to(after, trainable, self.low_precision, old.step, key)
         master = {path: after[path] for path in state.master}
         count = old.skipped
         if skip is not None:
             # The rounded parameters, because float16 has no finite numbers above 65504.
             skip = jnp.asarray(skip) | ~all_finite(back)
-            back, master, groups = jax.tree.map(
+            back, master, groups, lookahead, readout = jax.tree.map(
                 lambda o, n: jnp.where(skip, o, n),
-                (trainable, state.master, old.groups),
-                (back, master, groups),
+                (trainable, state.master, old.groups, old.lookahead, old.readout),
+                (back, master, groups, lookahead, readout),
             )
             count = count + skip.astype(jnp.int32)
-        scalars, tensors = pack(Unpacked(groups, count, old.step + 1))
         new_params = unflatten(self.params, {**flatten(self.params), **back})
-        return new_params, OptimizerState(scalars, tensors.groups, master)
+        new = Unpacked(groups, lookahead, readout, count, old.step + 1)
+        return new_params, packed(new)._replace(master=master)
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""
-        groups = self._unpacked(state).groups
+        unpacked, trainable = self._unpacked(state), self.trainable()
         found: dict[str, Any] = {}
-        for name, group_params in self.split(self.trainable()).items():
-            found |= eval_params(groups[name], group_params)
-        return found
+        for name, group_params in self.split(trainable).items():
+            found |= eval_params(unpacked.groups[name], group_params)
+        own: dict[str, Any] = {}
+        if self.lookahead is not None:
+            own = self.lookahead.weights(unpacked.lookahead)
+        if self.readout is not None:
+            weights = {**widen(trainable), **state.master, **own}
+            own = self.readout.evaluated(weights, unpacked.readout, unpacked.step)
+        return found | {path: x.astype(trainable[path].dtype) for path, x in own.items()}
 
     def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
-        split = self.split(widen(trainable))
+        wide = widen(trainable)
+        split = self.split(wide)
         groups = {}
         with model_of(self.params):
             for name, group_params in split.items():
@@ -187,10 +209,66 @@ class BoundOptimizer(NamedTuple):
                 with group_error_context(name, group, group_params):
                     groups[name] = adapter.init(group.optimizer, group_params)
         zero = jnp.zeros((), jnp.int32)
-        return Unpacked(groups, zero, zero)
+        lookahead = () if self.lookahead is None else self.lookahead.init(wide)
+        readout = () if self.readout is None else self.readout.init(wide)
+        return Unpacked(groups, lookahead, readout, zero, zero)
 
     def _unpacked(self, state: OptimizerState) -> Unpacked:
-        return unpack(state.scalars, state.groups, self.template())
+        tensors = (state.groups, state.lookahead, state.readout)
+        return unpack(state.scalars, tensors, self.template())
+
+    def _wrong_schedule_of(self, name: str) -> str | None:
+        """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
+        if name not in self.groups:
+            near = difflib.get_close_matches(name, self.groups, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f", and there is no such group.{hint} The groups are {', '.join(self.groups)}."
+        try:
+            learning_rate_of(self.groups[name].optimizer)
+        except ValueError:
+            return (
+                f", and the optimizer of this group, {name_of(self.groups[name].optimizer)}, has "
+                f"no learning rate of its own. Name a group that has one."
+            )
+        return None
+
+    def _refuse_wrapped(self, name: str, state: optax.OptState) -> None:
+        """Raises GroupError if a group's state does not allow the lookahead or the readout."""
+        if self.lookahead is not None and depends_on_steps(state):
+            raise GroupError(
+                f"The state of {name_of(self.groups[name].optimizer)} in group {name!r} has copies "
+                f"of the parameters or the length of a searched step, which would not agree with "
+                f"parameters that a lookahead changes. Remove the lookahead, or choose another "
+                f"optimizer for the group.",
+                name,
+                "optimizer",
+            )
+        if self.readout is not None and keeps_averages(state):
+            raise GroupError(
+                f"{name_of(self.groups[name].optimizer)} in group {name!r} keeps averages of the "
+                f"parameters for evaluation, and so does the readout. Remove one of them.",
+                name,
+                "optimizer",
+            )
+
+    def _wrapped(self, after: dict[str, Any], old: Unpacked) -> tuple[dict[str, Any], Any, Any]:
+        """Applies lookahead and readout to the parameters after the groups' updates.
+
+        Returns the parameters of the model, and the states of lookahead and readout.
+        """
+        weights, lookahead, readout = after, old.lookahead, old.readout
+        if self.lookahead is not None:
+            by, rate = self.lookahead.scheduled_by, None
+            if by is not None:
+                rate = learning_rate_of(self.groups[by].optimizer)
+                rate = evaluate(rate, old.step, "learning_rate") if callable(rate) else rate
+            made = old.step + 1 - old.skipped
+            after, weights, lookahead = self.lookahead.advance(
+                after, lookahead, old.step, made, rate
+            )
+        if self.readout is not None:
+            readout = self.readout.advance(weights, readout, old.step)
+        return after, lookahead, readout
 
     def _updates(
         self, grads: dict, old: Unpacked, wide: dict, extra: Mapping[str, Any]
@@ -224,6 +302,20 @@ class BoundOptimizer(NamedTuple):
                 for path, u in updates.items()
             }
         return moves, groups
+
+
+def own_floats(optimizer: Any) -> dict[str, Any]:
+    """Returns the float arguments of an optimizer that belong to no group, by their paths.
+
+    They are numbers, traced scalars or schedules: "clip_norm", "lookahead.decay", "readout.blend".
+    `optimizer` is an `Optimizer` or a `BoundOptimizer`.
+    """
+    found = {} if optimizer.clip_norm is None else {"clip_norm": optimizer.clip_norm}
+    for name in ("lookahead", "readout"):
+        wrapper = getattr(optimizer, name)
+        if wrapper is not None:
+            found |= {f"{name}.{key}": value for key, value in wrapper.floats().items()}
+    return found
 
 
 # The extra arguments, of the loss and its functions, that a group with maximize=True receives with
@@ -308,7 +400,16 @@ def may_keep_averages(path: str) -> bool:
     It looks for the names of the fields of such states in the leaf's path name. If no leaf of a
     state has one, the parameters themselves are evaluated.
     """
-    return bool({"z", "slow"} & set(path.split("/")))
+    return bool({"z", "slow", "lookahead", "readout"} & set(path.split("/")))
+
+
+_KEEP_AVERAGES = (optax.contrib.ScheduleFreeState, SlowParams)
+
+
+def keeps_averages(state: optax.OptState) -> bool:
+    """Returns whether `eval_params` would compute averages from the state of an optimizer."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _KEEP_AVERAGES))
+    return any(isinstance(node, _KEEP_AVERAGES) for node in nodes)
 
 
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -317,10 +418,9 @@ def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[
     Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
     is in the dtypes of `params`. Raises ValueError if the averages have other paths than `params`.
     """
-    kinds = (optax.contrib.ScheduleFreeState, SlowParams)
     found = dict(params)
-    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
-        if not isinstance(node, kinds):
+    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _KEEP_AVERAGES)):
+        if not isinstance(node, _KEEP_AVERAGES):
             continue
         held = node.slow if isinstance(node, SlowParams) else node.z
         # `z` and the slow parameters are shaped like the parameters that the optimizer received.

@@ -43,6 +43,8 @@ _DECAYS = (
 )
 # Bounds of the loss, the factor of optax.scale, and coefficients of Newton-Schulz.
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
+# The arguments of a lookahead and a readout that are of another range than those of an optimizer.
+_STEP_AHEAD, _HORIZON, _BLEND = "lookahead.step_size", "readout.horizon", "readout.blend"
 
 # Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
 # weight of the new gradient.
@@ -116,7 +118,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     # A PRNG key: optax annotates it as it does a float, and NumPy cannot hold it.
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return None
-    values, name = np.asarray(value), name.split("[")[0].split(".")[-1]
+    values, path, name = np.asarray(value), name, name.split("[")[0].split(".")[-1]
     if values.dtype.kind not in "iuf":
         return None
     # np.min of values with a NaN is NaN.
@@ -127,9 +129,13 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         return "is infinite."
     if least <= 0 and name == "clip_norm":
         return f"must be positive, got {least:g}. Set it to None to disable clipping."
+    if path == _HORIZON and least < 1:
+        return f"must be at least 1, as a number of steps, got {least:g}."
+    if path == _BLEND and not (least >= 0 and most <= 1):
+        return f"must be in [0, 1], got {least if least < 0 else most:g}."
     # A factory's own default is in the range, even below 0.
     bound = float(default) if isinstance(default, int | float) else 0.0
-    if least < min(0.0, bound) and name not in _ANY_SIGN:
+    if least < min(0.0, bound) and (name not in _ANY_SIGN or path == _STEP_AHEAD):
         climb = name == "learning_rate"
         hint = " To move up the gradient, give the group maximize=True." if climb else ""
         return f"must not be negative, got {least:g}.{hint}"

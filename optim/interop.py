@@ -13,7 +13,7 @@ import optax
 
 from optim.adapter import init as init_group
 from optim.bound import BoundOptimizer
-from optim.packing import OptimizerState, Unpacked, pack, unpack
+from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, names, unflatten
 
 
@@ -27,12 +27,16 @@ class TransformationState(NamedTuple):
         step: the number of updates, int32.
         master: the float32 copies of low_precision="master", a tree like the parameters;
             otherwise empty.
+        lookahead: the state of the lookahead, with trees like the parameters; otherwise empty.
+        readout: the same of the readout.
     """
 
     groups: dict[str, Any]
     skipped: Any
     step: Any
     master: Any
+    lookahead: Any = ()
+    readout: Any = ()
 
     @property
     def b1(self) -> Any:
@@ -102,7 +106,8 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
     def tree(by_path: Any) -> Any:
         return structure.unflatten([by_path.get(name, optax.MaskedNode()) for name in called])
 
-    unpacked = unpack(state.scalars, state.groups, template)
+    tensors = (state.groups, state.lookahead, state.readout)
+    unpacked = unpack(state.scalars, tensors, template)
     groups = {
         name: jax.tree.map(
             lambda x, group_params=group_params: tree(x) if _is_of_group(x, group_params) else x,
@@ -112,7 +117,13 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
         for name, group_params in bound.split(bound.trainable()).items()
     }
     master = tree(state.master) if bound.low_precision == "master" else ()
-    return TransformationState(groups, unpacked.skipped, unpacked.step, master)
+    # All dicts of these two have values for parameters.
+    wrappers = jax.tree.map(
+        lambda x: tree(x) if isinstance(x, dict) else x,
+        (unpacked.lookahead, unpacked.readout),
+        is_leaf=lambda x: isinstance(x, dict),
+    )
+    return TransformationState(groups, unpacked.skipped, unpacked.step, master, *wrappers)
 
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
@@ -140,9 +151,16 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
         )
         for name, group_params in bound.split(bound.trainable()).items()
     }
-    scalars, tensors = pack(Unpacked(groups, state.skipped, state.step))
+    lookahead, readout = jax.tree.map(
+        lambda like, x: select(x, like) if isinstance(like, dict) else x,
+        (template.lookahead, template.readout),
+        (state.lookahead, state.readout),
+        is_leaf=lambda x: isinstance(x, dict),
+    )
     low = bound.copies()
-    return OptimizerState(scalars, tensors.groups, select(state.master, low) if low else {})
+    master = select(state.master, low) if low else {}
+    new = packed(Unpacked(groups, lookahead, readout, state.skipped, state.step))
+    return new._replace(master=master)
 
 
 def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:
@@ -159,4 +177,9 @@ def _of_placeholder(optimizer: Any, params: optax.Params) -> TransformationState
     }
     master = params if optimizer.low_precision == "master" else ()
     zero = jnp.zeros((), jnp.int32)
-    return TransformationState(groups, zero, zero, master)
+    wrappers = jax.tree.map(
+        lambda x: params if isinstance(x, dict) else x,
+        [() if w is None else w.init({}) for w in (optimizer.lookahead, optimizer.readout)],
+        is_leaf=lambda x: isinstance(x, dict),
+    )
+    return TransformationState(groups, zero, zero, master, *wrappers)

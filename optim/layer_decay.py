@@ -49,13 +49,18 @@ _STATES_THAT_DEPEND_ON_STEPS = (
 )
 
 
-def refuse_states(state: optax.OptState) -> None:
-    """Raises ValueError if an optimizer's state would disagree with steps that are scaled later.
+def depends_on_steps(state: optax.OptState) -> bool:
+    """Returns whether an optimizer's state would disagree with steps that are changed later.
 
     Such a state contains copies of parameters, or the length of a step.
     """
     found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _STATES_THAT_DEPEND_ON_STEPS))
-    if any(isinstance(node, _STATES_THAT_DEPEND_ON_STEPS) for node in found):
+    return any(isinstance(node, _STATES_THAT_DEPEND_ON_STEPS) for node in found)
+
+
+def refuse_states(state: optax.OptState) -> None:
+    """Raises ValueError if an optimizer's state would disagree with steps that are scaled later."""
+    if depends_on_steps(state):
         raise ValueError(
             "layer_decay scales the steps of the lower layers, but the state of this optimizer "
             "depends on its unscaled steps. Remove layer_decay, or put every layer in a group with "

@@ -8,12 +8,14 @@ import optax
 from jax.typing import ArrayLike
 
 from optim import checks, factories, interop
-from optim.bound import BoundOptimizer
+from optim.bound import BoundOptimizer, own_floats
 from optim.factories import evaluate
-from optim.groups import Group, assign, wrong_groups
+from optim.groups import Group, GroupError, assign, wrong_groups
 from optim.layer_decay import Layers, wrong_layers
+from optim.lookahead import EmaNesterov, Lookahead, OuterNesterov
 from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten
+from optim.readout import WeightEma
 from optim.rounding import LowPrecision
 
 Params = TypeVar("Params")  # any pytree of arrays
@@ -28,6 +30,8 @@ class Optimizer(NamedTuple):
         layer_decay: the factor of layer-wise learning-rate decay, or None.
         low_precision: how bfloat16 and float16 parameters are rounded.
         layers: the layers of parameters with unusual names, or None.
+        lookahead: what displaces the parameters of all groups after an update, or None.
+        readout: what averages the parameters of all groups for evaluation, or None.
     """
 
     groups: Mapping[str, Group]
@@ -35,6 +39,8 @@ class Optimizer(NamedTuple):
     layer_decay: float | None = None
     low_precision: LowPrecision = "nearest"
     layers: Layers | None = None
+    lookahead: Lookahead | None = None
+    readout: WeightEma | None = None
 
     def bind(self, params: Any) -> BoundOptimizer:
         """Compares the groups' patterns with the parameters.
@@ -131,6 +137,29 @@ class Optimizer(NamedTuple):
         """
         return factories.hyperparameters(self.groups[name].optimizer)
 
+    def own_floats(self) -> dict[str, Any]:
+        """Returns the float arguments of the optimizer itself, its lookahead and its readout.
+
+        Returns:
+            Path -> float, traced scalar or schedule: "clip_norm", "lookahead.step_size", ...;
+            without a `clip_norm` of None.
+        """
+        return own_floats(self)
+
+    def check_steps(self, steps: int) -> None:
+        """Compares the lookahead and the readout with the length of a run.
+
+        Args:
+            steps: the number of updates of the run.
+
+        Raises:
+            GroupError: if one of them would never act, because it starts after the last step.
+        """
+        for name, wrapper in (("lookahead", self.lookahead), ("readout", self.readout)):
+            wrong = None if wrapper is None else wrapper.wrong_steps(steps)
+            if wrong is not None:
+                raise GroupError(wrong[1], argument=f"{name}.{wrong[0]}")
+
     def position(self, state: OptimizerState) -> jax.Array:
         """Returns the step of the next update: the number of calls of `update` so far.
 
@@ -218,8 +247,9 @@ class Optimizer(NamedTuple):
             params: the parameters that are trained.
 
         Returns:
-            A tree like `params`: averages for optimizers that keep them (schedule-free,
-            lookahead), else `params`.
+            A tree like `params`: the readout, if there is one; the weights without the displacement
+            of a lookahead; averages for groups that keep them (schedule-free, optax.lookahead);
+            else `params`.
         """
         bound = self.bind(params)
         found = bound.eval_params(interop.to_paths(bound, state))
@@ -232,6 +262,8 @@ def optimizer(
     layer_decay: float | None = None,
     low_precision: LowPrecision = "nearest",
     layers: Mapping[str, str | int] | None = None,
+    lookahead: EmaNesterov | OuterNesterov | None = None,
+    readout: WeightEma | None = None,
 ) -> Optimizer:
     """Combines groups into one optimizer.
 
@@ -248,6 +280,10 @@ def optimizer(
             at random, without bias (Zamirai et al. 2020, arXiv:2010.06192).
         layers: for layer_decay, the layers of parameters with unusual names: pattern of whole paths
             -> "embedding", "head", "stacked" or a number (see `layer_scales`).
+        lookahead: `ema_nesterov` or `outer_nesterov`, which wraps the optimizers of all groups:
+            after their update, it changes the parameters that the model gets. None changes nothing.
+        readout: `weight_ema`, which averages the parameters of all groups for evaluation; None
+            evaluates the parameters, or what the lookahead or a group evaluates.
 
     Returns:
         The optimizer, for any parameters that its groups cover.
@@ -281,6 +317,20 @@ def optimizer(
         wrong = wrong_layers(layers)
         if layer_decay is None:
             wrong = "layers is used by layer_decay only: set layer_decay, or remove layers."
+    wrong = wrong or _wrong_wrapper(lookahead, readout)
     if wrong is not None:
         raise ValueError(wrong)
-    return Optimizer(dict(groups), clip_norm, layer_decay, low_precision, layers)
+    options = (clip_norm, layer_decay, low_precision, layers)
+    return Optimizer(dict(groups), *options, lookahead, readout)
+
+
+def _wrong_wrapper(lookahead: Any, readout: Any) -> str | None:
+    """Describes what is wrong with the arguments `lookahead` and `readout`, or returns None."""
+    if not isinstance(lookahead, EmaNesterov | OuterNesterov | None):
+        return (
+            f"lookahead must be made by optim.ema_nesterov or optim.outer_nesterov, got "
+            f"{lookahead!r}. optax.lookahead is the optimizer of a group."
+        )
+    if not isinstance(readout, WeightEma | None):
+        return f"readout must be made by optim.weight_ema, got {readout!r}."
+    return None

@@ -21,11 +21,16 @@ class OptimizerState(NamedTuple):
         groups: group name -> the state of its optimizer, with None in place of scalars.
         master: path -> float32 copy of a low-precision parameter; empty but for
             low_precision="master".
+        lookahead: the state of the lookahead, with None in place of scalars; without one, an empty
+            tuple.
+        readout: the same of the readout.
     """
 
     scalars: dict[str, jax.Array]
     groups: dict[str, Any]
     master: dict[str, jax.Array]
+    lookahead: Any = ()
+    readout: Any = ()
 
 
 class Unpacked(NamedTuple):
@@ -36,11 +41,15 @@ class Unpacked(NamedTuple):
 
     Attributes:
         groups: group name -> the state of its optimizer.
+        lookahead: the state of the lookahead, or an empty tuple.
+        readout: the state of the readout, or an empty tuple.
         skipped: the number of updates that were skipped, an int32 scalar.
         step: the number of updates, an int32 scalar.
     """
 
     groups: dict[str, Any]
+    lookahead: Any
+    readout: Any
     skipped: Any
     step: Any
 
@@ -78,3 +87,9 @@ def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
     return structure.unflatten(
         [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
     )
+
+
+def packed(state: Unpacked) -> OptimizerState:
+    """Packs the state of an optimizer, without the copies of low_precision="master"."""
+    scalars, rest = pack(state)
+    return OptimizerState(scalars, rest.groups, {}, rest.lookahead, rest.readout)

@@ -44,6 +44,7 @@ from tests.laws_harness import (
     to_host,
     tree_to_split,
     with_floats,
+    wrappers,
 )
 from tests.laws_table import EAGER, ROWS, Row
 
@@ -87,7 +88,8 @@ def optimizer_of(row: Row, step: Any, parity: int) -> optim.Optimizer:
             "own": optim.group("own/.*", with_rates(row.recipe, row.fixed, step, parity)),
             "frozen": optim.group("frozen/.*", partial(optim.frozen)),
             "other": optim.group(".*", with_rates(NEIGHBOUR, (), step, parity)),
-        }
+        },
+        **wrappers(row, lambda _, x: lambda t: (jnp.asarray(x) + 0 * step) * drift(t)),
     )
 
 

@@ -175,8 +175,17 @@ def make_optimizer(row: Row, **options: Any) -> optim.Optimizer:
             "frozen": optim.group("frozen/.*", partial(optim.frozen)),
             "other": optim.group(".*", scheduled(NEIGHBOUR)),
         },
+        **wrappers(row, lambda _, x: lambda t: x * drift(t)),
         **options,
     )
+
+
+def wrappers(row: Row, change: Callable[[str, float], Any]) -> dict[str, Any]:
+    """Makes the lookahead and the readout of a row, with other floats, for `optim.optimizer`."""
+    return {
+        "lookahead": with_floats(row.lookahead, change, call=True),
+        "readout": with_floats(row.readout, change, call=True),
+    }
 
 
 def step(optimizer: optim.Optimizer, row: Row, params: Any, state: Any) -> tuple[Any, Any]:
@@ -217,6 +226,7 @@ class Reference:
         at_start = optax.LookaheadParams(own, own) if self.pair else own
         self.state = make(row.recipe, (1.0, 1.0)).init(at_start)
         other = jax.tree.map(_wide, params["other"])
+        self.wrapped = ReferenceWrapper(row, {"own": own, "other": other})
         self.other_state = reference_of(NEIGHBOUR, (1.0, 1.0)).init(other)
 
     def step(self, params: Any, t: int) -> Any:
@@ -238,7 +248,78 @@ class Reference:
         after = dict(wide)
         after["own"] = jax.tree.map(jnp.add, wide["own"], moves)
         after["other"] = jax.tree.map(jnp.add, wide["other"], others)
-        return after
+        return {**after, **self.wrapped.step({k: after[k] for k in ("own", "other")}, t)}
+
+
+class ReferenceWrapper:
+    """What lookaheads and readouts are by their papers: steps of NumPy, on whole trees.
+
+    Attributes:
+        evaluated: the parameters that are evaluated.
+    """
+
+    def __init__(self, row: Row, start: Any):
+        self.row = row
+        self.slow = self.average = self.evaluated = jax.tree.map(np.asarray, start)
+        self.moves = jax.tree.map(np.zeros_like, self.slow)
+
+    def step(self, after: Any, t: int) -> Any:
+        """Gives the parameters of the model that follow those after the groups' updates."""
+        weights = held = jax.tree.map(np.asarray, after)
+        if self.row.lookahead is not None:
+            kind, given = self.row.lookahead.func, self.row.lookahead.keywords
+            size = float(self.row.lookahead.args[0])
+            if kind is optim.ema_nesterov:
+                held = self._ema_nesterov(weights, given, size, t)
+            elif (t + 1) % given["every"] == 0:
+                weights = held = self._outer_nesterov(weights, given, size, t)
+        self.evaluated = weights
+        if self.row.readout is not None:
+            self.evaluated = self._read(weights, self.row.readout, t + 1)
+        return held
+
+    def _ema_nesterov(self, new: Any, given: Any, size: float, t: int) -> Any:
+        decay = given["decay"] * drift(t)
+        self.moves = jax.tree.map(
+            lambda m, x, old: _as(decay * m + (1 - decay) * (x - old), x),
+            *(self.moves, new, self.slow),
+        )
+        self.slow = new
+        if not given["start"] <= t + 1 < given["stop"]:
+            return new
+        # The learning rate of the group is the largest at the first step.
+        size *= drift(t + 1) * rate(t) / rate(0)
+        return jax.tree.map(lambda x, m: _as(x + size * m, x), new, self.moves)
+
+    def _outer_nesterov(self, new: Any, given: Any, size: float, t: int) -> Any:
+        momentum, size = given["momentum"] * drift(t), size * drift(t)
+        change = jax.tree.map(np.subtract, self.slow, new)
+        self.moves = jax.tree.map(lambda m, d: _as(momentum * m + d, d), self.moves, change)
+        self.slow = jax.tree.map(
+            lambda x, d, m: _as(x - size * (d + momentum * m), x), self.slow, change, self.moves
+        )
+        return self.slow
+
+    def _read(self, new: Any, readout: partial, made: int) -> Any:
+        given = {"start": 0, "stop": made + 1, "blend": 1.0, "exclude": "", **readout.keywords}
+        horizon = readout.args[0] * drift(made - 1)
+        if made <= given["start"]:
+            self.average = new
+        elif made < given["stop"]:
+            self.average = jax.tree.map(
+                lambda a, x: _as(a + (x - a) / horizon, x), self.average, new
+            )
+        blend = given["blend"] * drift(made) * (made >= given["start"])
+        read = jax.tree.map(lambda x, a: _as((1 - blend) * x + blend * a, x), new, self.average)
+        apart = [path.split("/") for path in [given["exclude"]] if path]
+        for part, name in apart:
+            if name in read[part]:
+                read[part][name] = new[part][name]
+        return read
+
+
+def _as(x: Any, like: Any) -> Any:
+    return np.asarray(x, like.dtype)
 
 
 @cache
@@ -366,6 +447,8 @@ def numbers(tree: Any) -> Any:
 
 
 def _evaluation(row: Row, reference: Reference, params: Any) -> Any:
+    if row.lookahead is not None or row.readout is not None:
+        return {**params, **reference.wrapped.evaluated}
     if reference.pair:
         return {**params, "own": to_host(reference.slow)}
     if hasattr(reference.state, "z"):  # schedule-free

@@ -56,6 +56,8 @@ class Row:
         per_example: whether its gradients have a leading axis of examples.
         tolerance: how far it may be from its reference, where rounding inside it counts.
         fixed: float arguments that cannot follow a schedule.
+        lookahead: a partial of the factory of a lookahead that wraps all groups, or None.
+        readout: the same of a readout.
         exempt: law, or (law, dtype) -> why it cannot hold.
         notes: what the table says about it.
     """
@@ -68,6 +70,8 @@ class Row:
     per_example: bool = False
     tolerance: float = 0.0
     fixed: tuple[str, ...] = ()
+    lookahead: partial | None = None
+    readout: partial | None = None
     exempt: Mapping[Any, str] = field(default_factory=dict)
     notes: str = ""
 
@@ -434,6 +438,41 @@ ROWS = [
         base_optimizer=partial(optax.adamw, learning_rate=0.05, weight_decay=0.1),
     ),
     _row(optim.rprop, learning_rate=0.02, fixed=("learning_rate",)),
+    _row(
+        contrib.schedule_free,
+        partial(optim.muon, learning_rate=0.02),
+        learning_rate=0.02,
+        params="matrices",
+        fixed=("b1",),
+        note="optim.muon",
+    ),
+    _row(
+        contrib.schedule_free,
+        partial(
+            optim.chain,
+            learning_rate=0.02,
+            before=[partial(parts.polar), partial(parts.normalize), partial(parts.match_norm)],
+        ),
+        learning_rate=0.02,
+        params="matrices",
+        fixed=("b1",),
+        note="optim.chain",
+    ),
+    _row(
+        optax.adamw,
+        learning_rate=0.05,
+        lookahead=partial(optim.ema_nesterov, 0.5, decay=0.6, start=1, stop=4, scheduled_by="own"),
+        readout=partial(optim.weight_ema, 3.0, start=2, stop=5, blend=0.6, exclude="own/bias"),
+        note="optim.ema_nesterov, optim.weight_ema",
+    ),
+    _row(
+        optim.muon,
+        learning_rate=0.02,
+        lookahead=partial(optim.outer_nesterov, 0.7, momentum=0.6, every=2),
+        readout=partial(optim.weight_ema, 2.5),
+        params="matrices",
+        note="optim.outer_nesterov, optim.weight_ema",
+    ),
 ]
 
 # The rows whose updates outside of jit are tested on explicit axes, which takes longest there: one
@@ -450,7 +489,7 @@ EAGER = [
         *("optax.contrib.sophia", "optax.contrib.sam (opaque)", "optax.contrib.dpsgd"),
         *("optax.contrib.schedule_free_adamw", "optax.contrib.prodigy", "optax.contrib.galore"),
         *("optax.contrib.split_real_and_imaginary", "optim.muon", "optim.shampoo", "optim.mars"),
-        "optim.cautious",
+        *("optim.cautious", "optax.adamw (optim.ema_nesterov, optim.weight_ema)"),
     )
 ]
 

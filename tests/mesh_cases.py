@@ -23,11 +23,14 @@ from clu import metrics as clu_metrics
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import optim
 from tests import token_cases
 from tests.engine import test_loss_contract as losses
+from tests.engine import test_program
 from trainer import data, metrics, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.generation import Continuation, Sampling, encode_prompt
+from trainer.engine.program import Program
 from trainer.engine.sharding import make_mesh, param_shardings
 from trainer.logits import ChunkedLogits
 
@@ -121,6 +124,30 @@ def samples(devices: int) -> dict[str, Any]:
     exchanges = [line for line in program.as_text().splitlines() if EXCHANGE.search(line)]
     inside = sum("while/body" in line for line in exchanges)
     return {"text": text, "exchanges": len(exchanges), "in loops": inside}
+
+
+def wrapped(devices: int) -> dict[str, Any]:
+    """Runs steps with a lookahead and a readout on devices that divide the parameters."""
+    optimizer = optim.optimizer(
+        {"all": optim.group(".*", partial(optax.adamw, 0.05))},
+        lookahead=optim.ema_nesterov(0.5, 0.6, start=1, scheduled_by="all"),
+        readout=optim.weight_ema(2, start=2, blend=0.6),
+    )
+    program = Program(test_program.experiment(optimizer=optimizer, mesh={"fsdp": devices}))
+    state, batches = program.init(), program.feed.batches(0)
+    before = jax.tree.map(lambda x: x.sharding, state)
+    for _ in range(6):
+        step = program.step(state, program.feed.to_devices(next(batches)))
+        state, _ = jax.block_until_ready(step)  # bounds the steps in flight
+    assert jax.tree.map(lambda x: x.sharding, state) == before
+    own, kernel = state.opt_state, state.params["first"]["kernel"]
+    parts = (own.lookahead.weights, own.lookahead.moves, own.readout.average)
+    return {
+        "shards": len({str(shard.index) for shard in kernel.addressable_shards}),
+        "divided alike": [x["first/kernel"].sharding == kernel.sharding for x in parts],
+        "kernel": np.asarray(kernel).tolist(),
+        "evaluated": np.asarray(program.evaluation.params(state)["first"]["kernel"]).tolist(),
+    }
 
 
 class Uneven(data.ArrayDataset):
@@ -218,6 +245,7 @@ CASES: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "masked": (masked, 4),
     "tokens": (tokens, 4),
     "samples": (samples, 4),
+    "wrapped": (wrapped, 8),
     **{f"batches of {sizes}": (partial(uneven, sizes), 8) for sizes in UNEVEN},
     "batches of tokens": (uneven_tokens, 4),
 }

@@ -131,15 +131,31 @@ def test_the_dtype_bfloat16_is_kept(lab, tmp_path):
     same(arrays, runs.leaves(checkpoint.load_params(tmp_path / "run", 20)))
 
 
-@pytest.mark.parametrize("kept", ["schedule_free", "lookahead"])
+WRAPPERS = {
+    "ema_nesterov": (
+        "lookahead",
+        "optim.ema_nesterov.step_size = 0.9\noptim.ema_nesterov.decay = 0.5\n",
+    ),
+    "weight_ema": ("readout", "optim.weight_ema.horizon = '10%'\n"),
+}
+
+
+@pytest.mark.parametrize("kept", ["schedule_free", "lookahead", "ema_nesterov", "weight_ema"])
 def test_the_averages_of_an_optimizer_are_exported(lab, kept, tmp_path):
     more = "experiment.ema_decay = None\n"
     if kept == "schedule_free":
         more += "experiment.optimizer = @optax.contrib.schedule_free_adamw()\n"
         more += "optax.contrib.schedule_free_adamw.learning_rate = 0.05\n"
-    else:
+    elif kept == "lookahead":
         more += "experiment.optimizer = @optax.lookahead()\noptax.lookahead:\n"
         more += "  fast_optimizer = @optax.adamw()\n  sync_period = 3\n  slow_step_size = 0.5\n"
+    else:
+        name, given = WRAPPERS[kept]
+        more += (
+            f"experiment.optimizer = @optim.optimizer()\noptim.optimizer.{name} = @optim.{kept}()\n"
+        )
+        more += "optim.optimizer.groups = {'all': @optim.group()}\noptim.group.match = '.*'\n"
+        more += f"optim.group.optimizer = @optax.adamw()\n{given}"
     run = tmp_path / "run"
     assert runs.train(runs.write_config(tmp_path, more), run) == 0
     assert export(run, tmp_path / "net.safetensors") == 0

@@ -133,6 +133,19 @@ CASES: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": by_shape(partial(optim.muon, RATE))},
     "soap": {"optimizer": by_shape(partial(optim.soap, RATE, precondition_frequency=3))},
     "schedule-free": {"optimizer": groups(partial(optax.contrib.schedule_free_adamw, 0.02))},
+    "ema_nesterov": {
+        "optimizer": groups(
+            partial(optax.adamw, RATE),
+            lookahead=optim.ema_nesterov(0.5, 0.7, start=2, stop=15, scheduled_by="all"),
+            readout=optim.weight_ema(3, start=4, blend=0.6),
+        )
+    },
+    "outer_nesterov": {
+        "on_nonfinite": "skip",
+        "optimizer": groups(
+            partial(optax.adamw, RATE), lookahead=optim.outer_nesterov(0.7, 0.6, every=3)
+        ),
+    },
     "lbfgs": {"optimizer": groups(partial(optax.lbfgs, memory_size=3))},
     "batch statistics": {"model": Normalized()},
     "dropout": {"model": Normalized(0.5)},

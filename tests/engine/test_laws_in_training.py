@@ -18,7 +18,7 @@ pytestmark = pytest.mark.laws
 falling = optax.linear_schedule(0.05, 0.01, 8)
 
 
-def three_groups():
+def three_groups(**options):
     return partial(
         optim.optimizer,
         {
@@ -27,6 +27,7 @@ def three_groups():
             "rest": optim.group(".*", partial(optax.adamw, learning_rate=falling)),
         },
         clip_norm=1.0,
+        **options,
     )
 
 
@@ -36,6 +37,18 @@ ADDED = {
     "accumulation over 4 microbatches": dict(optimizer=ADAM, microbatches=4),
     "skipped steps": dict(optimizer=ADAM, on_nonfinite="skip"),
     "EMA": dict(optimizer=ADAM, ema_decay=0.9),
+    "a lookahead and a readout": dict(
+        optimizer=three_groups(
+            lookahead=optim.ema_nesterov(0.5, 0.7, start=1, scheduled_by="matrix"),
+            readout=optim.weight_ema(3.0, start=2, blend=0.6),
+        ),
+        on_nonfinite="skip",
+    ),
+    "outer steps": dict(
+        optimizer=three_groups(lookahead=optim.outer_nesterov(0.7, 0.6, every=2)),
+        on_nonfinite="skip",
+        ema_decay=0.9,
+    ),
     "all at once": dict(
         optimizer=three_groups(), microbatches=4, on_nonfinite="skip", ema_decay=0.9
     ),

@@ -40,6 +40,15 @@ def test_divided_parameters_are_gathered_once_and_not_for_each_token(found):
     assert divided["exchanges"] > 0 and divided["in loops"] == 0
 
 
+def test_a_lookahead_and_a_readout_are_divided_as_the_parameters_are(found):
+    one, many = found["wrapped"]
+    assert (one["shards"], many["shards"]) == (1, 8)
+    assert many["divided alike"] == [True] * 3
+    for name in ("kernel", "evaluated"):
+        np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert one["kernel"] != one["evaluated"]
+
+
 def test_batches_of_any_size_are_evaluated_on_several_devices_as_on_one(found):
     """Also by losses that compare examples, metrics without a mask, and chunked logits."""
     uneven = {case: pair for case, pair in found.items() if case.startswith("batches of ")}

@@ -440,9 +440,11 @@ def test_skipped_steps_change_only_the_position():
 
 def test_the_step_and_the_skipped_updates_are_the_last_scalars_of_a_state():
     # Of whatever dtype and name the states of the groups are.
-    last = packing.Unpacked({"zz": {"zz": jnp.int32(1)}}, jnp.int32(2), jnp.int32(3))
+    last = packing.Unpacked(
+        {"zz": {"zz": jnp.int32(1)}}, jnp.int32(4), jnp.int32(5), jnp.int32(2), jnp.int32(3)
+    )
     scalars, _ = packing.pack(last)
-    assert scalars["int32"].tolist() == [1, 2, 3]
+    assert scalars["int32"].tolist() == [1, 4, 5, 2, 3]
 
 
 def test_an_update_that_is_not_finite_is_skipped():

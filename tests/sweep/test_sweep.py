@@ -111,6 +111,16 @@ VIT = "!models.vit {width: 8, depth: 2, num_heads: 2, patch_size: 2, num_classes
 WHOLE, WIDE = "!data.digits {batch_size: null}", "!models.mlp {width: 8}"
 SEARCH = "!optax.lbfgs {learning_rate: 0.5, memory_size: 3}"
 FREE = "!optax.contrib.schedule_free_adamw {learning_rate: 1e-2}"
+WRAPPED = """!optim.optimizer
+  lookahead: !optim.ema_nesterov
+    {step_size: 0.5, decay: 0.7, start: 2, stop: 80%, scheduled_by: all}
+  readout: !optim.weight_ema {horizon: 25%, start: 50%, blend: 0.6, exclude: .*bias}
+  groups:
+    all: !optim.group
+      match: .*
+      optimizer: !optax.adamw
+        learning_rate: !schedules.warmup_cosine {peak_value: 0.01, warmup_steps: 2}
+"""
 POISONED = "!unruly.poisoned {at: [4]}"
 CASES = {
     "adamw": (SWEPT, RATES),
@@ -121,6 +131,11 @@ CASES = {
     "line search": (
         replaced("optimizer", SEARCH, replaced("data", WHOLE, replaced("model", WIDE))),
         RATES.replace("low: 1e-3", "low: 1e-2"),
+    ),
+    "lookahead": (
+        replaced("optimizer", WRAPPED),
+        "optimizer.lookahead.step_size: !space.uniform {low: 0.1, high: 0.9}\n"
+        "  optimizer.readout.blend: !space.uniform {low: 0.1, high: 1.0}",
     ),
     "convolutions": (CONVNET, RATES),
     "dropout": (replaced("model", VIT), RATES),

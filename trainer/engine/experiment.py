@@ -69,7 +69,8 @@ class Experiment:
             operations of a step and the kind of device. It does not change what is computed, and
             may change when a run continues.
         ema_decay: decay of the exponential moving average of the parameters that evaluation uses
-            (Polyak and Juditsky 1992), in [0, 1); None evaluates the parameters themselves.
+            (Polyak and Juditsky 1992), in [0, 1); None evaluates the parameters themselves, or the
+            `readout` of the optimizer.
         warm_start: starts with the parameters of another run: {"from": its folder, "rename":
             rules, ...}; see `warm_start.WarmStart`. None initializes the parameters.
         log_every: steps between two rows of metrics.
@@ -169,6 +170,11 @@ class Experiment:
         object.__setattr__(self, "model", as_model(self.model))
         check_language(self.model, self.data)
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+        if self.ema_decay is not None and self.optimizer.readout is not None:
+            raise ValueError(
+                f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both average the "
+                f"parameters for evaluation. Remove one of them."
+            )
         self._check_hooks()
 
     def _check_hooks(self) -> None:

@@ -66,9 +66,9 @@ class Hyperparameter(NamedTuple):
 def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter]]:
     """Finds the values over the run of every float argument of the optimizers of a program.
 
-    Returns group name -> argument -> values; the name "" has `clip_norm` of `optim.optimizer` if
-    the gradients are clipped. The program is not compiled. Raises GroupError if a schedule returns
-    what its argument does not take.
+    Returns group name -> argument -> values; the name "" has those of `optim.optimizer` itself:
+    `clip_norm`, "lookahead.step_size" and the like, if there are any. The program is not compiled.
+    Raises GroupError if a schedule returns what its argument does not take.
 
     Example:
         >>> from trainer.config import load
@@ -107,9 +107,9 @@ def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
 def sample(program: Program) -> dict[str, dict[str, Sampled]]:
     """Samples all float arguments over the run, without compiling the program.
 
-    Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has
-    `clip_norm`, if there is one. Raises GroupError if a schedule returns what its argument does not
-    take.
+    Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has those
+    of `Optimizer.own_floats`, if there are any. Raises GroupError if a schedule returns what its
+    argument does not take.
     """
     optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
@@ -120,22 +120,19 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
     @jax.jit
     def scheduled(hyperparams: Any, at: Any) -> Any:
         optimizer = program.inputs.insert(program.experiment, hyperparams).optimizer
-        clip_norm = optimizer.clip_norm
+        arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
         return {
-            name: {
-                key: jax.vmap(value)(at)
-                for key, value in optimizer.schedules(name).items()
-                if callable(value)
-            }
-            for name in optimizer.groups
-        }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
+            name: {key: jax.vmap(value)(at) for key, value in own.items() if callable(value)}
+            for name, own in {**arguments, "": optimizer.own_floats()}.items()
+        }
 
     # A plan uses no accelerator.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        values, bounds = jax.device_get(scheduled(program.inputs.pack(), at))
-    if (why := wrong_float("clip_norm", bounds)) is not None:
-        message = f"The schedule of clip_norm goes wrong: it {why}"
-        raise optim.GroupError(message, argument="clip_norm")
+        values = jax.device_get(scheduled(program.inputs.pack(), at))
+    bounds = values.pop("")
+    for key, those in bounds.items():
+        if (why := wrong_float(key, those)) is not None:
+            raise optim.GroupError(f"The schedule of {key} goes wrong: it {why}", argument=key)
     for name, arguments in values.items():
         if (wrong := wrong_schedule(optimizer.groups[name].optimizer, arguments)) is not None:
             raise optim.GroupError(
@@ -147,8 +144,9 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
         name: {key: (at, _over(at, x, values[name].get(key))) for key, x in arguments.items()}
         for name, arguments in scheduled_arguments.items()
     }
-    if optimizer.clip_norm is not None:
-        found[""] = {"clip_norm": (at, _over(at, optimizer.clip_norm, bounds))}
+    found[""] = {
+        key: (at, _over(at, x, bounds.get(key))) for key, x in optimizer.own_floats().items()
+    }
     return found
 
 
@@ -272,7 +270,8 @@ class Plan:
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
         hyperparameters: group name -> float argument -> its peak, first and final value; the name
-            "" has `clip_norm`, if there is one.
+            "" has those of `optim.optimizer` itself, such as `clip_norm`, if there are any.
+        wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
         chains: group name -> the parts of its `optim.chain`, a line each.
@@ -296,6 +295,7 @@ class Plan:
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
+    wrappers: Sequence[str]
     block: BlockRule
     matrices: Matrices
     chains: Mapping[str, Sequence[str]]
@@ -320,6 +320,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
+        optimizer.check_steps(experiment.steps)
         program.check_norms()
         sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
@@ -364,6 +365,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             if "learning_rate" in values
         },
         hyperparameters=describe(sampled),
+        wrappers=_wrappers(optimizer, state.opt_state),
         block=program.block_rule,
         matrices=matrices,
         chains={
@@ -413,6 +415,19 @@ def _row(
         weight_decay=max((x for key, x in peaks.items() if _is_decay(key)), default=None),
         sharding=", ".join(spec),
     )
+
+
+def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[str]:
+    """Returns a line about the lookahead, and one about the readout, if there are any."""
+    found = (
+        ("lookahead", optimizer.lookahead, state.lookahead),
+        ("readout", optimizer.readout, state.readout),
+    )
+    return [
+        f"{name}: {wrapper.describe()}; {_bytes(own):,} bytes of state"
+        for name, wrapper, own in found
+        if wrapper is not None
+    ]
 
 
 def _is_decay(key: str) -> bool:

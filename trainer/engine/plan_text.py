@@ -22,6 +22,7 @@ def render(plan: Plan) -> str:
         *(line for line in (plan.fingerprint, plan.mode) if line),
         *plan.matrices.lines,
         *_chains(plan),
+        *map(printable, plan.wrappers),
         *_hyperparameters(plan),
         *_inputs(plan),
         *(f"warning: {printable(text)}" for text in plan.warnings),

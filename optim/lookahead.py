@@ -1,0 +1,336 @@
+"""Lookaheads, which wrap all groups: EMA-Nesterov, and Nesterov momentum of every K-th step.
+
+A lookahead receives the weights after the step of the groups' optimizers, and returns the
+parameters that the model gets for the next gradient.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optim import checks
+from optim.dtypes import compute_dtype, wide_zeros
+from optim.factories import evaluate
+from optim.schedules import Steps, step_count
+
+__all__ = ["EmaNesterov", "Lookahead", "OuterNesterov", "ema_nesterov", "outer_nesterov"]
+
+ByPath = dict[str, jax.Array]  # path name -> array, at least float32
+
+
+class Ahead(NamedTuple):
+    """The result of a lookahead.
+
+    Attributes:
+        params: the parameters at which the next gradient is taken, by path name.
+        weights: the weights that are evaluated, by path name.
+        state: the state of the lookahead.
+    """
+
+    params: ByPath
+    weights: ByPath
+    state: Any
+
+
+class EmaNesterovState(NamedTuple):
+    """The state of `ema_nesterov`.
+
+    Attributes:
+        weights: path name -> the weights without the displacement.
+        moves: path name -> the average of their changes.
+        peak: the largest learning rate so far, a scalar; an empty tuple without `scheduled_by`.
+    """
+
+    weights: ByPath
+    moves: ByPath
+    peak: Any
+
+
+class EmaNesterov(NamedTuple):
+    """The arguments of `ema_nesterov`, which makes it; `start` and `stop` are integers."""
+
+    step_size: optax.ScalarOrSchedule
+    decay: optax.ScalarOrSchedule
+    start: int
+    stop: int | None
+    scheduled_by: str | None
+
+    def floats(self) -> dict[str, Any]:
+        """Returns the float arguments by name: numbers, traced scalars or schedules."""
+        return {"step_size": self.step_size, "decay": self.decay}
+
+    def wrong_steps(self, steps: int) -> tuple[str, str] | None:
+        """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
+        if self.start < steps:
+            return None
+        return "start", (
+            f"The lookahead would never act: its start is {self.start:,}, and the run has "
+            f"{steps:,} steps. Lower start, or remove the lookahead."
+        )
+
+    def describe(self) -> str:
+        """Returns a line for the plan; steps are counted from 1, as in metrics.jsonl."""
+        end = "the last" if self.stop is None else f"step {self.stop:,}"
+        by = f", scheduled by group {self.scheduled_by!r}" if self.scheduled_by else ""
+        return f"optim.ema_nesterov displaces from step {self.start + 1:,} to {end}{by}"
+
+    def init(self, wide: ByPath) -> EmaNesterovState:
+        """Returns the state before the first step, for parameters of at least float32."""
+        return EmaNesterovState(
+            weights={path: copied(x) for path, x in wide.items()},
+            moves={path: wide_zeros(x) for path, x in wide.items()},
+            peak=() if self.scheduled_by is None else jnp.zeros((), compute_dtype(wide)),
+        )
+
+    def advance(self, after: ByPath, state: Any, step: Any, made: Any, rate: Any) -> Ahead:
+        """Displaces the weights after a step.
+
+        Args:
+            after: the weights after the step, by path name.
+            state: what `init` or the last `advance` returned.
+            step: the position of the step, counted from 0.
+            made: the number of steps so far that were not skipped, with this one.
+            rate: the learning rate of the group `scheduled_by` at this step, or None.
+        """
+        decay = evaluated(self.decay, step, "decay")
+        size = evaluated(self.step_size, step + 1, "step_size")
+        peak = state.peak
+        if self.scheduled_by is not None:
+            rate = jnp.asarray(rate, peak.dtype)
+            peak = jnp.maximum(peak, rate)
+            # A warm-up may begin with a rate of 0.
+            size = size * (rate / jnp.where(peak > 0, peak, 1))
+        acts = step + 1 >= self.start
+        if self.stop is not None:
+            acts &= step + 1 < self.stop
+        size = jnp.where(acts, size, 0.0)
+        moves, params = {}, {}
+        for path, x in after.items():
+            d = like(decay, x)
+            moves[path] = d * state.moves[path] + (1 - d) * (x - state.weights[path])
+            params[path] = x + like(size, x) * moves[path]
+        return Ahead(params, after, EmaNesterovState(after, moves, peak))
+
+    def weights(self, state: EmaNesterovState) -> ByPath:
+        """Returns the weights to evaluate that differ from the parameters of the model."""
+        return state.weights
+
+
+class OuterNesterovState(NamedTuple):
+    """The state of `outer_nesterov`.
+
+    Attributes:
+        weights: path name -> the weights after the last outer step.
+        momentum: path name -> the sum of the changes, decayed.
+    """
+
+    weights: ByPath
+    momentum: ByPath
+
+
+class OuterNesterov(NamedTuple):
+    """The arguments of `outer_nesterov`, which makes it; `every` is an integer."""
+
+    learning_rate: optax.ScalarOrSchedule
+    momentum: optax.ScalarOrSchedule
+    every: int
+
+    @property
+    def scheduled_by(self) -> None:
+        """No group: the learning rate may be a schedule."""
+        return None
+
+    def floats(self) -> dict[str, Any]:
+        """Returns the float arguments by name: numbers, traced scalars or schedules."""
+        return {"learning_rate": self.learning_rate, "momentum": self.momentum}
+
+    def wrong_steps(self, steps: int) -> tuple[str, str] | None:
+        """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
+        if self.every <= steps:
+            return None
+        return "every", (
+            f"The lookahead would never act: it takes an outer step after every {self.every:,} "
+            f"steps, and the run has {steps:,}. Lower every, or remove the lookahead."
+        )
+
+    def describe(self) -> str:
+        """Returns a line for the plan."""
+        return f"optim.outer_nesterov takes an outer step after every {self.every:,} steps"
+
+    def init(self, wide: ByPath) -> OuterNesterovState:
+        """Returns the state before the first step, for parameters of at least float32."""
+        return OuterNesterovState(
+            weights={path: copied(x) for path, x in wide.items()},
+            momentum={path: wide_zeros(x) for path, x in wide.items()},
+        )
+
+    def advance(self, after: ByPath, state: Any, step: Any, made: Any, rate: Any) -> Ahead:
+        """Takes an outer step if it is time for one; see `EmaNesterov.advance`."""
+        size = evaluated(self.learning_rate, step, "learning_rate")
+        decay = evaluated(self.momentum, step, "momentum")
+        acts = made % self.every == 0
+        weights, momentum, params = {}, {}, {}
+        for path, x in after.items():
+            slow, d = state.weights[path], like(decay, x)
+            change = slow - x  # the gradient of the outer step
+            m = d * state.momentum[path] + change
+            moved = slow - like(size, x) * (change + d * m)
+            params[path] = jnp.where(acts, moved, x)
+            weights[path] = jnp.where(acts, moved, slow)
+            momentum[path] = jnp.where(acts, m, state.momentum[path])
+        return Ahead(params, params, OuterNesterovState(weights, momentum))
+
+    def weights(self, state: OuterNesterovState) -> ByPath:
+        """Returns the weights to evaluate that differ from the parameters of the model: none."""
+        return {}
+
+
+Lookahead = EmaNesterov | OuterNesterov
+
+
+def ema_nesterov(
+    step_size: optax.ScalarOrSchedule,
+    decay: optax.ScalarOrSchedule,
+    start: Steps = 0,
+    stop: Steps | None = None,
+    scheduled_by: str | None = None,
+) -> EmaNesterov:
+    """Takes gradients ahead of the weights, along the average of their past changes.
+
+    EMA-Nesterov (arXiv:2605.25395). With the weights X, the average M of their changes and the
+    optimizers of all groups as one `step`, an update is
+
+        Y  = X + step_size * M            the parameters of the model
+        X' = Y + step(gradient at Y, Y)
+        M  <- decay * M + (1 - decay) * (X' - X)
+        X  <- X'
+
+    The optimizers see Y: weight decay, norms and pins act on it. Evaluation, checkpoints that are
+    exported and samples use X, and so does a `readout`. X and M are part of the state, in at least
+    float32; M starts at 0 and is averaged at every step, also where the lookahead does not act.
+
+    Args:
+        step_size: how far ahead the gradient is taken, in units of M; at least 0, and below 1, from
+            where on M would grow by itself.
+        decay: the decay of the average, in [0, 1).
+        start: the number of updates before the first whose gradient is taken ahead.
+        stop: the number of updates before the first whose gradient is taken at the weights again;
+            None for no end.
+        scheduled_by: the name of a group. `step_size` is multiplied by the learning rate of the
+            group at the update before, divided by its largest value until then (1 during a
+            warm-up). None does not scale it.
+
+    Returns:
+        The lookahead, for `optim.optimizer(lookahead=...)`.
+
+    Raises:
+        ValueError: if an argument is out of its range, or `stop` is not larger than `start`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, optim
+        >>> from functools import partial
+        >>> optimizer = optim.optimizer(
+        ...     {"all": optim.group(".*", partial(optax.sgd, learning_rate=1.0))},
+        ...     lookahead=optim.ema_nesterov(step_size=0.5, decay=0.75),
+        ... )
+        >>> params = {"w": jnp.asarray([4.0])}
+        >>> state = optimizer.init(params)
+        >>> params, state = optimizer.update({"w": jnp.asarray([1.0])}, state, params)
+        >>> print(optimizer.eval_params(state, params)["w"], params["w"])  # 3, and 3 - 0.5 / 4
+        [3.] [2.875]
+    """
+    begin = step_count("start", start)
+    end = None if stop is None else step_count("stop", stop)
+    if end is not None and end <= begin:
+        raise ValueError(
+            f"stop is {end} and start is {begin}, so that the lookahead would never act: make stop "
+            f"larger than start."
+        )
+    made = EmaNesterov(step_size, decay, begin, end, scheduled_by)
+    _raise_if_wrong("ema_nesterov", made)
+    return made
+
+
+def outer_nesterov(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: optax.ScalarOrSchedule,
+    every: Steps,
+) -> OuterNesterov:
+    """Takes a step of SGD with Nesterov momentum on the change of the weights over K steps.
+
+    Snoo (arXiv:2510.15830), and MuLoCo (arXiv:2505.23725) with one worker. Every K-th update is
+    followed by an outer step from W, the weights after the last one (at first the initial weights),
+    with X, the weights that the optimizers of the groups have reached:
+
+        D = W - X
+        M <- momentum * M + D
+        W <- W - learning_rate * (D + momentum * M)
+        X <- W
+
+    This is `torch.optim.SGD(nesterov=True)` with the gradient D. W and M are part of the state, in
+    at least float32. Evaluation uses X. In the program of Snoo's authors the first outer step is
+    after the first update, and here after K, as in the paper. In the program of MuLoCo's entry in
+    modded-nanogpt, M is multiplied by the learning rate as it is summed, which is the same unless
+    the learning rate is a schedule.
+
+    Args:
+        learning_rate: of the outer step; a learning rate of 1 without momentum changes nothing. A
+            schedule is evaluated at the position of the K-th update.
+        momentum: in [0, 1).
+        every: K, the number of updates from one outer step to the next, at least 1. An update that
+            was skipped does not count.
+
+    Returns:
+        The lookahead, for `optim.optimizer(lookahead=...)`.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, optim
+        >>> from functools import partial
+        >>> optimizer = optim.optimizer(
+        ...     {"all": optim.group(".*", partial(optax.sgd, learning_rate=1.0))},
+        ...     lookahead=optim.outer_nesterov(learning_rate=0.5, momentum=0.5, every=2),
+        ... )
+        >>> params, grads = {"w": jnp.asarray([4.0])}, {"w": jnp.asarray([1.0])}
+        >>> state = optimizer.init(params)
+        >>> for _ in range(2):
+        ...     params, state = optimizer.update(grads, state, params)
+        ...     print(params["w"])  # 3; then not 2, but 4 - 0.5 * (2 + 0.5 * 2)
+        [3.]
+        [2.5]
+    """
+    length = step_count("every", every)
+    if length < 1:
+        raise ValueError(f"every must be at least 1, got {length}.")
+    made = OuterNesterov(learning_rate, momentum, length)
+    _raise_if_wrong("outer_nesterov", made)
+    return made
+
+
+def _raise_if_wrong(name: str, made: Lookahead) -> None:
+    for argument, value in made.floats().items():
+        if (why := checks.wrong_float(f"lookahead.{argument}", value)) is not None:
+            raise ValueError(f"{argument} of optim.{name} {why}")
+
+
+def copied(x: jax.Array) -> jax.Array:
+    """Returns a new array with the values of a parameter, for a state.
+
+    The step donates both parameters and state. A weak type would change at the first update.
+    """
+    return jnp.array(x, x.dtype, copy=True)
+
+
+def evaluated(value: optax.ScalarOrSchedule, step: ArrayLike, name: str) -> Any:
+    """Returns a number or a traced scalar, or the value of a schedule at a step."""
+    return evaluate(value, step, name) if callable(value) else value
+
+
+def like(value: ArrayLike, x: jax.Array) -> jax.Array:
+    """Casts a scalar to the real dtype of an array, so that a product has the array's dtype."""
+    return jnp.asarray(value, jnp.finfo(x.dtype).dtype)
