@@ -250,6 +250,49 @@ def adopt_by_the_paper(start, grads, rate, b1, b2, eps):
     return np.stack(seen)
 
 
+# ---- Adam of modded-nanogpt's record 46 of the optimizer track: without correction of the bias
+
+
+def uncorrected_adam_of_modded_nanogpt(start, grads, rate, b1, b2, eps):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for _, g, lr in steps_of(grads, rate):
+        m = m + (1 - b1) * (g - m)
+        v = v + (1 - b2) * (g**2 - v)
+        w = w - lr * m / (np.sqrt(v) + eps)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- LaProp: Ziyin et al. 2020, their program: the learning rate is inside of the momentum
+
+
+def laprop_by_the_authors(start, grads, rate, b1, b2, eps):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    weight, real = 0.0, 0.0
+    for _, g, lr in steps_of(grads, rate):
+        v = b2 * v + (1 - b2) * g**2
+        weight = b1 * weight + (1 - b1) * lr
+        real = b2 * real + (1 - b2)
+        m = b1 * m + (1 - b1) * lr * g / (np.sqrt(v / real) + eps)
+        w = w - m / (weight / lr)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- AdamC: Defazio 2025, algorithm 2, for a weight that a normalization follows
+
+
+def adamc_by_the_paper(start, grads, rate, b1, b2, eps, decay):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, g, lr in steps_of(grads, rate):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - lr * (step + decay * lr / np.max(rate) * w)
+        seen.append(w)
+    return np.stack(seen)
+
+
 # ---- Muon and Scion on torch's layouts: they return the updates of every step
 
 

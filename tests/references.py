@@ -22,6 +22,7 @@ import optax
 import optax.contrib
 
 import optim
+from optim import parts
 from optim.factories import learning_rate_of
 from tests import torch_cases
 from tests.cosine import COSINE, STEPS, has_learning_rate, with_cosine
@@ -37,6 +38,7 @@ from tests.laws_table import ROWS as LAWS_ROWS
 from tests.laws_table import Row as LawsRow
 from tests.laws_table import public_name, tree_of
 from tests.programs import (
+    adamc_by_the_paper,
     adan_by_the_paper,
     adopt_by_the_paper,
     cautious_lion_by_the_paper,
@@ -44,6 +46,7 @@ from tests.programs import (
     grams_mask,
     keller_jordan,
     lamb_by_the_paper,
+    laprop_by_the_authors,
     lars_by_the_paper,
     mars_by_the_paper,
     masked_adamw_by_the_paper,
@@ -54,6 +57,7 @@ from tests.programs import (
     spectral_conv,
     to_flax,
     train,
+    uncorrected_adam_of_modded_nanogpt,
 )
 
 BOUND = 1e-6  # what the tests against torch and the authors' programs assert
@@ -97,6 +101,8 @@ class Row:
 
 def call(recipe: Any) -> str:
     """Writes a recipe as the call that it is: optax.sgd(0.1, momentum=0.9)."""
+    if isinstance(recipe, list):
+        return f"[{', '.join(map(call, recipe))}]"
     if not isinstance(recipe, partial):
         name = getattr(recipe, "__name__", "")
         return name.lstrip("_") if name else repr(recipe)
@@ -117,6 +123,9 @@ GRAMS = "Grams' authors (arXiv:2412.17107)"
 LAMB = "LAMB's paper (arXiv:1904.00962)"
 LARS = "LARS' paper (arXiv:1708.03888)"
 ADAN = "Adan's authors (arXiv:2208.06677)"
+RECORD_46 = "Adam of modded-nanogpt's record 46"
+LAPROP = "LaProp's authors (arXiv:2002.04839)"
+ADAMC = "AdamC's paper (arXiv:2506.02285)"
 ADOPT = "ADOPT's paper (arXiv:2411.02853)"
 JORDAN = "Keller Jordan's Muon (github.com/KellerJordan/Muon)"
 OPTAX_MUON = "optax.contrib.muon"
@@ -337,6 +346,34 @@ AUTHORS = [
         partial(optax.contrib.adopt, 0.02, 0.9, 0.95),
         ADOPT,
         partial(adopt_by_the_paper, b1=0.9, b2=0.95, eps=1e-6),
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(parts.adam, 0.8, 0.95, 1e-10, bias_correction=False)],
+        ),
+        RECORD_46,
+        partial(uncorrected_adam_of_modded_nanogpt, b1=0.8, b2=0.95, eps=1e-10),
+        remarks="as in its program of the optimizer track; optax.scale_by_adam always corrects the"
+        " bias",
+    ),
+    _authors(
+        partial(optim.chain, 0.02, [partial(parts.laprop, 0.9, 0.95, 1e-6)]),
+        LAPROP,
+        partial(laprop_by_the_authors, b1=0.9, b2=0.95, eps=1e-6),
+        remarks="optax 0.2.8 has no LaProp",
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(parts.adam, 0.9, 0.95)],
+            [partial(parts.decay, 0.1, peak=0.02)],
+        ),
+        ADAMC,
+        partial(adamc_by_the_paper, b1=0.9, b2=0.95, eps=1e-8, decay=0.1),
+        remarks="the decay is multiplied by learning_rate / peak",
     ),
 ]
 

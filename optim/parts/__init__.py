@@ -1,24 +1,30 @@
-"""Parts of optimizers of matrices, which `optim.chain` composes.
+"""Parts of optimizers, which `optim.chain` composes.
 
 A part is an optax transformation. Its updates are what the part before it returned: directions of
 ascent before the learning rate, and steps, which are added to the parameters, after it.
 
-The matrices of a parameter are its last two axes, [inputs, outputs] as in flax, and every axis
+Parts of Adam's family and decays are for parameters of any shape. The others are for matrices: the
+matrices of a parameter are its last two axes, [inputs, outputs] as in flax, and every axis
 before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Programs in torch store
 [outputs, inputs]: what they call a row is an output here.
 """
 
-from optim.parts.decay import cautious_decay
+from optim.parts.adam import adam, laprop, prodigy
+from optim.parts.decay import cautious_decay, decay
 from optim.parts.directions import momentum, normalize, polar
 from optim.parts.lengths import floor, match_norm, pin_radius, radial_brake
 
 __all__ = [
+    "adam",
     "cautious_decay",
+    "decay",
     "floor",
+    "laprop",
     "match_norm",
     "momentum",
     "normalize",
     "pin_radius",
     "polar",
+    "prodigy",
     "radial_brake",
 ]
