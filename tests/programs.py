@@ -293,6 +293,53 @@ def adamc_by_the_paper(start, grads, rate, b1, b2, eps, decay):
     return np.stack(seen)
 
 
+# ---- PSGD-Kron with Hyperball, of modded-nanogpt's optimizer track, on matrices [outputs, inputs]
+
+
+def psgd_step(old, t, g, lr, z, noise, beta=0.95, precond_lr=1.0, init_scale=None, raw=False):
+    """Makes step t, from 1, of (weights, mean, q0, q1); z and noise are its random matrices.
+
+    With `raw`, the factors are fitted to the gradient in place of the mean.
+    """
+    w, m, q0, q1 = old
+    m = beta * m + (1 - beta) * g
+    mean = m / (1 - beta**t)
+    if t == 1:
+        scale = init_scale or max(np.mean(g**4), 1e-24) ** (-1 / 32)
+        q0, q1 = (scale * np.eye(size) for size in g.shape)
+    ratio = np.sqrt(np.abs(q1).max() / np.abs(q0).max())
+    q0, q1 = q0 * ratio, q1 / ratio
+    x = g if raw else mean
+    a = q0 @ (x + np.finfo(float).eps * np.abs(x) * noise) @ q1.T
+    b = np.linalg.inv(q0).T @ z @ np.linalg.inv(q1)
+    norms = [_largest_eigenvalue(a @ a.T + b @ b.T), _largest_eigenvalue(a.T @ a + b.T @ b)]
+    q0 = q0 - precond_lr / norms[0] * np.triu(a @ a.T - b @ b.T) @ q0
+    q1 = q1 - precond_lr / norms[1] * np.triu(a.T @ a - b.T @ b) @ q1
+    u = (q0.T @ q0) @ mean @ (q1.T @ q1)
+    new = w - lr * u * (np.linalg.norm(w) / (np.linalg.norm(u) + 1e-10))
+    return new / (np.linalg.norm(new) + 1e-10) * np.linalg.norm(w), m, q0, q1
+
+
+def _largest_eigenvalue(a):
+    """Estimates it as the program does."""
+    scale = np.abs(a).max()
+    a = a / scale
+    x = a @ a[:, np.argmax((a * a).sum(axis=0))]
+    return scale * np.linalg.norm(a @ (x / np.linalg.norm(x)))
+
+
+def psgd_by_modded_nanogpt(start, grads, rate, draws, **options):
+    """Restates PSGDKron of train_psgd.py for one matrix; `draws` has (z, noise) for each step.
+
+    Returns the state of `psgd_step` after every step.
+    """
+    state, seen = (start, np.zeros_like(start), None, None), []
+    for (t, g, lr), draw in zip(steps_of(grads, rate), draws, strict=True):
+        state = psgd_step(state, t, g, lr, *draw, **options)
+        seen.append(state)
+    return seen
+
+
 # ---- Muon and Scion on torch's layouts: they return the updates of every step
 
 

@@ -24,6 +24,7 @@ import optax.contrib
 import optim
 from optim import parts
 from optim.factories import learning_rate_of
+from optim.parts.psgd import probes
 from tests import torch_cases
 from tests.cosine import COSINE, STEPS, has_learning_rate, with_cosine
 from tests.laws_harness import (
@@ -50,6 +51,7 @@ from tests.programs import (
     lars_by_the_paper,
     mars_by_the_paper,
     masked_adamw_by_the_paper,
+    psgd_by_modded_nanogpt,
     relative_difference,
     scion_by_the_paper,
     shampoo_by_the_paper,
@@ -124,6 +126,7 @@ LAMB = "LAMB's paper (arXiv:1904.00962)"
 LARS = "LARS' paper (arXiv:1708.03888)"
 ADAN = "Adan's authors (arXiv:2208.06677)"
 RECORD_46 = "Adam of modded-nanogpt's record 46"
+PSGD = "PSGD-Kron with Hyperball, of modded-nanogpt"
 LAPROP = "LaProp's authors (arXiv:2002.04839)"
 ADAMC = "AdamC's paper (arXiv:2506.02285)"
 ADOPT = "ADOPT's paper (arXiv:2411.02853)"
@@ -214,6 +217,17 @@ def _soap_from_our_bases(start: Any, grads: Any, rates: Any) -> Any:
         bases = tx.update({"w": jnp.asarray(grads[0])}, tx.init(params), params)[1].direction
         first = [np.asarray(side["w"]) for side in (bases.left_basis, bases.right_basis)]
     return _soap_wide(start, grads, rates, bases=first)
+
+
+def _psgd_with_our_draws(start: Any, grads: Any, rates: Any) -> Iterator[Any]:
+    """Gives the program, which has [outputs, inputs], the random matrices that we draw."""
+    with jax.enable_x64(True):
+        like = jnp.zeros((1, *start.T.shape))
+        drawn = [[np.asarray(x)[0].T for x in probes(0, t, 0, like)] for t in range(len(grads))]
+    return (
+        weights
+        for weights, *_ in psgd_by_modded_nanogpt(start, grads, rates, [x[::-1] for x in drawn])
+    )
 
 
 AUTHORS = [
@@ -374,6 +388,18 @@ AUTHORS = [
         ADAMC,
         partial(adamc_by_the_paper, b1=0.9, b2=0.95, eps=1e-8, decay=0.1),
         remarks="the decay is multiplied by learning_rate / peak",
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(optax.ema, 0.95), partial(parts.psgd), partial(parts.match_norm)],
+            [partial(parts.pin_radius)],
+        ),
+        PSGD,
+        _psgd_with_our_draws,
+        remarks="with our random matrices; the program adds 1e-10 to norms",
+        layout=np.transpose,
     ),
 ]
 

@@ -13,6 +13,7 @@ from optim.parts.adam import adam, laprop, prodigy
 from optim.parts.decay import cautious_decay, decay
 from optim.parts.directions import momentum, normalize, polar
 from optim.parts.lengths import floor, match_norm, pin_radius, radial_brake
+from optim.parts.psgd import psgd
 
 __all__ = [
     "adam",
@@ -26,5 +27,6 @@ __all__ = [
     "pin_radius",
     "polar",
     "prodigy",
+    "psgd",
     "radial_brake",
 ]

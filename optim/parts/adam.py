@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optim.descent import bias_correction as correction
 from optim.descent import map_unzip, moving_average, scalar
@@ -23,7 +24,7 @@ class AdamState(NamedTuple):
         variance: the mean of their squares.
     """
 
-    count: Any
+    count: ArrayLike | tuple[()]
     mean: optax.Params
     variance: optax.Params
 
@@ -80,7 +81,7 @@ def adam(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, AdamState]:
         del params
-        count = optax.safe_increment(state.count) if bias_correction else ()
+        count: Any = optax.safe_increment(state.count) if bias_correction else ()
 
         def corrected(x: jax.Array, decay: float, later: int = 0) -> jax.Array:
             return x / correction(decay, count + later, x) if bias_correction else x
@@ -111,7 +112,7 @@ class LapropState(NamedTuple):
         variance: the mean of the squares of the gradients.
     """
 
-    count: jax.Array
+    count: ArrayLike
     rate: jax.Array
     mean: optax.Params
     variance: optax.Params
@@ -200,7 +201,7 @@ class ProdigyState(NamedTuple):
         total: the weighted sum of the gradients.
     """
 
-    count: jax.Array
+    count: ArrayLike
     estimate: jax.Array
     largest: jax.Array
     numerator: jax.Array

@@ -307,6 +307,7 @@ FACTORIES = {
     "laprop": lambda rate: chain(rate, [parts.laprop()], [parts.decay(0.1, peak=0.02)]),
     "prodigy": lambda rate: chain(rate, [parts.prodigy(bias_correction=True, estim_lr0=0.1)]),
     "uncorrected adam": lambda rate: chain(rate, [parts.adam(bias_correction=False)]),
+    "psgd": lambda rate: chain(rate, [parts.psgd(0.1), parts.match_norm()]),
     "cautious": lambda rate: cautious(mars(rate)),
     "grams": lambda rate: grams(mars(rate)),
 }
