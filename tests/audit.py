@@ -55,6 +55,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "optax.lookahead": ["{fast_optimizer: SGD, sync_period: 2, slow_step_size: 0.5}"],
     "optax.apply_if_finite": ["{inner: SGD, max_consecutive_errors: 2}"],
     "optax.MultiSteps": ["{opt: SGD, every_k_schedule: 2}"],
+    "schedules.half_life": ["{peak_value: 0.999, warmup_steps: 10, init_value: 0.9}"],
     "schedules.piecewise": ["{values: [0.1, 0.2], boundaries: [2]}"],
     "models.Model": ["{init: !partial:optax.sgd {}, apply: !partial:optax.sgd {}}"],
     "models.from_linen": ["{module: !audited.Linen {}}"],

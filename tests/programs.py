@@ -1,9 +1,9 @@
 """Programs of optimizers that their authors published, restated in NumPy float64.
 
 They work on one matrix at a time, with loops and plain `if`s, as the papers and the authors'
-programs do, and import nothing of Lockstep. Those of SOAP, Distributed Shampoo, MARS, Scion and
-Grams were also run beside the authors' own PyTorch programs. The tests and the tables of
-`tests/references.py` share them.
+programs do, and import nothing of Lockstep. Those of SOAP, Distributed Shampoo, MARS, Scion,
+Grams, AdEMAMix, ADOPT, LaProp, PSGD and Adam of modded-nanogpt were also run beside the authors'
+own programs. The tests and the tables of `tests/references.py` share them.
 
 Unless said otherwise, a function takes the first parameters, the gradients [steps, *shape] and the
 hyperparameters, and returns the parameters after every step, [steps, *shape]. A learning rate is a
@@ -275,6 +275,31 @@ def laprop_by_the_authors(start, grads, rate, b1, b2, eps):
         real = b2 * real + (1 - b2)
         m = b1 * m + (1 - b1) * lr * g / (np.sqrt(v / real) + eps)
         w = w - m / (weight / lr)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- AdEMAMix: Pagliardini et al. 2024, the authors' program for optax, whose steps begin at 0
+
+
+def ademamix_by_the_authors(start, grads, rate, b1, b2, b3, alpha, eps, decay, warm_up):
+    w, seen = start.copy(), []
+    fast, slow, v = (np.zeros_like(start) for _ in range(3))
+
+    def half_life(decay):
+        return np.log(0.5) / np.log(decay) - 1
+
+    for t, g, lr in steps_of(grads, rate):
+        x = (t - 1) / warm_up
+        keep, mix = b3, alpha
+        if x < 1:
+            keep = 0.5 ** (1 / ((1 - x) * half_life(b1) + x * half_life(b3) + 1))
+            mix = x * alpha
+        fast = b1 * fast + (1 - b1) * g
+        slow = keep * slow + (1 - keep) * g
+        v = b2 * v + (1 - b2) * g**2
+        step = (fast / (1 - b1**t) + mix * slow) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - lr * (step + decay * w)
         seen.append(w)
     return np.stack(seen)
 

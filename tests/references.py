@@ -22,7 +22,7 @@ import optax
 import optax.contrib
 
 import optim
-from optim import parts
+from optim import parts, schedules
 from optim.factories import learning_rate_of
 from optim.parts.psgd import probes
 from tests import torch_cases
@@ -41,6 +41,7 @@ from tests.laws_table import public_name, tree_of
 from tests.programs import (
     adamc_by_the_paper,
     adan_by_the_paper,
+    ademamix_by_the_authors,
     adopt_by_the_paper,
     cautious_lion_by_the_paper,
     cautious_mask,
@@ -129,6 +130,7 @@ RECORD_46 = "Adam of modded-nanogpt's record 46"
 PSGD = "PSGD-Kron with Hyperball, of modded-nanogpt"
 LAPROP = "LaProp's authors (arXiv:2002.04839)"
 ADAMC = "AdamC's paper (arXiv:2506.02285)"
+ADEMAMIX = "AdEMAMix's authors (arXiv:2409.03137)"
 ADOPT = "ADOPT's paper (arXiv:2411.02853)"
 JORDAN = "Keller Jordan's Muon (github.com/KellerJordan/Muon)"
 OPTAX_MUON = "optax.contrib.muon"
@@ -217,6 +219,14 @@ def _soap_from_our_bases(start: Any, grads: Any, rates: Any) -> Any:
         bases = tx.update({"w": jnp.asarray(grads[0])}, tx.init(params), params)[1].direction
         first = [np.asarray(side["w"]) for side in (bases.left_basis, bases.right_basis)]
     return _soap_wide(start, grads, rates, bases=first)
+
+
+def _half_life(step: Any) -> Any:
+    return schedules.half_life(0.999, 30, 0.9)(step)
+
+
+def _alpha(step: Any) -> Any:
+    return optax.linear_schedule(0.0, 5.0, 30)(step)
 
 
 def _psgd_with_our_draws(start: Any, grads: Any, rates: Any) -> Iterator[Any]:
@@ -360,6 +370,18 @@ AUTHORS = [
         partial(optax.contrib.adopt, 0.02, 0.9, 0.95),
         ADOPT,
         partial(adopt_by_the_paper, b1=0.9, b2=0.95, eps=1e-6),
+    ),
+    _authors(
+        partial(optax.contrib.ademamix, 0.02, 0.9, 0.99, _half_life, _alpha, weight_decay=0.1),
+        ADEMAMIX,
+        partial(
+            ademamix_by_the_authors,
+            **{"b1": 0.9, "b2": 0.99, "b3": 0.999, "alpha": 5.0},
+            **{"eps": 1e-8, "decay": 0.1, "warm_up": 30},
+        ),
+        remarks="half_life is schedules.half_life(0.999, 30, 0.9), alpha is"
+        " optax.linear_schedule(0, 5, 30), as in their program for optax; theirs for PyTorch counts"
+        " the steps of both from 1; linear_schedule computes in float32",
     ),
     _authors(
         partial(

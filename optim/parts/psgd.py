@@ -132,8 +132,8 @@ def psgd(
             noise, test = (
                 (list(column) for column in zip(*draws, strict=True)) if draws else ([], [])
             )
-            rate = partial(_precondition, precond_lr, init_scale, state.count == 0)
-            found = divide(rate, moves, fits, noise, test, lefts, rights)
+            precondition = partial(_precondition, precond_lr, init_scale, state.count == 0)
+            found = divide(precondition, moves, fits, noise, test, lefts, rights)
             steps, lefts, rights = ([row[i] for row in found] for i in range(3))
             return steps, fits, lefts, rights
 
