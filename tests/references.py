@@ -233,11 +233,9 @@ def _psgd_with_our_draws(start: Any, grads: Any, rates: Any) -> Iterator[Any]:
     """Gives the program, which has [outputs, inputs], the random matrices that we draw."""
     with jax.enable_x64(True):
         like = jnp.zeros((1, *start.T.shape))
-        drawn = [[np.asarray(x)[0].T for x in probes(0, t, 0, like)] for t in range(len(grads))]
-    return (
-        weights
-        for weights, *_ in psgd_by_modded_nanogpt(start, grads, rates, [x[::-1] for x in drawn])
-    )
+        drawn = [np.asarray(probes(0, t, 0, like))[0].T for t in range(len(grads))]
+    states = psgd_by_modded_nanogpt(start, grads, rates, [(z, np.zeros_like(z)) for z in drawn])
+    return (weights for weights, *_ in states)
 
 
 AUTHORS = [

@@ -45,7 +45,7 @@ def psgd(
     With the update U and the upper triangular factors L and R of a matrix, one step is
 
         L, R <- L * c, R / c                      so that their largest elements are equal
-        A  = L X R^T                              X is U, up to rounding noise
+        A  = L X R^T                              X is U, or the gradient
         B  = L^-T Z R^-1                          Z is drawn from a normal distribution
         L <- L - precond_lr * triu(A A^T - B B^T) L / |A A^T + B B^T|
         R <- R - precond_lr * triu(A^T A - B^T B) R / |A^T A + B^T B|
@@ -53,13 +53,15 @@ def psgd(
 
     where |.| is the spectral norm, estimated by one and a half power iterations. The factors fit
     L^T L and R^T R to the inverse roots of the covariances of U, as in Shampoo, without inverses
-    of matrices. The noise in X is an element times the machine epsilon and a normal number.
+    of matrices.
 
     This is PSGD of modded-nanogpt's optimizer track (2026-05-27): after the bias-corrected momentum
-    `optax.ema` and before `match_norm`, with `pin_radius` after the learning rate. Of psgd_torch,
-    the program of PSGD's author, it is the geometry "EQ", which has other estimates of the norms,
-    more damping, and clips D. If X is U, the root mean square of D is about 1 once the factors fit;
-    before, it can be far from it, and `match_norm` or another part should set the length.
+    `optax.ema` and before `match_norm`, with `pin_radius` after the learning rate. The program also
+    changes the elements of X at random by about their rounding errors, which is left out here.
+    Of psgd_torch, the program of PSGD's author, it is the geometry "EQ", which has other estimates
+    of the norms, more damping, and clips D. If X is U, the root mean square of D is about 1 once
+    the factors fit; before, it can be far from it, and `match_norm` or another part should set the
+    length.
 
     Args:
         precond_lr: the step size of the factors, in (0, 1]; a float, a traced scalar or, in a
@@ -128,12 +130,9 @@ def psgd(
         def move(
             moves: list[jax.Array], fits: list[jax.Array], lefts: list[Any], rights: list[Any]
         ) -> Sequence[list[jax.Array]]:
-            draws = [probes(seed, state.count, i, x) for i, x in enumerate(fits)]
-            noise, test = (
-                (list(column) for column in zip(*draws, strict=True)) if draws else ([], [])
-            )
+            tests = [probes(seed, state.count, i, x) for i, x in enumerate(fits)]
             precondition = partial(_precondition, precond_lr, init_scale, state.count == 0)
-            found = divide(precondition, moves, fits, noise, test, lefts, rights)
+            found = divide(precondition, moves, fits, tests, lefts, rights)
             steps, lefts, rights = ([row[i] for row in found] for i in range(3))
             return steps, fits, lefts, rights
 
@@ -144,14 +143,13 @@ def psgd(
     return Part(init, update, name="parts.psgd")
 
 
-def probes(seed: int, count: ArrayLike, place: int, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws the noise in X and the matrices Z of an update, [n, rows, columns] as `like`.
+def probes(seed: int, count: ArrayLike, place: int, like: jax.Array) -> jax.Array:
+    """Draws the matrices Z of an update, [n, rows, columns] as `like`.
 
     `count` is the number of updates before this one; `place`, that of parameters before this one.
     """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), count), place)
-    noise, test = (jax.random.normal(k, like.shape, like.dtype) for k in jax.random.split(key))
-    return scatter(noise, like), scatter(test, like)
+    return scatter(jax.random.normal(key, like.shape, like.dtype), like)
 
 
 def _eye(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -165,7 +163,6 @@ def _precondition(
     first: jax.Array,
     update: jax.Array,
     x: jax.Array,
-    noise: jax.Array,
     test: jax.Array,
     left: jax.Array,
     right: jax.Array,
@@ -180,7 +177,6 @@ def _precondition(
     balance = jnp.sqrt(_largest(right) / _largest(left))
     left = jnp.where(first, scale, balance) * left
     right = jnp.where(first, scale, 1 / balance) * right
-    x = x + jnp.finfo(x.dtype).eps * jnp.abs(x) * noise
     a = product(product(left, x), transpose(right))
     b = solve_triangular(right, solve_triangular(left, test, "left"), "right")
     left = _follow(left, product(a, transpose(a)), product(b, transpose(b)), precond_lr)

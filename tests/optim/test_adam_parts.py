@@ -120,6 +120,16 @@ def test_prodigy_begins_anew_after_steps_of_rate_zero():
     assert np.isnan(theirs[2]["kernel"]).all()
 
 
+def test_prodigy_waits_for_the_first_gradient():
+    """As in the authors' program, even the weight decay does."""
+    tx = optim.chain(1.0, [parts.prodigy(weight_decay=0.1)])
+    params = {"w": jnp.ones(2)}
+    found: Any = tx.update({"w": jnp.zeros(2)}, tx.init(params), params)
+    updates, state = found
+    np.testing.assert_array_equal(updates["w"], np.zeros(2))
+    jax.tree.map(np.testing.assert_array_equal, state, tx.init(params))
+
+
 @pytest.mark.parametrize("make", [parts.laprop, parts.prodigy, lambda: parts.decay(0.1)])
 def test_a_part_that_needs_the_learning_rate_is_refused_outside_of_a_chain(make: Any):
     part, params = make(), {"w": jnp.ones(2)}

@@ -42,12 +42,19 @@ START, GRADS = problem()
 
 @cache
 def draws(name: str, seed: int = 0) -> list[Any]:
-    """Returns our random matrices: for each step, of each matrix (z, noise), [outputs, inputs]."""
+    """Returns the random matrices: for each step, of each matrix (z, noise), [outputs, inputs].
+
+    z are ours. The noise, which changes gradients by rounding errors, we do not have.
+    """
+    noise = np.random.default_rng(1).standard_normal((STEPS, *SHAPES[name]))
     with jax.enable_x64(True):
         like = jnp.zeros(SHAPES[name]).reshape(-1, *SHAPES[name][-2:])
         place = sorted(SHAPES).index(name)
-        drawn = [probes(seed, t, place, like) for t in range(STEPS)]
-        return [[(z.T, e.T) for e, z in zip(*map(np.asarray, one), strict=True)] for one in drawn]
+        drawn = [np.asarray(probes(seed, t, place, like)) for t in range(STEPS)]
+    return [
+        list(zip(matrices(z, name), matrices(e, name), strict=True))
+        for z, e in zip(drawn, noise, strict=True)
+    ]
 
 
 def matrices(x: Any, name: str) -> list[Any]:
@@ -85,7 +92,7 @@ def test_the_restated_program_is_the_original(name: str, layer: int):
     """The figures are those of PSGDKron in train_psgd.py, after every tenth step.
 
     The file is in modded-nanogpt's records/track_3_optimization, 2026-05-27. It ran with float64 in
-    place of float32, one process, and our random matrices in place of torch.randn_like.
+    place of float32, one process, and the matrices of `draws` in place of torch.randn_like.
     """
     states = reference(name, layer)[9::10]
     for i, key in ((0, "weights"), (2, "q0"), (3, "q1")):
@@ -161,7 +168,7 @@ def test_a_free_run_of_100_steps_ends_where_the_program_does():
             params = optax.apply_updates(params, updates)
     for name, layer in LAYERS:
         expected = FIGURES[f"weights_{name}_{layer}"][-1]
-        assert far(expected, matrices(START[name], name)[layer]) > 0.5
+        assert far(expected, matrices(START[name], name)[layer]) > 0.3
         assert far(reference(name, layer, change=1e-12)[-1][0], expected) < 1e-8
         assert far(matrices(params[name], name)[layer], expected) < 1e-8
 
@@ -182,10 +189,8 @@ def test_the_factors_whiten_what_they_are_fitted_to():
 def test_random_matrices_depend_on_seed_step_and_place():
     like = jnp.zeros((2, 3, 4))
     drawn = [probes(*key, like) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
-    every = np.stack([x for pair in drawn for one in pair for x in np.asarray(one)])
-    assert len({x.tobytes() for x in every}) == 16
-    again = probes(0, jnp.int32(1), 0, like)
-    jax.tree.map(np.testing.assert_array_equal, again, drawn[2])
+    assert len({x.tobytes() for pair in drawn for x in np.asarray(pair)}) == 8
+    np.testing.assert_array_equal(probes(0, jnp.int32(1), 0, like), drawn[2])
 
 
 def test_mistakes_are_named():
