@@ -155,8 +155,9 @@ def _check_order(
             pin = after[pins[0]]
             name = pin.name if isinstance(pin, Part) else ""
             raise ArgumentError(
-                f"{part.name} makes weights smaller, and {name} after it restores their norm. Give"
-                f" {part.name} the other part as its argument `around`, or remove it.",
+                f"{part.name} makes weights smaller, and {name} after it restores their norm. Put"
+                f" {part.name} after it, give parts.cautious_decay the other part as its argument"
+                " `around`, or remove it.",
                 f"after.{i}",
             )
 

@@ -176,7 +176,20 @@ def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _decompose(lambda x: tuple(jnp.linalg.qr(x)), x)
 
 
-def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+def solve_triangular(upper: jax.Array, x: jax.Array, side: str) -> jax.Array:
+    """Returns R^-T X for side "left", and X R^-1 for "right".
+
+    R is an upper triangular matrix, [..., m, m]; X is [..., m, n], or [..., n, m].
+    """
+    left = side == "left"
+
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.linalg.triangular_solve(a, b, left_side=left, transpose_a=left)
+
+    return _decompose(solve, upper, x)
+
+
+def _decompose(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     """Decomposes a batch at once, but one matrix after the other on a CPU, under vmap, too.
 
     jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait for
@@ -186,18 +199,19 @@ def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     one = jax.custom_batching.sequential_vmap(function)
     sharded = jax.sharding.get_abstract_mesh().size > 1
 
-    def each(x: jax.Array) -> Any:
-        if math.prod(x.shape[:-2]) < 2:
-            return one(x)
-        batch = x.reshape(-1, *x.shape[-2:])
+    def each(*arrays: jax.Array) -> Any:
+        leading = arrays[0].shape[:-2]
+        if math.prod(leading) < 2:
+            return one(*arrays)
+        batches = [x.reshape(-1, *x.shape[-2:]) for x in arrays]
         if sharded:
-            found = [one(batch[i : i + 1]) for i in range(len(batch))]
+            found = [one(*(x[i : i + 1] for x in batches)) for i in range(len(batches[0]))]
             stacked = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *found)
         else:
-            stacked = jax.lax.map(one, batch)
-        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), stacked)
+            stacked = jax.lax.map(lambda xs: one(*xs), batches)
+        return jax.tree.map(lambda y: y.reshape(*leading, *y.shape[1:]), stacked)
 
-    return jax.lax.platform_dependent(x, cpu=each, default=function)
+    return jax.lax.platform_dependent(*arrays, cpu=each, default=function)
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 __all__ = [
+    "half_life",
     "Steps",
     "piecewise",
     "power_cool",
@@ -291,6 +292,49 @@ def power_cool(
     def schedule(step: ArrayLike) -> jax.Array:
         left = default_float(jnp.clip(last - jnp.asarray(step), 0, last - flat)) / (last - flat)
         return default_float(peak_value) * left ** default_float(power)
+
+    return schedule
+
+
+def half_life(peak_value: float, warmup_steps: Steps, init_value: float = 0.9) -> Schedule:
+    """Returns a schedule for the decay of an average, whose half-life grows linearly (AdEMAMix).
+
+    The half-life of an average with decay b is h = log(1/2) / log(b) updates. With
+    `w = warmup_steps`, the value at step `t < w` is the decay of the half-life
+
+        h(init) + (h(peak) - h(init)) * t / w
+
+    and from step `w` on it is the peak. The paper uses it for `b3` of AdEMAMix, with `b1` as
+    `init_value`, and optax.linear_schedule from 0 for `alpha`, both over the same steps. This is
+    the schedule of the authors' program for optax; theirs for PyTorch counts steps from 1.
+
+    Args:
+        peak_value: the decay from step `warmup_steps` on, in (0, 1).
+        warmup_steps: the length of the warm-up, in steps; 0 for none.
+        init_value: the decay at step 0, in (0, 1).
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> from optim import schedules
+        >>> schedule = schedules.half_life(0.5 ** (1 / 9), warmup_steps=4, init_value=0.5)
+        >>> for step in (0, 2, 4):  # half-lives of 1, 5 and 9 updates
+        ...     print(round(float(schedule(step)) ** (1 + 2 * step), 6))
+        0.5
+        0.5
+        0.5
+
+    Reference: Pagliardini, Ablin and Grangier, The AdEMAMix Optimizer,
+      https://arxiv.org/abs/2409.03137
+    """
+    warmup = step_count("warmup_steps", warmup_steps)
+
+    def schedule(step: ArrayLike) -> jax.Array:
+        init, peak = default_float(init_value), default_float(peak_value)
+        half = jnp.log(default_float(0.5))
+        life = interpolate(half / jnp.log(init), half / jnp.log(peak), fraction(step, 0, warmup))
+        return jnp.where(jnp.asarray(step) < warmup, 0.5 ** (1 / life), peak)
 
     return schedule
 

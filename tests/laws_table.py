@@ -90,11 +90,11 @@ def _row(factory: Callable[..., Any], *args: Any, note: str = "", **kwargs: Any)
 
 def public_name(factory: Callable[..., Any]) -> str:
     """Finds the name by which a user reaches a factory (optax.nadam is itself a partial)."""
-    for package in (optim, optax, contrib):
+    for package in (optim, parts, optax, contrib):
         for name, thing in vars(package).items():
             if thing is factory and not name.startswith("_"):
                 return f"{package.__name__}.{name}"
-    raise LookupError(f"{factory} is not a public name of optim, optax or optax.contrib.")
+    raise LookupError(f"{factory} is not a public name of optim, its parts, optax or contrib.")
 
 
 def _sgd(learning_rate: float = 0.1, **kwargs: Any) -> partial:
@@ -430,6 +430,55 @@ ROWS = [
         learning_rate=0.02,
         before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
         note="adam, decay",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[partial(parts.adam, bias_correction=False)],
+        after=[partial(parts.decay, 0.1, peak=0.02)],
+        note="parts.adam without bias correction, corrected decay",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[partial(parts.adam, nesterov=True)],
+        after=[partial(parts.decay, 0.1)],
+        note="parts.adam with Nesterov, decay",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[partial(parts.laprop)],
+        note="parts.laprop",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=1.0,
+        before=[partial(parts.prodigy, weight_decay=0.1)],
+        fixed=("estim_lr0",),
+        note="parts.prodigy",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(optax.ema, 0.9),
+            partial(parts.psgd, precond_lr=0.3),
+            partial(parts.match_norm),
+        ],
+        after=[partial(parts.pin_radius)],
+        params="matrices",
+        note="parts.psgd of momentum, Hyperball",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.momentum),
+            partial(parts.psgd, precond_lr=0.3, init_scale=1.0, whiten="gradient", seed=1),
+        ],
+        params="matrices",
+        note="parts.psgd of the gradient",
     ),
     _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),

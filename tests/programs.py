@@ -1,9 +1,9 @@
 """Programs of optimizers that their authors published, restated in NumPy float64.
 
 They work on one matrix at a time, with loops and plain `if`s, as the papers and the authors'
-programs do, and import nothing of Lockstep. Those of SOAP, Distributed Shampoo, MARS, Scion and
-Grams were also run beside the authors' own PyTorch programs. The tests and the tables of
-`tests/references.py` share them.
+programs do, and import nothing of Lockstep. Those of SOAP, Distributed Shampoo, MARS, Scion,
+Grams, AdEMAMix, ADOPT, LaProp, PSGD and Adam of modded-nanogpt were also run beside the authors'
+own programs. The tests and the tables of `tests/references.py` share them.
 
 Unless said otherwise, a function takes the first parameters, the gradients [steps, *shape] and the
 hyperparameters, and returns the parameters after every step, [steps, *shape]. A learning rate is a
@@ -248,6 +248,121 @@ def adopt_by_the_paper(start, grads, rate, b1, b2, eps):
         v = b2 * v + (1 - b2) * g**2
         seen.append(w)
     return np.stack(seen)
+
+
+# ---- Adam of modded-nanogpt's record 46 of the optimizer track: without correction of the bias
+
+
+def uncorrected_adam_of_modded_nanogpt(start, grads, rate, b1, b2, eps):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for _, g, lr in steps_of(grads, rate):
+        m = m + (1 - b1) * (g - m)
+        v = v + (1 - b2) * (g**2 - v)
+        w = w - lr * m / (np.sqrt(v) + eps)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- LaProp: Ziyin et al. 2020, their program: the learning rate is inside of the momentum
+
+
+def laprop_by_the_authors(start, grads, rate, b1, b2, eps):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    weight, real = 0.0, 0.0
+    for _, g, lr in steps_of(grads, rate):
+        v = b2 * v + (1 - b2) * g**2
+        weight = b1 * weight + (1 - b1) * lr
+        real = b2 * real + (1 - b2)
+        m = b1 * m + (1 - b1) * lr * g / (np.sqrt(v / real) + eps)
+        w = w - m / (weight / lr)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- AdEMAMix: Pagliardini et al. 2024, the authors' program for optax, whose steps begin at 0
+
+
+def ademamix_by_the_authors(start, grads, rate, b1, b2, b3, alpha, eps, decay, warm_up):
+    w, seen = start.copy(), []
+    fast, slow, v = (np.zeros_like(start) for _ in range(3))
+
+    def half_life(decay):
+        return np.log(0.5) / np.log(decay) - 1
+
+    for t, g, lr in steps_of(grads, rate):
+        x = (t - 1) / warm_up
+        keep, mix = b3, alpha
+        if x < 1:
+            keep = 0.5 ** (1 / ((1 - x) * half_life(b1) + x * half_life(b3) + 1))
+            mix = x * alpha
+        fast = b1 * fast + (1 - b1) * g
+        slow = keep * slow + (1 - keep) * g
+        v = b2 * v + (1 - b2) * g**2
+        step = (fast / (1 - b1**t) + mix * slow) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - lr * (step + decay * w)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- AdamC: Defazio 2025, algorithm 2, for a weight that a normalization follows
+
+
+def adamc_by_the_paper(start, grads, rate, b1, b2, eps, decay):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, g, lr in steps_of(grads, rate):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - lr * (step + decay * lr / np.max(rate) * w)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- PSGD-Kron with Hyperball, of modded-nanogpt's optimizer track, on matrices [outputs, inputs]
+
+
+def psgd_step(old, t, g, lr, z, noise, beta=0.95, precond_lr=1.0, init_scale=None, raw=False):
+    """Makes step t, from 1, of (weights, mean, q0, q1); z and noise are its random matrices.
+
+    With `raw`, the factors are fitted to the gradient in place of the mean.
+    """
+    w, m, q0, q1 = old
+    m = beta * m + (1 - beta) * g
+    mean = m / (1 - beta**t)
+    if t == 1:
+        scale = init_scale or max(np.mean(g**4), 1e-24) ** (-1 / 32)
+        q0, q1 = (scale * np.eye(size) for size in g.shape)
+    ratio = np.sqrt(np.abs(q1).max() / np.abs(q0).max())
+    q0, q1 = q0 * ratio, q1 / ratio
+    x = g if raw else mean
+    a = q0 @ (x + np.finfo(float).eps * np.abs(x) * noise) @ q1.T
+    b = np.linalg.inv(q0).T @ z @ np.linalg.inv(q1)
+    norms = [_largest_eigenvalue(a @ a.T + b @ b.T), _largest_eigenvalue(a.T @ a + b.T @ b)]
+    q0 = q0 - precond_lr / norms[0] * np.triu(a @ a.T - b @ b.T) @ q0
+    q1 = q1 - precond_lr / norms[1] * np.triu(a.T @ a - b.T @ b) @ q1
+    u = (q0.T @ q0) @ mean @ (q1.T @ q1)
+    new = w - lr * u * (np.linalg.norm(w) / (np.linalg.norm(u) + 1e-10))
+    return new / (np.linalg.norm(new) + 1e-10) * np.linalg.norm(w), m, q0, q1
+
+
+def _largest_eigenvalue(a):
+    """Estimates it as the program does."""
+    scale = np.abs(a).max()
+    a = a / scale
+    x = a @ a[:, np.argmax((a * a).sum(axis=0))]
+    return scale * np.linalg.norm(a @ (x / np.linalg.norm(x)))
+
+
+def psgd_by_modded_nanogpt(start, grads, rate, draws, **options):
+    """Restates PSGDKron of train_psgd.py for one matrix; `draws` has (z, noise) for each step.
+
+    Returns the state of `psgd_step` after every step.
+    """
+    state, seen = (start, np.zeros_like(start), None, None), []
+    for (t, g, lr), draw in zip(steps_of(grads, rate), draws, strict=True):
+        state = psgd_step(state, t, g, lr, *draw, **options)
+        seen.append(state)
+    return seen
 
 
 # ---- Muon and Scion on torch's layouts: they return the updates of every step

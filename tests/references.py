@@ -22,7 +22,9 @@ import optax
 import optax.contrib
 
 import optim
+from optim import parts, schedules
 from optim.factories import learning_rate_of
+from optim.parts.psgd import probes
 from tests import torch_cases
 from tests.cosine import COSINE, STEPS, has_learning_rate, with_cosine
 from tests.laws_harness import (
@@ -37,16 +39,20 @@ from tests.laws_table import ROWS as LAWS_ROWS
 from tests.laws_table import Row as LawsRow
 from tests.laws_table import public_name, tree_of
 from tests.programs import (
+    adamc_by_the_paper,
     adan_by_the_paper,
+    ademamix_by_the_authors,
     adopt_by_the_paper,
     cautious_lion_by_the_paper,
     cautious_mask,
     grams_mask,
     keller_jordan,
     lamb_by_the_paper,
+    laprop_by_the_authors,
     lars_by_the_paper,
     mars_by_the_paper,
     masked_adamw_by_the_paper,
+    psgd_by_modded_nanogpt,
     relative_difference,
     scion_by_the_paper,
     shampoo_by_the_paper,
@@ -54,6 +60,7 @@ from tests.programs import (
     spectral_conv,
     to_flax,
     train,
+    uncorrected_adam_of_modded_nanogpt,
 )
 
 BOUND = 1e-6  # what the tests against torch and the authors' programs assert
@@ -97,6 +104,8 @@ class Row:
 
 def call(recipe: Any) -> str:
     """Writes a recipe as the call that it is: optax.sgd(0.1, momentum=0.9)."""
+    if isinstance(recipe, list):
+        return f"[{', '.join(map(call, recipe))}]"
     if not isinstance(recipe, partial):
         name = getattr(recipe, "__name__", "")
         return name.lstrip("_") if name else repr(recipe)
@@ -117,6 +126,11 @@ GRAMS = "Grams' authors (arXiv:2412.17107)"
 LAMB = "LAMB's paper (arXiv:1904.00962)"
 LARS = "LARS' paper (arXiv:1708.03888)"
 ADAN = "Adan's authors (arXiv:2208.06677)"
+RECORD_46 = "Adam of modded-nanogpt's record 46"
+PSGD = "PSGD-Kron with Hyperball, of modded-nanogpt"
+LAPROP = "LaProp's authors (arXiv:2002.04839)"
+ADAMC = "AdamC's paper (arXiv:2506.02285)"
+ADEMAMIX = "AdEMAMix's authors (arXiv:2409.03137)"
 ADOPT = "ADOPT's paper (arXiv:2411.02853)"
 JORDAN = "Keller Jordan's Muon (github.com/KellerJordan/Muon)"
 OPTAX_MUON = "optax.contrib.muon"
@@ -205,6 +219,23 @@ def _soap_from_our_bases(start: Any, grads: Any, rates: Any) -> Any:
         bases = tx.update({"w": jnp.asarray(grads[0])}, tx.init(params), params)[1].direction
         first = [np.asarray(side["w"]) for side in (bases.left_basis, bases.right_basis)]
     return _soap_wide(start, grads, rates, bases=first)
+
+
+def _half_life(step: Any) -> Any:
+    return schedules.half_life(0.999, 30, 0.9)(step)
+
+
+def _alpha(step: Any) -> Any:
+    return optax.linear_schedule(0.0, 5.0, 30)(step)
+
+
+def _psgd_with_our_draws(start: Any, grads: Any, rates: Any) -> Iterator[Any]:
+    """Gives the program, which has [outputs, inputs], the random matrices that we draw."""
+    with jax.enable_x64(True):
+        like = jnp.zeros((1, *start.T.shape))
+        drawn = [np.asarray(probes(0, t, 0, like))[0].T for t in range(len(grads))]
+    states = psgd_by_modded_nanogpt(start, grads, rates, [(z, np.zeros_like(z)) for z in drawn])
+    return (weights for weights, *_ in states)
 
 
 AUTHORS = [
@@ -337,6 +368,58 @@ AUTHORS = [
         partial(optax.contrib.adopt, 0.02, 0.9, 0.95),
         ADOPT,
         partial(adopt_by_the_paper, b1=0.9, b2=0.95, eps=1e-6),
+    ),
+    _authors(
+        partial(optax.contrib.ademamix, 0.02, 0.9, 0.99, _half_life, _alpha, weight_decay=0.1),
+        ADEMAMIX,
+        partial(
+            ademamix_by_the_authors,
+            **{"b1": 0.9, "b2": 0.99, "b3": 0.999, "alpha": 5.0},
+            **{"eps": 1e-8, "decay": 0.1, "warm_up": 30},
+        ),
+        remarks="half_life is schedules.half_life(0.999, 30, 0.9), alpha is"
+        " optax.linear_schedule(0, 5, 30), as in their program for optax; theirs for PyTorch counts"
+        " the steps of both from 1; linear_schedule computes in float32",
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(parts.adam, 0.8, 0.95, 1e-10, bias_correction=False)],
+        ),
+        RECORD_46,
+        partial(uncorrected_adam_of_modded_nanogpt, b1=0.8, b2=0.95, eps=1e-10),
+        remarks="as in its program of the optimizer track; optax.scale_by_adam always corrects the"
+        " bias",
+    ),
+    _authors(
+        partial(optim.chain, 0.02, [partial(parts.laprop, 0.9, 0.95, 1e-6)]),
+        LAPROP,
+        partial(laprop_by_the_authors, b1=0.9, b2=0.95, eps=1e-6),
+        remarks="optax 0.2.8 has no LaProp",
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(parts.adam, 0.9, 0.95)],
+            [partial(parts.decay, 0.1, peak=0.02)],
+        ),
+        ADAMC,
+        partial(adamc_by_the_paper, b1=0.9, b2=0.95, eps=1e-8, decay=0.1),
+        remarks="the decay is multiplied by learning_rate / peak",
+    ),
+    _authors(
+        partial(
+            optim.chain,
+            0.02,
+            [partial(optax.ema, 0.95), partial(parts.psgd), partial(parts.match_norm)],
+            [partial(parts.pin_radius)],
+        ),
+        PSGD,
+        _psgd_with_our_draws,
+        remarks="with our random matrices; the program adds 1e-10 to norms",
+        layout=np.transpose,
     ),
 ]
 

@@ -19,6 +19,7 @@ import optax
 import optax.contrib
 
 import optim
+from optim import parts
 from tests.cosine import COSINE, STEPS, with_cosine
 from tests.programs import relative_difference, train
 
@@ -199,6 +200,23 @@ SAME = {
         partial(contrib.prodigy, 1.0, estim_lr0=0.01, weight_decay=0.1),
         "optax always corrects Adam's bias",
     ),
+    "Prodigy, default": _PRODIGY(d0=0.01)(
+        partial(optim.chain, 1.0, [partial(parts.prodigy, estim_lr0=0.01)])
+    ),
+    "Prodigy, all options": _PRODIGY(
+        *(1.0, (0.8, 0.95), 0.9, 1e-6, 0.1),
+        use_bias_correction=True,
+        safeguard_warmup=True,
+        d0=0.01,
+        d_coef=0.7,
+        growth_rate=1.02,
+    )(
+        partial(
+            optim.chain,
+            1.0,
+            [partial(parts.prodigy, 0.8, 0.95, 0.9, 1e-6, 0.1, True, True, 0.01, 0.7, 1.02)],
+        ),
+    ),
     "AdamWScheduleFree": _FREE("AdamWScheduleFree", 0.02, weight_decay=0.1)(
         partial(contrib.schedule_free_adamw, 0.02, weight_decay=0.1)
     ),
@@ -288,7 +306,8 @@ DIFFERENT = {
     ),
     "Prodigy": _PRODIGY(weight_decay=0.1, d0=0.01)(
         partial(contrib.prodigy, 1.0, estim_lr0=0.01, weight_decay=0.1),
-        "the authors correct Adam's bias only with use_bias_correction=True, optax always",
+        "the authors correct Adam's bias only with use_bias_correction=True, optax always; equal as"
+        " parts.prodigy, as above",
     ),
     "DAdaptAdam": _OTHERS("DAdaptAdam", 1.0, d0=0.01)(
         partial(contrib.dadapt_adamw, 1.0, estim_lr0=0.01),

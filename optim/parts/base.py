@@ -1,6 +1,6 @@
 """What a part of `optim.chain` is, and where it may stand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -98,3 +98,16 @@ def dot(x: jax.Array, y: jax.Array) -> jax.Array:
 def at_least(x: jax.Array, eps: ArrayLike) -> jax.Array:
     """Returns the maximum of an array and a hyperparameter, in the dtype of the array."""
     return jnp.maximum(x, scalar(eps, x))
+
+
+def learning_rate_of(extra: Mapping[str, Any], name: str, where: Place = "before") -> ArrayLike:
+    """Returns the learning rate that a chain passes to its parts; raises ValueError if none did.
+
+    `name` is that of the part, such as "parts.laprop", and `where` its place.
+    """
+    if "learning_rate" not in extra:
+        raise ValueError(
+            f"{name} is a part of optim.chain, which passes it the learning rate:"
+            f" name it in `{where}`."
+        )
+    return extra["learning_rate"]

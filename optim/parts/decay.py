@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import scalar
-from optim.parts.base import Part
+from optim.parts.base import Part, learning_rate_of
 
-__all__ = ["cautious_decay"]
+__all__ = ["cautious_decay", "decay"]
 
 
 def cautious_decay(
@@ -35,17 +35,64 @@ def cautious_decay(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
-        if "learning_rate" not in extra:
-            raise ValueError(
-                "parts.cautious_decay is a part of optim.chain, which passes it the learning rate:"
-                " name it in `after`."
-            )
+        learning_rate = learning_rate_of(extra, "parts.cautious_decay", "after")
         steps, state = inner.update(updates, state, params, **extra)
 
         def decay(given: jax.Array, step: jax.Array, w: jax.Array) -> jax.Array:
-            kept = 1 - scalar(extra["learning_rate"], w) * scalar(rate, w)
+            kept = 1 - scalar(learning_rate, w) * scalar(rate, w)
             return (w + step) * jnp.where(given * w < 0, kept, 1) - w
 
         return jax.tree.map(decay, updates, steps, params), state
 
     return Part(inner.init, update, name="parts.cautious_decay", place="after", around=around)
+
+
+def decay(rate: float, peak: float | None = None) -> optax.GradientTransformationExtraArgs:
+    """Decays all weights by the learning rate (decoupled weight decay), or by its square.
+
+    With the step S and the weights W, the step becomes S - learning_rate * rate * W, as in AdamW.
+    With `peak`, the decay is multiplied by learning_rate / peak (corrected weight decay, AdamC):
+    S - learning_rate^2 / peak * rate * W. Its paper proposes this for the weights of layers that a
+    normalization follows, whose gradients otherwise grow while the learning rate falls. It stands
+    after the learning rate.
+
+    Args:
+        rate: the weight decay; a float, a traced scalar or, in a group, a schedule.
+        peak: the largest learning rate of the schedule; None for a decay that is not corrected.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: at the update, if it is called without parameters, or outside of `optim.chain`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, optim
+        >>> from optim import parts
+        >>> params = jnp.array([10.0, -10.0])
+        >>> for peak in (None, 0.4):
+        ...     tx = optim.chain(0.1, [optax.identity()], [parts.decay(0.5, peak)])
+        ...     print(tx.update(jnp.zeros(2), tx.init(params), params)[0])
+        [-0.5  0.5]
+        [-0.125  0.125]
+
+    References: Loshchilov and Hutter, AdamW, https://arxiv.org/abs/1711.05101; Defazio, Why
+      Gradients Rapidly Increase Near the End of Training, https://arxiv.org/abs/2506.02285
+    """
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        if params is None:
+            raise ValueError("parts.decay needs parameters: call update(updates, state, params).")
+        learning_rate = learning_rate_of(extra, "parts.decay", "after")
+
+        def shrink(step: jax.Array, w: jax.Array) -> jax.Array:
+            lost = scalar(learning_rate, w) * scalar(rate, w)
+            if peak is not None:
+                lost = lost * (scalar(learning_rate, w) / scalar(peak, w))
+            return step - lost * w
+
+        return jax.tree.map(shrink, updates, params), state
+
+    return Part(lambda params: optax.EmptyState(), update, name="parts.decay", place="after")

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import optim
+from optim import chain, parts
 from optim.cautious import cautious, grams
 from optim.mars import mars
 from optim.rprop import rprop
@@ -303,6 +304,10 @@ FACTORIES = {
     **{norm: partial(scion, norm=norm) for norm in ["spectral", "sign", "col_norm", "row_norm"]},
     "bias_rms": partial(scion, norm="bias_rms"),
     "rprop": rprop,
+    "laprop": lambda rate: chain(rate, [parts.laprop()], [parts.decay(0.1, peak=0.02)]),
+    "prodigy": lambda rate: chain(rate, [parts.prodigy(bias_correction=True, estim_lr0=0.1)]),
+    "uncorrected adam": lambda rate: chain(rate, [parts.adam(bias_correction=False)]),
+    "psgd": lambda rate: chain(rate, [parts.psgd(0.1), parts.match_norm()]),
     "cautious": lambda rate: cautious(mars(rate)),
     "grams": lambda rate: grams(mars(rate)),
 }

@@ -45,6 +45,13 @@ def inverse_root(t, w=10, scale=40, c=30, total=100, peak=0.3, init=0.1, end=0.0
     return value
 
 
+def growing_half_life(t, w=10, peak=0.99, init=0.8):
+    if t >= w:
+        return peak
+    first, last = (math.log(0.5) / math.log(decay) for decay in (init, peak))
+    return 0.5 ** (1 / warmup(t, w, last, first))
+
+
 COMMON = {"peak_value": 0.3, "warmup_steps": 10, "init_value": 0.1, "end_value": 0.02}
 CASES = {
     "warmup_cosine": (schedules.warmup_cosine(**COMMON, decay_steps=100, exponent=1.5), cosine),
@@ -55,6 +62,8 @@ CASES = {
         )
         for shape in ["linear", "sqrt", "cosine"]
     },
+    "half_life": (schedules.half_life(0.99, 10, 0.8), growing_half_life),
+    "half_life, no warm-up": (schedules.half_life(0.99, 0), lambda t: 0.99),
     "rsqrt": (
         schedules.rsqrt(**COMMON, timescale=40, cooldown_steps=30, total_steps=100),
         inverse_root,

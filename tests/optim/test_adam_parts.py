@@ -1,0 +1,144 @@
+"""Parts of Adam's family against the programs of their authors, optax and closed forms.
+
+The programs in `tests/programs.py` and prodigyopt are compared with in test_references.py and
+test_torch.py, for 50 steps each.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from optim import parts
+
+FIGURES = np.load(Path(__file__).with_name("adam_figures.npz"))
+LEAVES = ("kernel", "bias", "scale")  # [3, 5], [4] and []
+RATES = FIGURES["rate"]  # a cosine with warm-up
+
+
+def figures(name: str) -> dict[str, Any]:
+    return {leaf: FIGURES[f"{name}_{leaf}"] for leaf in LEAVES}
+
+
+def train(make: Any, rates: Any = RATES, start: Any = None) -> list[Any]:
+    """Trains in float64 on the recorded gradients; returns the parameters after every step.
+
+    `make` takes a learning rate, and returns the optimizer.
+    """
+    with jax.enable_x64(True):
+        params: Any = jax.tree.map(jnp.asarray, figures("start") if start is None else start)
+        state = make(rates[0]).init(params)
+        step = jax.jit(lambda rate, *args: make(rate).update(*args))
+        seen = []
+        for t, rate in enumerate(rates):
+            grads = {leaf: jnp.asarray(FIGURES[f"grads_{leaf}"][t]) for leaf in LEAVES}
+            updates, state = step(rate, grads, state, params)
+            params = optax.apply_updates(params, updates)
+            seen.append(params)
+        return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("record_46", parts.adam(0.8, 0.95, 1e-10, bias_correction=False)),
+        ("laprop", parts.laprop(0.8, 0.95, 1e-6)),
+    ],
+)
+def test_a_part_agrees_with_its_authors_program(name: str, part: Any):
+    """The figures were computed in float64 by these programs, from the same start and gradients.
+
+    record_46: class Adam of train_gpt_cwd_SOTA.py in modded-nanogpt's records/track_3_optimization
+    (2026-06-19), whose casts to float32 were made casts to float64. laprop: laprop.py of
+    Z-T-WANG/LaProp-Optimizer, with torch's present order of arguments.
+    """
+    found = train(lambda rate: optim.chain(rate, [part]))[-1]
+    for leaf, expected in figures(name).items():
+        assert np.abs(expected - FIGURES[f"start_{leaf}"]).max() > 0.02
+        np.testing.assert_allclose(found[leaf], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_adam_with_bias_correction_is_that_of_optax(nesterov: bool):
+    ours = parts.adam(0.8, 0.95, 1e-6, nesterov=nesterov)
+    theirs = optax.scale_by_adam(0.8, 0.95, 1e-6, nesterov=nesterov)
+    found, expected = (
+        train(lambda rate, part=part: optim.chain(rate, [part]))[-1] for part in (ours, theirs)
+    )
+    for leaf in LEAVES:
+        np.testing.assert_allclose(found[leaf], expected[leaf], rtol=0, atol=1e-14)
+
+
+def test_adam_without_bias_correction_begins_with_other_lengths():
+    """The first direction is (1 - b1) / sqrt(1 - b2) of the sign, twice that with Nesterov's b1."""
+    for nesterov, share in ((False, 0.2), (True, 0.2 + 0.8 * 0.2)):
+        part = parts.adam(0.8, 0.96, 0.0, bias_correction=False, nesterov=nesterov)
+        found = train(lambda rate, part=part: optim.chain(rate, [part]), RATES[:1])[0]
+        for leaf in LEAVES:
+            signs = np.sign(FIGURES[f"grads_{leaf}"][0])
+            expected = FIGURES[f"start_{leaf}"] - RATES[0] * share / 0.2 * signs
+            np.testing.assert_allclose(found[leaf], expected, rtol=0, atol=1e-14)
+
+
+def test_decay_is_that_of_adamw_and_corrected_that_of_its_square():
+    adam = optax.scale_by_adam()
+    for peak, theirs in (
+        (None, lambda rate: optax.adamw(rate, weight_decay=0.3)),
+        (0.02, lambda rate: optax.adamw(rate, weight_decay=0.3 * rate / 0.02)),
+    ):
+        chain = lambda rate, peak=peak: optim.chain(rate, [adam], [parts.decay(0.3, peak)])  # noqa: E731
+        found, expected = train(chain)[-1], train(theirs)[-1]
+        for leaf in LEAVES:
+            np.testing.assert_allclose(found[leaf], expected[leaf], rtol=0, atol=1e-14)
+
+
+def test_laprop_rests_while_the_learning_rate_is_zero():
+    rates = np.concatenate([np.zeros(3), RATES[:4], np.zeros(1)])
+    seen = train(lambda rate: optim.chain(rate, [parts.laprop()]), rates)
+    for leaf in LEAVES:
+        np.testing.assert_array_equal(seen[2][leaf], FIGURES[f"start_{leaf}"])
+        np.testing.assert_array_equal(seen[7][leaf], seen[6][leaf])
+        assert np.isfinite(seen[6][leaf]).all() and (seen[6][leaf] != seen[2][leaf]).all()
+
+
+def test_prodigy_begins_anew_after_steps_of_rate_zero():
+    """As in the authors' program, such a step changes nothing; optax.contrib.prodigy gives NaN."""
+    part = parts.prodigy(estim_lr0=0.01, weight_decay=0.1)
+    late = train(lambda rate: optim.chain(rate, [part]), [0.0, 0.0, 1.0])
+    for leaf in LEAVES:
+        np.testing.assert_array_equal(late[1][leaf], FIGURES[f"start_{leaf}"])
+        # The first step of Adam: the sign of the gradient, whatever steps of rate 0 were before.
+        signs, start = np.sign(FIGURES[f"grads_{leaf}"][2]), FIGURES[f"start_{leaf}"]
+        expected = start - 0.01 * (0.1 / np.sqrt(0.001) * signs + 0.1 * start)
+        np.testing.assert_allclose(late[2][leaf], expected, atol=1e-5)
+    theirs = train(lambda rate: optax.contrib.prodigy(rate, estim_lr0=0.01), [0.0, 0.0, 1.0])
+    assert np.isnan(theirs[2]["kernel"]).all()
+
+
+def test_prodigy_waits_for_the_first_gradient():
+    """As in the authors' program, even the weight decay does."""
+    tx = optim.chain(1.0, [parts.prodigy(weight_decay=0.1)])
+    params = {"w": jnp.ones(2)}
+    found: Any = tx.update({"w": jnp.zeros(2)}, tx.init(params), params)
+    updates, state = found
+    np.testing.assert_array_equal(updates["w"], np.zeros(2))
+    jax.tree.map(np.testing.assert_array_equal, state, tx.init(params))
+
+
+@pytest.mark.parametrize("make", [parts.laprop, parts.prodigy, lambda: parts.decay(0.1)])
+def test_a_part_that_needs_the_learning_rate_is_refused_outside_of_a_chain(make: Any):
+    part, params = make(), {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"parts\.\w+ is a part of optim.chain"):
+        part.update(params, part.init(params), params)
+
+
+@pytest.mark.parametrize("make", [parts.prodigy, lambda: parts.decay(0.1)])
+def test_a_part_that_needs_the_parameters_asks_for_them(make: Any):
+    part, params = make(), {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"parts\.\w+ needs parameters"):
+        part.update(params, part.init(params), learning_rate=0.1)
