@@ -366,6 +366,9 @@ def chosen(kind: str) -> optax.GradientTransformation:
 
 def unannotated(learning_rate):
     return optax.sgd(learning_rate)
+
+def broken(learning_rate: float) -> optax.GradientTransformation:
+    raise KeyError("no such rate")
 '''
 
 
@@ -384,6 +387,10 @@ def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     assert main(["optimizers", option]) == 0
     text = capsys.readouterr().out
     assert "lab_of_optimizers.halved" in text and "lab_of_optimizers.chosen" in text
+    assert "no such rate" in text
+    assert main(["optimizers", "broken", option]) == 0
+    text = capsys.readouterr().out
+    assert "There is no config to paste" in text and "no such rate" in text
 
 
 def test_the_command_is_in_the_help(capsys):

@@ -18,7 +18,7 @@ from trainer.config.schema import is_optimizer
 from trainer.config.signatures import Function
 from trainer.config.tree import child_trees
 from trainer.config.vocabulary import Vocabulary
-from trainer.config.wording import listing, nearest
+from trainer.config.wording import cause, listing, nearest
 from trainer.config.yaml_reader import read
 from trainer.engine import optimizer_cost
 from trainer.engine.optimizer_cost import Cost
@@ -39,11 +39,13 @@ class Facts:
         summary: the first sentence of its docstring.
         rule: the formulas of the docstring, or else its second paragraph, on several lines.
         references: what the docstring refers to, the first one first.
+        failure: the error of a user's optimizer when its cost was measured; "" if there is none.
     """
 
     def __init__(self, function: Function, family: str, packages: Sequence[str] = ()):
         self.function = function
         self.family = family
+        self.failure = ""
         self._packages = tuple(packages)
         doc = docstrings.docstring(function.call)
         self.summary = docstrings.summary(doc)
@@ -109,7 +111,16 @@ class Facts:
 
     @cached_property
     def cost(self) -> Cost | None:
-        """What it keeps and computes; None if `example` is None."""
+        """What it keeps and computes; None if `example` is None, or an update raises an error."""
+        try:
+            return self._measured()
+        except Exception as error:
+            if self.family not in self._packages:
+                raise
+            self.failure = cause(error)  # of the user's function, which may raise anything
+            return None
+
+    def _measured(self) -> Cost | None:
         if self.recipe is None:
             return None
         if self.is_part:
@@ -120,7 +131,7 @@ class Facts:
 
     def schedules(self) -> dict[str, bool]:
         """Returns which of its float arguments can follow a schedule; {} without an example."""
-        if self.recipe is None:
+        if self.cost is None or self.recipe is None:
             return {}
         return optimizer_cost.follows_schedules(self.recipe, self.function.call)
 
@@ -135,7 +146,7 @@ class Facts:
 
     @cached_property
     def config(self) -> Config | None:
-        """A config of a run that uses it; None if `example` is None."""
+        """A config of a run that uses it; None if its cost is not known."""
         if self.example is None or self.cost is None:
             return None
         optimizer = self.example

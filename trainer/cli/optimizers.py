@@ -77,7 +77,7 @@ def figures(facts: "Facts") -> tuple[str, str, str]:
     """Returns the bytes of state and the FLOPs of each element, "-" if not known, and why not."""
     cost = facts.cost
     if cost is None:
-        return "-", "-", "its arguments have no default"
+        return "-", "-", facts.failure or "its arguments have no default"
     state = f"{cost.state_bytes:.3g}"
     return state, "-" if cost.flops is None else f"{cost.flops:,.0f}", cost.why
 
@@ -97,7 +97,7 @@ def _remarks(facts: "Facts") -> str:
 
 
 def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
-    yield from _wrapped(f"{facts.name}: {facts.summary}")
+    yield from _wrapped(f"{facts.name}: {facts.summary or 'it has no docstring.'}")
     if others:
         yield f"Of the same name: {', '.join(others)}."
     yield f"\nFamily: {facts.family}."
@@ -126,6 +126,9 @@ def _needed(facts: "Facts") -> Iterator[str]:
 def _costs(facts: "Facts") -> Iterator[str]:
     from trainer.engine.optimizer_cost import KERNEL
 
+    if facts.cost is None:
+        yield from _wrapped(f"State and FLOPs: not known: {_why_no_config(facts)}.", "  ", first="")
+        return
     state, flops, why = figures(facts)
     inside = f", that of {', '.join(facts.inside)} included" if facts.inside else ""
     kernel = f"for each element of a float32 kernel of {KERNEL[0]}x{KERNEL[1]}"
@@ -190,6 +193,8 @@ def _why_no_config(facts: "Facts") -> str:
 
     if facts.family in PIECES:
         return "it is no optimizer by itself"
+    if facts.failure:
+        return facts.failure
     given = [name for name, each in facts.function.parameters.items() if each.required]
     return f"the values of {' and '.join(given)} are for you to choose"
 

@@ -101,7 +101,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             weight_decay=_log(5e-3, 1.0),
         ),
         _marin(
-            "nadamw",
+            "nadamw, 130m",
             learning_rate=_values(0.008, 0.016, 0.032),
             b1=_values(*_B1),
             b2=_values(0.9, 0.95, 0.98),
@@ -212,7 +212,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
     ],
     "optax.contrib.sophia": [
         _marin(
-            "sophia",
+            "sophia, 130m and 300m",
             learning_rate=_values(0.002, 0.004, 0.008, 0.016, 0.032),
             b1=_values(*_B1),
             b2=_values(0.9, 0.95, 0.98, 0.99, 0.995),
