@@ -305,6 +305,14 @@ def test_a_float_that_sets_the_first_state_follows_no_schedule(capsys):
     assert "ours: none is published" in text
 
 
+def test_a_default_that_is_an_object_is_named(capsys):
+    assert main(["optimizers", "sophia"]) == 0
+    text = capsys.readouterr().out
+    assert "hessian_diagonal_fn: default GradientTransformationExtraArgs\n" in text
+    assert " at 0x" not in text
+    assert "Needs: derivatives of the loss (obj_fn), which Lockstep passes on." in text
+
+
 @pytest.mark.parametrize("name", [name for name in tabled() if name not in PASTED])
 def test_a_piece_without_a_config_has_a_page(name, capsys):
     assert main(["optimizers", name]) == 0

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -106,7 +107,7 @@ def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
     for reference in facts.references:
         yield from _wrapped(f"Paper: {reference.text}", "  ", first="")
     if facts.rule:
-        yield "\nUpdate rule"
+        yield "\nUpdate rule" if re.search("<-|=", facts.rule) else "\nDescription"
         yield from textwrap.indent(facts.rule, "  ").split("\n")
     yield "\nArguments"
     yield from _arguments(facts)
@@ -142,6 +143,8 @@ def _costs(facts: "Facts") -> Iterator[str]:
 def _arguments(facts: "Facts") -> Iterator[str]:
     from trainer.config.schema import argument_docs
 
+    if not facts.function.parameters:
+        yield "  none"
     schedules = facts.schedules()
     described = argument_docs(_plain(facts.function.call))
     for name, parameter in facts.function.parameters.items():
@@ -181,7 +184,7 @@ def _default(parameter: "Parameter") -> str:
     value = parameter.default
     if value is inspect.Parameter.empty:
         return "[]"
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # and not a finished transformation
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, bool | int | float | str | None):
         return scalar_text(value)

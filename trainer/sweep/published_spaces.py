@@ -157,7 +157,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             _SUBMISSIONS.format(
                 "submissions/external_tuning/schedule_free_adamw/tuning_search_space.json"
             ),
-            "a list of five points",
+            "a list of five points, one for each trial",
         )
     ],
     "optim.muon": [
