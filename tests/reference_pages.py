@@ -11,32 +11,39 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests import laws_table
 from trainer import protocols
 from trainer.cli import options
+from trainer.cli.optimizer_facts import Facts, families
+from trainer.cli.optimizer_families import PIECES
+from trainer.cli.optimizers import figures, needs
 from trainer.config import schema
 from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
 from trainer.sweep.definition import Arm, Final, Goal, Sweep
+from trainer.sweep.published_spaces import OURS, PUBLISHED, SearchSpace
 
 PAGES = Path(__file__).resolve().parent.parent / "docs"
 
 
-def parts() -> dict[tuple[str, str], str]:
-    """Returns the parts: (page, name) -> Markdown."""
+def parts() -> dict[tuple[str, str], Callable[[], str]]:
+    """Returns the parts: (page, name) -> what writes its Markdown."""
     return {
-        ("commands.md", "commands"): commands(),
-        ("config_language.md", "experiment"): keys(Experiment),
-        ("config_language.md", "vocabulary"): vocabulary(),
-        ("laws.md", "laws"): laws_table.markdown(),
-        ("protocols.md", "protocols"): quoted(protocols),
-        ("sweeps.md", "sweep"): sweep_keys(),
-        ("sweeps.md", "spaces"): functions(listed("space", "method")),
+        ("commands.md", "commands"): commands,
+        ("config_language.md", "experiment"): partial(keys, Experiment),
+        ("config_language.md", "vocabulary"): vocabulary,
+        ("laws.md", "laws"): laws_table.markdown,
+        ("optimizers.md", "optimizers"): optimizer_families,
+        ("optimizers.md", "search_spaces"): search_spaces,
+        ("protocols.md", "protocols"): partial(quoted, protocols),
+        ("sweeps.md", "sweep"): sweep_keys,
+        ("sweeps.md", "spaces"): lambda: functions(listed("space", "method")),
     }
 
 
@@ -318,6 +325,59 @@ def first_sentence(call: Callable[..., Any]) -> str:
     return plain(sentence if sentence.endswith(".") else f"{sentence}.")
 
 
+# The optimizers.
+
+
+def optimizer_families() -> str:
+    """Writes the tables of optimizers, one for each family, and the names of their pieces."""
+    text, unknown = "", {}
+    for family, members in families().items():
+        rows = []
+        for facts in members:
+            state, flops, why = figures(facts)
+            rows.append((code(facts.name), state, flops, _needed(facts), _papers(facts)))
+            unknown.setdefault(why, []).append(code(facts.name))
+        titles = ("name", "state, bytes", "FLOPs", "needs", "papers")
+        text += f"### {family}\n\n{table(titles, rows)}\n"
+    text += "### Where FLOPs are not given\n\n"
+    text += "".join(f"- {why}: {', '.join(names)}.\n" for why, names in unknown.items() if why)
+    for title, names in PIECES.items():
+        text += f"\n### {plain(title)}\n\n{', '.join(map(code, names))}.\n"
+    return text
+
+
+def _needed(facts: Facts) -> str:
+    inside = [f"with {', '.join(map(code, facts.inside))}"] if facts.inside else []
+    return "; ".join([*filter(None, [needs(facts)]), *inside])
+
+
+def _papers(facts: Facts) -> str:
+    found = []
+    for each in facts.references:
+        address = re.search(r"(?:https?://|www\.)[^\s,]+", each.text)
+        link = address[0].rstrip(".") if address else ""
+        link = f"https://{link}" if link.startswith("www") else link
+        found.append(f"[{plain(each.short)}]({link})" if link else plain(each.short))
+    return "; ".join(found)
+
+
+def search_spaces() -> str:
+    """Writes the tables of search spaces: those of studies, and ours."""
+    rows = [
+        (code(name), _axes(space), plain("; ".join(filter(None, (space.source, space.remark)))))
+        for name, spaces in PUBLISHED.items()
+        for space in spaces
+    ]
+    text = f"### Of studies\n\n{table(('optimizer', 'space', 'source'), rows)}\n"
+    ours = [(code(name), _axes(space), plain(space.remark)) for name, space in OURS.items()]
+    return f"{text}### Ours\n\n{table(('optimizer', 'space', 'why'), ours)}"
+
+
+def _axes(space: SearchSpace) -> str:
+    lines = (f"{axis}: {text}" if axis else text for axis, text in space.axes.items())
+    return "<br>".join(map(code, lines))
+
+
 # The protocols.
 
 
@@ -340,8 +400,8 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    for (page, name), text in parts().items():
+    for (page, name), written in parts().items():
         whole = (PAGES / page).read_text(encoding="utf-8")
         begin, end = bounds(whole, name)
-        _write(PAGES / page, whole[:begin] + text + whole[end:])
+        _write(PAGES / page, whole[:begin] + written() + whole[end:])
     _write(PAGES.parent / "configs" / "schema.json", schema.text())

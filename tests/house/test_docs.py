@@ -30,11 +30,13 @@ SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
 MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")
 
 
+# optax itself warns about optimistic_adam, and about the seed of dpsgd.
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("page", "name"), reference_pages.parts(), ids=lambda x: x)
 def test_a_page_has_what_the_code_says(page: str, name: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     begin, end = reference_pages.bounds(text, name)
-    wanted = reference_pages.parts()[page, name]
+    wanted = reference_pages.parts()[page, name]()
     assert text[begin:end] == wanted, "Run `python -m tests.reference_pages`, which writes it."
 
 

@@ -31,6 +31,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.comparing import run
         case "explain":
             from trainer.cli.explaining import run
+        case "optimizers":
+            from trainer.cli.optimizers import run
         case "schema":
             from trainer.cli.schemas import run
         case "sample":

@@ -79,6 +79,11 @@ def parser() -> argparse.ArgumentParser:
         help="print instead the tags that a config may have, for yaml.customTags of the editor",
     )
     _vocabulary(schema)
+    _optimizers(
+        commands.add_parser(
+            "optimizers", help="list what a config can name as an optimizer, or describe one"
+        )
+    )
     sample = commands.add_parser("sample", help="continue a text with the model of a run")
     _sample(sample)
     _vocabulary(sample)
@@ -265,6 +270,18 @@ def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
     )
     export.add_argument("--force", action="store_true", help="replace files that exist")
     _vocabulary(export)
+
+
+def _optimizers(optimizers: argparse.ArgumentParser) -> None:
+    """Adds the options of `optimizers`."""
+    optimizers.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="such as optim.muon, muon or parts.floor: print its update rule, arguments, memory and"
+        " FLOPs, paper, a config to paste and a search space; default the list of all",
+    )
+    _vocabulary(optimizers)
 
 
 def _step(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import collections.abc
 import inspect
 import json
 import re
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -121,7 +122,7 @@ class _Schemas:
         every = [each for part in parts.values() for each in part]
         every += list(self._functions_of(["optax.contrib"]))
         kinds = {name: parts[name] for name in _KIND_OF.values() if name in parts}
-        kinds[_OPTIMIZER] = [each for each in every if _is_optimizer(each)]
+        kinds[_OPTIMIZER] = [each for each in every if is_optimizer(each)]
         kinds[_SCHEDULE] = [each for each in every if _is_schedule(each)]
         self._ours = [each for each in every if not each.name.startswith("optax.")]
         self._of_user = of_user
@@ -154,7 +155,7 @@ class _Schemas:
         described = {} if function.name.startswith("optax.") else argument_docs(function.call)
         properties = {}
         for name, parameter in function.parameters.items():
-            slot = Slot().of_argument(function, name, _is_optimizer(function))
+            slot = Slot().of_argument(function, name, is_optimizer(function))
             value = self._value(slot, (kinds or {}).get(name, ""))
             about = {"description": described[name]} if name in described else {}
             properties[name] = {**about, **value, **_default(parameter)}
@@ -262,7 +263,7 @@ def _result(function: Function) -> Any:
     return function.call if inspect.isclass(function.call) else function.returns
 
 
-def _is_optimizer(function: Function) -> bool:
+def is_optimizer(function: Function) -> bool:
     """Returns whether a function returns an optimizer; classes, such as optax's states, do not."""
     if function.name == "optim.optimizer":
         return True
@@ -282,7 +283,7 @@ def _may_be(function: Function, kind: str) -> bool:
     """Returns whether a function of the user may be of a kind, by its annotation."""
     if function.returns in (Any, inspect.Parameter.empty):
         return True
-    return _is_optimizer(function) == (kind == _OPTIMIZER)
+    return is_optimizer(function) == (kind == _OPTIMIZER)
 
 
 def _default(parameter: Parameter) -> dict[str, Any]:
@@ -295,9 +296,7 @@ def _default(parameter: Parameter) -> dict[str, Any]:
 
 
 _SECTION = re.compile(r"^(Args|Attributes|Arguments):\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
-_ENTRY = re.compile(
-    r"^ {2,4}\*{0,2}(\w+)(?: \(.*?\))?: *((?:.*\n)(?:(?: {5,}.*)?\n)*)", re.MULTILINE
-)
+_ENTRY = re.compile(r"^\*{0,2}(\w+)(?: \(.*?\))?: *((?:.*\n)(?:(?: +.*)?\n)*)", re.MULTILINE)
 
 
 def argument_docs(call: Any) -> Mapping[str, str]:
@@ -306,5 +305,5 @@ def argument_docs(call: Any) -> Mapping[str, str]:
     return {
         name: " ".join(about.split())
         for section in _SECTION.finditer(documented)
-        for name, about in _ENTRY.findall(section[2])
+        for name, about in _ENTRY.findall(textwrap.dedent(section[2]))
     }

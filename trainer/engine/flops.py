@@ -1,6 +1,7 @@
 """Counts the floating-point operations of a traced function, without running or compiling it."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.logits.cross_entropy import AGAIN
@@ -32,13 +33,18 @@ def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     return sum(_count_equation(equation, elementwise) for equation in jaxpr.eqns)
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of those inside it, the outer ones first."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in _jaxprs(value):
+                yield from equations(inner)
+
+
 def has_convolution(jaxpr: Any) -> bool:
     """Returns whether a jaxpr, or one inside of it, has a convolution."""
-    return any(
-        equation.primitive.name == "conv_general_dilated"
-        or any(has_convolution(sub) for value in equation.params.values() for sub in _jaxprs(value))
-        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
-    )
+    return any(each.primitive.name == "conv_general_dilated" for each in equations(jaxpr))
 
 
 def _count_equation(equation: Any, elementwise: bool) -> int:

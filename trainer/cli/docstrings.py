@@ -1,0 +1,230 @@
+"""Reads docstrings in Google's style, ours and optax's: the formulas and the references."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+_HEADER = re.compile(
+    r"^(Args|Arguments|Returns?|Raises|Examples?|References?|Notes?|Attributes|Yields|Usage"
+    r"|\.\. (note|warning|seealso)::?)[^\n]*:?[ ]*$",
+    re.MULTILINE,
+)
+_REFERENCES = re.compile(r"^References?:(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+_ARXIV = re.compile(r"arxiv\.org/(?:abs|pdf)/(\d{4}\.\d{4,5})")
+_YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+
+# Commands of LaTeX, and what stands for them; another command stands for itself, without its mark.
+_SYMBOLS = {
+    **dict.fromkeys(("leftarrow", "gets"), "<-"),
+    **dict.fromkeys(("rightarrow", "to"), "->"),
+    **dict.fromkeys(("cdot", "times", "odot"), "*"),
+    **dict.fromkeys(("leq", "le"), "<="),
+    **dict.fromkeys(("geq", "ge"), ">="),
+    **dict.fromkeys(("ldots", "dots"), "..."),
+    **dict.fromkeys(("left", "right", "big", "Big", "bigg", "Bigg", "limits", "displaystyle"), ""),
+    **dict.fromkeys((",", ";", ":", "!", " ", "quad", "qquad"), " "),
+    "neq": "!=",
+    "|": "||",
+    "\\": "\n",
+}
+_UPRIGHT = ("text", "texttt", "textbf", "mathrm", "mathcal", "boldsymbol", "operatorname")
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[{}]|[^\\{}]+")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A work that a docstring refers to.
+
+    Attributes:
+        text: the reference on one line, with its address.
+        short: its first authors, and its number in arXiv or its year.
+    """
+
+    text: str
+    short: str
+
+
+def docstring(call: Any) -> str:
+    """Returns the docstring of a function, or of that of a partial; "" if it has none."""
+    while isinstance(call, partial):
+        call = call.func
+    return inspect.getdoc(call) or ""
+
+
+def summary(doc: str) -> str:
+    r"""Returns the first sentence of a docstring, without marks, on one line.
+
+    Example:
+        >>> summary("The Lion optimizer.\n\nLion is discovered by symbolic program search.")
+        'The Lion optimizer.'
+    """
+    first = without_marks(doc.partition("\n\n")[0])
+    return re.split(r"(?<=[\w)]\.) (?=[A-Z])", first)[0]
+
+
+def rule(doc: str) -> str:
+    r"""Returns the formulas of a docstring as plain text, or else its second paragraph.
+
+    A formula in LaTeX is written with ASCII characters: its commands become words.
+
+    Example:
+        >>> print(rule("Steps.\n\nOne step is\n\n    W <- W - learning_rate * G\n\nArgs:"))
+        One step is
+          W <- W - learning_rate * G
+        >>> print(rule("Steps.\n\n.. math::\n  m_t \\leftarrow \\beta_1 {g_t}^2\n\nArgs:"))
+        m_t <- beta_1 (g_t)^2
+    """
+    header = _HEADER.search(doc)
+    body = doc[: header.start()] if header else doc
+    _, _, body = body.partition("\n\n")
+    formulas = list(_formulas(body))
+    if formulas:
+        return "\n\n".join(formulas)
+    first = next((each for each in body.split("\n\n") if each.strip()), "")
+    return textwrap.fill(without_marks(first), 96)
+
+
+def _formulas(body: str) -> Iterator[str]:
+    """Yields the formulas of a text: those of LaTeX as plain text, others with what leads to them.
+
+    A formula is a block that is indented.
+    """
+    before = ""
+    for block in re.split(r"\n[ ]*\n(?=\S|[ ]+\S)", body):
+        if block.startswith(".. math::"):
+            before = ".. math::"
+            block = block.removeprefix(".. math::").strip("\n")
+        if before == ".. math::":
+            if block.strip():
+                yield plain_math(block)
+                before = ""
+        elif block.startswith(" ") and re.search(r"<-|=", block) and ">>>" not in block:
+            has_lead = bool(before) and not before.endswith(".")
+            lead = textwrap.fill(without_marks(before), 96) + "\n" if has_lead else ""
+            formula = textwrap.dedent(block).strip("\n")
+            yield f"{lead}{textwrap.indent(formula, '  ' if lead else '')}"
+            before = ""
+        else:
+            before = block.strip()
+
+
+def plain_math(text: str) -> str:
+    r"""Returns a formula in LaTeX with ASCII characters, a line for each of its lines.
+
+    Example:
+        >>> plain_math(r"u_t &\leftarrow -\alpha_t \frac{\hat{m}_t}{\sqrt{v_t} + \epsilon}")
+        'u_t <- -alpha_t (hat(m)_t) / (sqrt(v_t) + epsilon)'
+    """
+    text = re.sub(r"\\(?:begin|end)\{[^}]*\}(?:\{[^}]*\})?", "", text).replace("&", "")
+    plain = _until_brace(_Tokens(_TOKEN.findall(" ".join(text.split()))))
+    plain = re.sub(r"(?<=[a-z]) (?=[_^'])", "", plain)
+    lines = (re.sub(r" {2,}", " ", line).strip() for line in plain.split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+class _Tokens:
+    """The tokens of a formula, of which the first is taken away."""
+
+    def __init__(self, tokens: list[str]):
+        self._left = tokens[::-1]
+
+    def take(self) -> str:
+        """Returns the next token; "" at the end."""
+        return self._left.pop() if self._left else ""
+
+    def group(self) -> str | None:
+        """Takes a group in braces and returns it as plain text; None if the next is none."""
+        if self._left and self._left[-1].strip() == "":
+            self._left.pop()
+        if not self._left or self._left[-1] != "{":
+            return None
+        self._left.pop()
+        return _until_brace(self).strip()
+
+
+def _until_brace(tokens: _Tokens) -> str:
+    """Returns the tokens up to a closing brace, or all, as plain text."""
+    found = ""
+    while (token := tokens.take()) not in ("", "}"):
+        if token == "{":
+            inner = _until_brace(tokens).strip()
+            found += inner if len(inner) <= 1 or _is_wrapped(inner) else f"({inner})"
+        elif token.startswith("\\"):
+            found += _command(token[1:], tokens)
+        else:
+            found += token
+    return found
+
+
+def _command(name: str, tokens: _Tokens) -> str:
+    if name in _SYMBOLS:
+        return _SYMBOLS[name]
+    if not name.isalpha():  # an escaped character
+        return name
+    first = tokens.group()
+    if first is None:
+        return f"{name} "
+    if name == "frac":
+        second = tokens.group() or ""
+        return " / ".join(x if _is_wrapped(x) else f"({x})" for x in (first, second))
+    return first if name in _UPRIGHT else f"{name}({first})"
+
+
+def _is_wrapped(text: str) -> bool:
+    """Returns whether a text is one pair of parentheses with what is inside."""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return character == ")" and index == len(text) - 1
+    return False
+
+
+def references(doc: str) -> list[Reference]:
+    r"""Returns what a docstring refers to in its section of references, the first one first.
+
+    Example:
+        >>> work = "Chen et al, `Lion <https://arxiv.org/abs/2302.06675>`_, 2023"
+        >>> (found,) = references(f"The Lion optimizer.\n\nReferences:\n  {work}")
+        >>> found.text
+        'Chen et al, Lion, https://arxiv.org/abs/2302.06675, 2023'
+        >>> found.short
+        'Chen et al. arXiv:2302.06675'
+    """
+    found = _REFERENCES.search(doc)
+    if found is None:
+        return []
+    # optax separates works by empty lines, and we by semicolons.
+    works = [each for each in re.split(r"\n[ ]*\n|;\s+(?=[A-Z])", found[1]) if each.strip()]
+    return [_reference(without_marks(each)) for each in works]
+
+
+def _reference(text: str) -> Reference:
+    named = re.sub(r"^Algorithms?\b.*?\bof\s+", "", text)  # of a book
+    authors = re.split(r"[,:(]|\bet al\b", named)[0].strip(" .")
+    several = re.search(r"\bet al\b", text) is not None
+    name = f"{authors} et al." if several else authors
+    number, years = _ARXIV.search(text), _YEAR.findall(text)
+    if number:
+        # Some name the address only.
+        return Reference(text, f"{'' if name.startswith('http') else f'{name} '}arXiv:{number[1]}")
+    return Reference(text, f"{name} {years[-1]}" if years else name)
+
+
+def without_marks(text: str) -> str:
+    """Returns a text of reStructuredText on one line, without its marks.
+
+    Example:
+        >>> without_marks("See :func:`optax.adam` and `Adam <https://arxiv.org/abs/1412.6980>`_")
+        'See optax.adam and Adam, https://arxiv.org/abs/1412.6980'
+    """
+    text = " ".join(text.split())
+    text = re.sub(r":math:`([^`]*)`", lambda found: plain_math(found[1]), text)
+    text = re.sub(r":\w+:`~?([^`<]+?)(?: *<[^`]*>)?`", r"\1", text)
+    text = re.sub(r"[`']?([^`<]+?)\s*<(http[^`>]*|www[^`>]*)>_?`?_{0,2}", r"\1, \2", text)
+    text = re.sub(r"\[([^\]]*)\]\((https?://[^)]*)\)", r"\1, \2", text)
+    return re.sub(r",?`|,(?=,)", "", text)

@@ -1,0 +1,301 @@
+"""Measures what an optimizer keeps and computes for each parameter, from shapes alone.
+
+Nothing is computed or compiled: the state comes from `jax.eval_shape`, and the operations from
+XLA's estimate of the program before it is compiled.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optim
+from optim import checks
+from optim.factories import (
+    ArgumentError,
+    bound,
+    float_paths,
+    floats,
+    map_floats,
+    recipes_with_paths,
+)
+from trainer.engine.flops import count_flops, equations
+
+# A kernel of a transformer's perceptron, [inputs, outputs] in float32.
+KERNEL = (768, 3072)
+Shapes = Mapping[str, tuple[int, ...]]
+_EXAMPLES = 2  # gradients of single examples have a leading axis
+
+# Operations of which XLA's estimate says nothing: they call a library.
+_FACTORIZATIONS = frozenset(
+    value.name for name, value in vars(jax.lax.linalg).items() if name.endswith("_p")
+)
+_RANDOM = frozenset(["random_bits", "threefry2x32", "rng_bit_generator"])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an optimizer keeps and computes, for each element of a kernel of shape `KERNEL`.
+
+    Attributes:
+        state_bytes: the bytes of its state, without the values that do not grow with the kernel.
+        flops: the floating-point operations of an update, its addition to the parameter included;
+            None if they are not known.
+        why: why `flops` is None; "" otherwise.
+        needs: what the optimizer needs besides a gradient, such as "matrices".
+    """
+
+    state_bytes: float
+    flops: float | None
+    why: str
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """An update that was traced: the state, the program, and what it asked of the loss."""
+
+    state: Any
+    program: Any
+    asked: tuple[str, ...]
+
+    @property
+    def flops(self) -> float:
+        """The estimate of XLA for each element of the kernel."""
+        estimate: Mapping[str, float] = self.program.lower().cost_analysis() or {}
+        # XLA counts roots and exponentials apart from additions and products.
+        found = estimate.get("flops", 0.0) + estimate.get("transcendentals", 0.0)
+        return found / math.prod(KERNEL)
+
+    @property
+    def state_bytes(self) -> float:
+        """The bytes for each element of the kernel, without scalars and PRNG keys."""
+        arrays = [x for x in jax.tree.leaves(self.state) if x.ndim and max(x.shape) >= min(KERNEL)]
+        return sum(x.size * x.dtype.itemsize for x in arrays) / math.prod(KERNEL)
+
+
+def measure(recipe: partial) -> Cost:
+    """Measures an optimizer as the only group of a run.
+
+    Args:
+        recipe: a partial of its factory, such as `partial(optax.adamw, learning_rate=1e-3)`.
+
+    Returns:
+        Its cost.
+
+    Raises:
+        GroupError: the optimizer does not accept its arguments or the kernel.
+
+    Example:
+        >>> from functools import partial
+        >>> import optax
+        >>> cost = measure(partial(optax.sgd, learning_rate=0.1, momentum=0.9))
+        >>> cost.state_bytes, round(cost.flops)  # the momentum is one float32
+        (4.0, 4)
+    """
+    per_example = checks.needs_examples(recipe) is not None
+    traced = _trace(recipe, {"kernel": KERNEL})
+    needs = [*_shapes(recipe)]
+    needs += ["whole batches"] if checks.needs_full_batch(recipe) else []
+    needs += ["gradients of single examples"] if per_example else []
+    needs += traced.asked
+    why = "it grows with the examples of a batch" if per_example else _unknown(traced)
+    return Cost(traced.state_bytes, None if why else traced.flops, why, tuple(needs))
+
+
+def measure_part(recipe: partial) -> Cost:
+    """Measures a transformation by itself, as `optim.chain` calls it.
+
+    Args:
+        recipe: a partial of a part in `optim.parts`, or of any transformation of optax.
+
+    Returns:
+        Its cost, without the addition to the parameter.
+
+    Raises:
+        ValueError: the part does not accept the kernel.
+
+    Example:
+        >>> from functools import partial
+        >>> import optax
+        >>> measure_part(partial(optax.trace, decay=0.9)).flops
+        2.0
+    """
+    part = optax.with_extra_args_support(recipe())
+
+    def trace(shape: tuple[int, ...]) -> _Traced:
+        x = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
+        state = jax.eval_shape(part.init, x)
+
+        def update(grads: Any, state: Any, params: Any, rate: Any) -> Any:
+            return part.update(grads, state, params, grad=grads, learning_rate=rate)
+
+        rate = jax.ShapeDtypeStruct((), jnp.float32)
+        return _Traced(state, jax.jit(update).trace(x, state, x, rate), ())
+
+    traced = trace(KERNEL)
+    needs = ["whole batches"] if checks.needs_full_batch(recipe) else []
+    try:
+        trace((3,))
+    except ValueError:
+        needs.append("matrices")
+    why = _unknown(traced)
+    return Cost(traced.state_bytes, None if why else traced.flops, why, tuple(needs))
+
+
+def follows_schedules(recipe: partial, factory: Callable[..., Any]) -> dict[str, bool]:
+    """Returns which float arguments of a factory can follow a schedule.
+
+    Some cannot: their first value stays in the state, or the factory compares them in Python. Each
+    argument gets a schedule, and an update is traced.
+
+    Args:
+        recipe: the optimizer of a group, a partial of `factory` or with one inside.
+        factory: the function whose arguments are meant.
+
+    Returns:
+        Argument -> whether it can, without arguments that are None.
+    """
+    prefix, inner = next(each for each in recipes_with_paths(recipe) if each[1].func is factory)
+    found = {}
+    for name, value, _ in floats(inner):
+        argument, _, index = name.partition("[")
+        # A tuple that is a default must be bound before one of its elements can be replaced.
+        whole = bound(inner)
+        whole.apply_defaults()
+        tuples = {argument: whole.arguments[argument]} if index else {}
+        path = f"{prefix}.{name}".lstrip(".")
+        able = _accepts_schedule(_bind(recipe, inner, tuples), path, value)
+        found[argument] = found.get(argument, True) and able
+    return found
+
+
+def _bind(recipe: Any, inner: partial, values: Mapping[str, Any]) -> Any:
+    """Returns a recipe in which one of those inside it, or the recipe itself, has more values."""
+    if recipe is inner:
+        return partial(inner, **values) if values else inner
+    if isinstance(recipe, partial):
+        args = [_bind(each, inner, values) for each in recipe.args]
+        keywords = {name: _bind(each, inner, values) for name, each in recipe.keywords.items()}
+        return partial(recipe.func, *args, **keywords)
+    return recipe
+
+
+def _accepts_schedule(recipe: partial, path: str, value: Any) -> bool:
+    def schedule(step: Any) -> Any:
+        return value * (1 - 0.01 * step)
+
+    scheduled = map_floats(recipe, lambda each, x: schedule if each == path else x)
+    try:
+        _trace_with(scheduled, {"kernel": (4, 3)}, {})
+    except (ValueError, TypeError) as error:
+        # Others are about the value: optim.grams refuses a weight decay beside that of its base.
+        return not any(isinstance(each, ArgumentError | TypeError) for each in _causes(error))
+    return True
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _trace(recipe: partial, shapes: Shapes) -> _Traced:
+    """Traces an update, in which the floats of the optimizer are inputs, as they are in a run."""
+    values = {path: x for path, x in float_paths(recipe).items() if isinstance(x, float)}
+    try:
+        return _trace_with(recipe, shapes, values)
+    except ValueError:  # a factory decides by one of them in Python
+        return _trace_with(recipe, shapes, {})
+
+
+def _trace_with(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Traced:
+    """Traces an update, in which the floats of the optimizer at some paths are inputs."""
+
+    def alone(recipe: partial) -> optim.Optimizer:
+        return optim.optimizer({"all": optim.group(".*", recipe)})
+
+    lead = (_EXAMPLES,) if checks.needs_examples(recipe) else ()
+    x = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    grads = {name: jax.ShapeDtypeStruct(lead + each.shape, each.dtype) for name, each in x.items()}
+    state = jax.eval_shape(alone(recipe).init, x)
+    asked: dict[str, None] = {}
+
+    def update(values: Any, grads: Any, state: Any, params: Any, value: Any) -> Any:
+        given = map_floats(recipe, lambda path, x: values.get(path, x))
+        return alone(given).update(grads, state, params, **_loss(grads, value, asked))
+
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    traced = jax.jit(update).trace({path: scalar for path in values}, grads, state, x, scalar)
+    jaxpr = traced.jaxpr.jaxpr
+    # The scalars of all groups are packed in vectors, which do not grow with the kernel.
+    found = ["value"] if _is_used(jaxpr.invars[-1], jaxpr) else []
+    return _Traced(state, traced, (*found, *asked))
+
+
+def _is_used(variable: Any, jaxpr: Any) -> bool:
+    """Returns whether a result of a jaxpr depends on a variable."""
+    depend = {variable}
+    for equation in jaxpr.eqns:
+        if any(not hasattr(x, "val") and x in depend for x in equation.invars):
+            depend.update(equation.outvars)
+    return any(not hasattr(x, "val") and x in depend for x in jaxpr.outvars)
+
+
+def _loss(grads: Any, value: Any, asked: dict[str, None]) -> dict[str, Any]:
+    """Returns the extra arguments of an update; a function notes its name in `asked`."""
+
+    def function(name: str, returned: Callable[[Any], Any]) -> Callable[..., Any]:
+        def call(params: Any, *_: Any) -> Any:
+            asked[name] = None
+            return returned(params)
+
+        return call
+
+    def squares(params: Any) -> Any:
+        return sum(jnp.vdot(x, x) for x in jax.tree.leaves(params))
+
+    functions = {name: function(name, squares) for name in ("value_fn", "obj_fn")}
+    functions["grad_fn"] = function("grad_fn", lambda params: params)
+    return {"value": value, "grad": grads, **functions}
+
+
+def _shapes(recipe: partial) -> list[str]:
+    """Returns which parameters an optimizer takes, if not all: it is asked for smaller ones."""
+    vector: Shapes = {"bias": (3,)}
+    if _accepts(recipe, {**vector, "scale": ()}):
+        return []
+    return ["at least one axis"] if _accepts(recipe, vector) else ["matrices"]
+
+
+def _accepts(recipe: partial, shapes: Shapes) -> bool:
+    try:
+        _trace_with(recipe, shapes, {})
+    except ValueError:  # a GroupError is one
+        return False
+    return True
+
+
+def _unknown(traced: _Traced) -> str:
+    """Returns why the operations of an update are not known; "" if they are."""
+    functions = [name for name in traced.asked if name != "value"]
+    if functions:
+        return f"it calls {' and '.join(functions)}, the model's own function"
+    found = {each.primitive.name: each for each in equations(traced.program.jaxpr)}
+    if factorizations := sorted(_FACTORIZATIONS & found.keys()):
+        return f"it factorizes matrices ({', '.join(factorizations)}), which XLA does not count"
+    if _RANDOM & found.keys():
+        return "it draws random numbers, by operations on integers"
+    if "while" in found:
+        return "it has a loop whose length depends on the values"
+    branched = [each for each in equations(traced.program.jaxpr) if each.primitive.name == "cond"]
+    for each in branched:
+        counts = [count_flops(branch, elementwise=True) for branch in each.params["branches"]]
+        if max(counts) > min(counts) + math.prod(KERNEL) // 10:
+            return "it computes more in some steps than in others"
+    return ""
