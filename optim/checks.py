@@ -50,8 +50,6 @@ _STEP_AHEAD, _HORIZON, _BLEND = "lookahead.step_size", "readout.horizon", "reado
 # weight of the new gradient.
 _MAY_BE_ONE = ((shampoo, "b2"), (scion, "momentum"))
 
-# With these, a matrix of zeros stays zero.
-_KEEP_NORMS = (match_norm, pin_radius)
 
 # Lengths relative to those of the weights, which a learning rate multiplies.
 _AT_MOST_ONE = ((floor, "ratio"),)
@@ -242,6 +240,15 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
             )
 
 
+def _keeps_norms(recipe: partial) -> bool:
+    """Returns whether a part leaves a matrix of zeros at zero.
+
+    A radius that follows the radial part of the step grows from zero.
+    """
+    radial = bound(recipe).arguments.get("radial", False)
+    return recipe.func is match_norm or recipe.func is pin_radius and not radial
+
+
 def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Computes the norms of the matrices whose norms an optimizer keeps.
 
@@ -250,7 +257,7 @@ def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Arra
     """
     found: dict[str, jax.Array] = {}
     for inner in recipes_within(recipe):
-        if inner.func in _KEEP_NORMS:
+        if _keeps_norms(inner):
             over = Matrices(bound(inner).arguments.get("matrices"), name_of(inner))
             norms: list[jax.Array] = []
 
@@ -274,7 +281,7 @@ def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
     path = next((path for path, norm in norms.items() if not norm), None)
     if path is None:
         return None
-    inner = next(inner for inner in recipes_within(recipe) if inner.func in _KEEP_NORMS)
+    inner = next(filter(_keeps_norms, recipes_within(recipe)))
     return (
         f"The parameter {path} has a matrix of zeros at the first step, and {name_of(inner)} makes"
         " a step or a matrix as long as the matrix was before: it would stay zero. Let the model"

@@ -333,9 +333,26 @@ def test_a_matrix_of_zeros_is_refused_where_its_norm_is_kept(tmp_path: Path, cap
         capsys,
         ("!models.mlp {width: 16, depth: 2}", gpt),
         ("!data.digits {batch_size: 100}", "!data.text {batch_size: 4, length: 16}"),
+        ("radial: true", "radial: false"),
     )
     assert "The parameter blocks/attn/out/kernel has a matrix of zeros at the first step" in told
     assert "chain.yaml:13" in told
+
+
+def test_a_radius_that_follows_the_step_grows_from_zero():
+    """So that record 46 can start with projections of zeros."""
+    recipe = partial(
+        optim.chain,
+        0.1,
+        [partial(optax.identity)],
+        [partial(parts.pin_radius, radial=True)],
+    )
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+    params: Any = {"w": jnp.zeros((2, 3))}
+    state = optimizer.init(params)
+    for _ in range(3):
+        params, state = optimizer.update({"w": jnp.ones((2, 3))}, state, params)
+    np.testing.assert_allclose(norms(params["w"]), 0.2 * 6**0.5, rtol=1e-4)
 
 
 def test_a_matrix_of_zeros_is_refused_without_a_config():

@@ -73,12 +73,12 @@ class Facts:
     @cached_property
     def example(self) -> str | None:
         """The optimizer that a config can begin with, in YAML; None if none is known."""
-        if self.name in EXAMPLES:
-            return EXAMPLES[self.name]
-        given = self._arguments()
-        if given is None or self.family in list(PIECES)[1:]:
-            return None
-        call = f"!{self.name} {{{', '.join(f'{name}: {x!r}' for name, x in given.items())}}}"
+        call = EXAMPLES.get(self.name)
+        if call is None:
+            given = self._arguments()
+            if given is None or self.family in list(PIECES)[1:]:
+                return None
+            call = f"!{self.name} {{{', '.join(f'{name}: {x!r}' for name, x in given.items())}}}"
         if not self.is_part:
             return call
         parts = f"before: [!parts.momentum {{}}, {call}]"

@@ -219,9 +219,11 @@ EXAMPLES: Mapping[str, str] = {
     f" {{inner: {_ADAMW}}}",
     "optim.chain": "!optim.chain {learning_rate: 0.02, before: [!parts.momentum {},"
     " !parts.polar {}, !parts.match_norm {}], after: [!parts.pin_radius {}]}",
+    "parts.momentum_mixture": "!parts.momentum_mixture {decays: [0.9, 0.98], weights: [0.5, 0.5]}",
+    "parts.trust_gate": "!parts.trust_gate {around: !parts.soap {}}",
     "optax.chain": "!optax.chain"
     f" {{args: [!optax.clip_by_block_rms {{threshold: 1.0}}, {_ADAMW}]}}",
 }
 
 # The parts that stand after the learning rate; the others stand before it.
-AFTER = ("parts.cautious_decay", "parts.pin_radius")
+AFTER = ("parts.cautious_decay", "parts.decay", "parts.pin_radius")

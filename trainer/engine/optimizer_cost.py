@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import optim
 from optim import checks
@@ -21,6 +20,7 @@ from optim.factories import (
     bound,
     float_paths,
     floats,
+    instantiate,
     map_floats,
     recipes_with_paths,
 )
@@ -126,7 +126,7 @@ def measure_part(recipe: partial) -> Cost:
         >>> measure_part(partial(optax.trace, decay=0.9)).flops
         2.0
     """
-    part = optax.with_extra_args_support(recipe())
+    part = instantiate(recipe, 0, jnp.float32)
 
     def trace(shape: tuple[int, ...]) -> _Traced:
         x = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
