@@ -223,7 +223,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
 
 _TORCH = "the default of torch.optim"
 _DEFAULT = "its default"
-_AUTHORS = "the rate of its authors' program"
+_THIRD_PARTY = "the default of pytorch_optimizer 4.1"
 _OUR_CONFIG = "the rate of its config in configs/optimizers"
 
 OURS: Mapping[str, SearchSpace] = {
@@ -238,15 +238,17 @@ OURS: Mapping[str, SearchSpace] = {
     "optax.adadelta": _decade(1.0, _TORCH),
     "optax.rprop": _decade(1e-2, _TORCH),
     "optim.rprop": _decade(1e-2, _DEFAULT),
-    "optax.adabelief": _decade(1e-3, _AUTHORS),
-    "optax.adan": _decade(1e-3, _AUTHORS),
-    "optax.yogi": _decade(1e-2, _AUTHORS),
-    "optax.contrib.adopt": _decade(1e-3, _AUTHORS),
-    "optax.contrib.madgrad": _decade(1e-2, _AUTHORS),
-    "optax.fromage": _decade(1e-2, _AUTHORS),
-    "optim.scion": _decade(2**-6, f"{_AUTHORS} for a perceptron, with the radius 1"),
+    "optax.adabelief": _decade(1e-3, _THIRD_PARTY),
+    "optax.adan": _decade(1e-3, _THIRD_PARTY),
+    "optax.yogi": _decade(1e-2, _THIRD_PARTY),
+    "optax.contrib.adopt": _decade(1e-3, _THIRD_PARTY),
+    "optax.contrib.madgrad": _decade(1e-2, "our choice"),
+    "optax.fromage": _decade(1e-2, _THIRD_PARTY),
+    "optim.scion": _decade(
+        2**-6, "the rate of its authors' program for a perceptron, with the radius 1"
+    ),
     "optax.contrib.muon": _decade(0.02, "the default of Keller Jordan's program"),
-    "optax.contrib.galore": _decade(1e-2, _AUTHORS),
+    "optax.contrib.galore": _decade(1e-2, "our choice"),
     "optax.contrib.cocob": _decade(1.0, _DEFAULT),
     "optax.contrib.dadapt_adamw": _decade(1.0, _DEFAULT),
     "optax.contrib.prodigy": _decade(1.0, _DEFAULT),
