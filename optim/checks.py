@@ -195,10 +195,14 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
 
 
 def _above_one(factory: Callable[..., Any], name: str, value: Any) -> str | None:
-    if (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer) or np.max(value) <= 1:
+    if (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer):
+        return None
+    # NumPy's own maximum: that of a jax array would be traced where this is called in a trace.
+    most = float(np.max(np.asarray(value)))
+    if most <= 1:
         return None
     return (
-        f"must be at most 1, got {float(np.max(value)):g}: times the learning rate, it is the"
+        f"must be at most 1, got {most:g}: times the learning rate, it is the"
         " smallest length of a step relative to that of the weights."
     )
 
@@ -209,8 +213,10 @@ def _wrong_polynomial(recipe: partial) -> Iterator[tuple[str, str]]:
         given = bound(recipe)
         given.apply_defaults()
         coefficients, steps = (given.arguments[x] for x in _POLYNOMIALS[recipe.func])
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(coefficients)):
+        if any(isinstance(x, Tracer) or callable(x) for x in jax.tree.leaves(coefficients)):
             return
+        if not isinstance(coefficients, str):
+            coefficients = jax.tree.map(lambda x: float(np.asarray(x)), coefficients)
         try:
             most = largest_result(polynomials(coefficients, steps))
         except ValueError:

@@ -69,8 +69,9 @@ def tree_to_split(row: Row, rows: int, columns: int) -> dict[str, Any]:
 
 def split_close(row: Row) -> Callable[[Any, Any], None]:
     """Returns what asserts that arrays of a sharded update are those of one device."""
-    # Inverse roots of small eigenvalues magnify another order of sums.
-    far = 5e-3 if row.name == "optim.shampoo" else 2e-4
+    # Inverse roots of small eigenvalues magnify another order of sums, and so does a division of
+    # small elements of rotated gradients by their own means.
+    far = {"optim.shampoo": 5e-3, "optim.chain (KL-SOAP)": 5e-3}.get(row.name, 2e-4)
     return partial(np.testing.assert_allclose, rtol=far, atol=far / 10)
 
 

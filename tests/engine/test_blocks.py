@@ -34,6 +34,7 @@ FORMS = {
     "vit_s16_i1k.gin": "dispatch",
     "muon_gpt.gin": "dispatch",
     "adamw_gpt.gin": "dispatch",
+    "record46_gpt.yaml": "dispatch",
     "gpt2_124m.gin": "dispatch",
     "lbfgs_backtracking.yaml": "dispatch",  # it logs every step
     "sgd_convnet.gin": "dispatch",

@@ -173,7 +173,11 @@ def test_an_argument_that_does_not_take_a_schedule_is_refused_with_one():
     fixed = [row for row in ROWS if row.fixed]
     assert fixed
     for row in fixed:
-        whole = optim.optimizer({"own": optim.group(".*", scheduled(row.recipe))})
+        groups = {
+            "own": optim.group("own/.*", scheduled(row.recipe)),
+            "others": optim.group(".*", optim.frozen()),
+        }
+        whole = optim.optimizer(groups)
         with pytest.raises(
             optim.GroupError, match="a schedule or a traced value|its value at step 0"
         ):
