@@ -66,6 +66,7 @@ def test_the_command_exits_1_at_a_difference_and_omits_what_is_not_installed(mon
     far = Row("optax.adam(0.1)", "a program", lambda cosine: float("nan") if cosine else 0.0)
     fixed = Row("optim.rprop(0.1)", "a program", lambda cosine: 1e-8, constant=True)
     absent = Row("optax.lion(0.1)", "torch.optim.Lion", lambda cosine: 0.0, is_installed=False)
+    monkeypatch.setattr("sys.argv", ["references"])  # pytest's own arguments are not its
     monkeypatch.setattr(references, "HEADINGS", {"Some": [near, fixed, absent]})
     assert references.main() == 0
     told = capsys.readouterr()
