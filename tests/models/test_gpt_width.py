@@ -178,6 +178,7 @@ def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool
 
 NOT_OPTIMIZERS = {"Group", "GroupError", "Optimizer", "OptimizerState", "frozen", "group"}
 NOT_OPTIMIZERS |= {"optimizer", "schedules", "parts"}
+NOT_OPTIMIZERS |= {"ema_nesterov", "outer_nesterov", "weight_ema"}  # they wrap all groups
 NOT_OPTIMIZERS |= {"cautious", "grams", "chain"}  # which consist of others
 
 

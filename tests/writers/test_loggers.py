@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trainer.__main__ import main
 from trainer.writers import loggers as ours
 from trainer.writers.loggers import LoggerWriter, Reporter, Row
 from trainer.writers.summary import Summary, read_summary
+from trainer.writers.wandb_logger import read_offline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # in the code of wandb and mlflow
 
@@ -212,19 +214,19 @@ def test_a_log_that_is_still_written_is_read_as_far_as_it_goes(
     assert seen == sorted(seen) and (seen[0], seen[-1]) == (0, 200)
 
 
-def test_a_run_that_began_twice_in_a_second_is_continued(tmp_path: Path, loggers: None) -> None:
-    """W&B then adds -1 to the name of the second folder."""
-    for end in (2, 4):
-        writer = writers.create(["wandb"], tmp_path, resumed=0)
-        for step in range(1, end + 1):
-            writer.write_scalars(step, {"train/loss": 1 / step})
-        writer.finish(Summary("done", end, exit=0))
-        writer.close()
-        if end == 2:
-            (first,) = tmp_path.glob("wandb/offline-run-*")
-            first.rename(f"{first}-1")
-    (run,) = logged.wandb_runs(tmp_path).values()
-    assert [row["step"] for row in run.rows] == [1, 2, 3, 4]
+def test_a_folder_that_was_named_in_the_same_second_is_read(tmp_path: Path, loggers: None) -> None:
+    """W&B adds -1 to the name of the folder of a run that began in the second of another."""
+    writer = writers.create(["wandb"], tmp_path, resumed=0)
+    for step in (1, 2):
+        writer.write_scalars(step, {"train/loss": 1 / step})
+    writer.finish(Summary("done", 2, exit=0))
+    writer.close()
+    (first,) = tmp_path.glob("wandb/offline-run-*")
+    identity = writers.identity_of_run(tmp_path, {})
+    assert read_offline(identity) == (2, True)
+    first.rename(f"{first}-1")
+    assert read_offline(identity) == (2, True)
+    assert read_offline(replace(identity, id="0" * 16)) == (-1, False)
 
 
 def test_rows_that_a_killed_run_had_logged_are_not_logged_again(

@@ -6,6 +6,7 @@ import importlib
 import netrc
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ from trainer.writers.summary import Summary
 
 PROJECT = "lockstep"  # unless WANDB_PROJECT names one
 _SECONDS = 30.0  # how long the server may take for a new run, and for its last rows
+_SECONDS_FOR_FILE = 5.0  # how long the file of an offline run may take for its end
 
 
 class WandbLogger:
@@ -39,7 +41,7 @@ class WandbLogger:
     def open(self) -> int:
         """Returns the last step of the run in the service, or in the files of an offline run."""
         if self._mode == "offline":
-            step, self._has_ended = _read_offline(self._identity)
+            step, self._has_ended = read_offline(self._identity)
             return step
         run = self._started()
         return run.starting_step - 1 if run.resumed else -1
@@ -62,8 +64,11 @@ class WandbLogger:
             if summary.end == "stopped":
                 run.mark_preempting()
         code = 0 if summary is not None and summary.end == "done" else 1
+        file = Path(run.settings.sync_file)
         run.finish(exit_code=code)
         self._run = None
+        if self._mode == "offline":
+            _wait_for_end(file)
 
     def _started(self) -> Any:
         if self._run is None:
@@ -100,6 +105,19 @@ class WandbLogger:
             self._reporter.log_once(f"wandb: {self._run.url}")
 
 
+def _wait_for_end(file: Path) -> None:
+    """Waits until W&B's own process has written the end of an offline run, for some seconds.
+
+    `finish` may return before, and a process that continues the run at once would read no rows.
+    """
+    deadline = time.monotonic() + _SECONDS_FOR_FILE
+    while time.monotonic() < deadline:
+        records = read_records(file) if file.exists() else ()
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return
+        time.sleep(0.02)
+
+
 def _has_key(settings: Any) -> bool:
     """Returns whether a key of an account is known; otherwise wandb would ask for one."""
     if settings.api_key or settings.identity_token_file:
@@ -114,7 +132,7 @@ def _has_key(settings: Any) -> bool:
     return False
 
 
-def _read_offline(identity: RunIdentity) -> tuple[int, bool]:
+def read_offline(identity: RunIdentity) -> tuple[int, bool]:
     """Returns the last step in the files of an offline run, and whether it has ended.
 
     Each process that computed the run left a file, in a folder named after the second in which it
