@@ -151,7 +151,7 @@ def _check_order(
             f"after.{pins[1]}",
         )
     for i, part in enumerate(after[: pins[0]] if pins else ()):
-        if isinstance(part, Part) and part.name.endswith("decay"):
+        if isinstance(part, Part) and part.decays:
             pin = after[pins[0]]
             name = pin.name if isinstance(pin, Part) else ""
             raise ArgumentError(

@@ -1,12 +1,15 @@
 """Bases of eigenvectors for SOAP that do not depend on rounding errors, and rotations to them."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optim.division import divide
-from optim.matrices import eigh, product, qr, replicate, scatter, transpose
+from optim.dtypes import wide_zeros
+from optim.matrices import Matrices, eigh, product, qr, replicate, scatter, transpose
 
 # An eigenvalue of a mean of G G^T counts as zero below this many machine epsilons of the largest:
 # zero eigenvalues measured up to 2, for sizes 16x16 to 512x512.
@@ -27,6 +30,26 @@ class Sides(NamedTuple):
 def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
     """Returns the values of the left sides of all parameters, and those of the right ones."""
     return [x.left for x in parameters], [x.right for x in parameters]
+
+
+def first_sides(
+    over: Matrices, params: optax.Params, grams_of: Callable[[jax.Array], Sides]
+) -> list[Any]:
+    """Makes the state before the first gradient.
+
+    `grams_of` returns the Gram matrices of one parameter's matrices [n, rows, columns]. Returns
+    zeros like the parameters, then the Gram matrices of the left and of the right sides, which are
+    zero, and the bases of both, which are identities.
+    """
+
+    def eye(s: jax.Array) -> jax.Array:
+        return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
+
+    def start(zeros: list[jax.Array]) -> Sequence[Any]:
+        grams = of_sides(list(map(grams_of, zeros)))
+        return zeros, *grams, *jax.tree.map(eye, grams)
+
+    return over.map(start, [jax.tree.map(wide_zeros, params)])
 
 
 def turn(x: jax.Array, bases: Sides) -> jax.Array:

@@ -13,6 +13,7 @@ from optim.dtypes import wide_zeros, widen
 from optim.eigenvectors import (
     Sides,
     first_bases,
+    first_sides,
     is_noise,
     next_bases,
     of_sides,
@@ -128,15 +129,9 @@ def soap(
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
-
-        def eye(s: jax.Array) -> jax.Array:
-            return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
-
-        def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
-            grams = of_sides([Sides(*gram_matrices(x, max_precond_dim)) for x in zeros])
-            return zeros, *grams, *jax.tree.map(eye, grams)
-
-        mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
+        mean, *sides = first_sides(
+            over, params, lambda x: Sides(*gram_matrices(x, max_precond_dim))
+        )
         variance = jax.tree.map(wide_zeros, params)
         return SoapState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 

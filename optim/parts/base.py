@@ -28,6 +28,7 @@ class Part(optax.GradientTransformationExtraArgs):
         length: what it does with the lengths of directions: "ignores" those that it is given, as
             `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
         keeps_norm: whether it keeps the norms of the weights.
+        decays: whether it makes weights smaller.
         around: the transformation that it runs first, such as that of `parts.cautious_decay`.
     """
 
@@ -35,6 +36,7 @@ class Part(optax.GradientTransformationExtraArgs):
     place: Place
     length: Length
     keeps_norm: bool
+    decays: bool
     around: optax.GradientTransformation | None
 
     def __new__(
@@ -46,11 +48,13 @@ class Part(optax.GradientTransformationExtraArgs):
         place: Place = "before",
         length: Length = "keeps",
         keeps_norm: bool = False,
+        decays: bool = False,
         around: optax.GradientTransformation | None = None,
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
-        part.name, part.place, part.length, part.around = name, place, length, around
+        part.name, part.place, part.length = name, place, length
+        part.decays, part.around = decays, around
         part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
         return part
 
@@ -60,13 +64,11 @@ def of_matrices(
     over: Matrices,
     *,
     name: str,
-    place: Place = "before",
     length: Length = "keeps",
-    keeps_norm: bool = False,
 ) -> Part:
     """Makes a part without a state of a function of updates and weights [n, rows, columns].
 
-    For the other arguments, see `Part`.
+    It stands before the learning rate; for `name` and `length`, see `Part`.
     """
 
     def init(params: optax.Params) -> optax.EmptyState:
@@ -82,7 +84,7 @@ def of_matrices(
         moves, _ = over.map(both, [updates, widen(params)])
         return moves, state
 
-    return Part(init, update, name=name, place=place, length=length, keeps_norm=keeps_norm)
+    return Part(init, update, name=name, length=length)
 
 
 def norm(x: jax.Array, axes: int | tuple[int, int] = (-2, -1)) -> jax.Array:
@@ -105,9 +107,20 @@ def learning_rate_of(extra: Mapping[str, Any], name: str, where: Place = "before
 
     `name` is that of the part, such as "parts.laprop", and `where` its place.
     """
-    if "learning_rate" not in extra:
+    return _passed(extra, "learning_rate", "the learning rate", name, where)
+
+
+def gradient_of(extra: Mapping[str, Any], name: str) -> optax.Updates:
+    """Returns the gradient that a chain passes to its parts; raises ValueError if none did.
+
+    `name` is that of the part, such as "parts.soap".
+    """
+    return _passed(extra, "grad", "the gradient", name, "before")
+
+
+def _passed(extra: Mapping[str, Any], key: str, what: str, name: str, where: Place) -> Any:
+    if key not in extra:
         raise ValueError(
-            f"{name} is a part of optim.chain, which passes it the learning rate:"
-            f" name it in `{where}`."
+            f"{name} is a part of optim.chain, which passes it {what}: name it in `{where}`."
         )
-    return extra["learning_rate"]
+    return extra[key]

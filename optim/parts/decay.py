@@ -44,7 +44,9 @@ def cautious_decay(
 
         return jax.tree.map(decay, updates, steps, params), state
 
-    return Part(inner.init, update, name="parts.cautious_decay", place="after", around=around)
+    return Part(
+        inner.init, update, name="parts.cautious_decay", place="after", decays=True, around=around
+    )
 
 
 def decay(rate: float, peak: float | None = None) -> optax.GradientTransformationExtraArgs:
@@ -95,4 +97,6 @@ def decay(rate: float, peak: float | None = None) -> optax.GradientTransformatio
 
         return jax.tree.map(shrink, updates, params), state
 
-    return Part(lambda params: optax.EmptyState(), update, name="parts.decay", place="after")
+    return Part(
+        lambda params: optax.EmptyState(), update, name="parts.decay", place="after", decays=True
+    )

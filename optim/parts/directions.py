@@ -89,7 +89,8 @@ def momentum_mixture(
     Args:
         decays: each in [0, 1); floats, traced scalars or, in a group, schedules.
         weights: one for each decay, likewise; usually their sum is 1.
-        share: that of the means in the direction; likewise. `momentum` has its decay in its place.
+        share: the share of the means in the direction, likewise; the gradient has the rest. With
+            one mean whose decay is `share`, the mixture is `momentum`.
 
     Returns:
         The part.

@@ -59,7 +59,7 @@ def match_norm(
     before the learning rate, which then is the length of a step relative to that of the weights.
 
     Args:
-        ratio: of the norms; a float, a traced scalar or, in a group, a schedule.
+        ratio: the ratio of the norms; a float, a traced scalar or, in a group, a schedule.
         eps: the smallest norm by which is divided.
         matrices: which axes are the matrices; None for the last two.
 

@@ -14,7 +14,7 @@ from optim.division import divide
 from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, scatter, solve_triangular, transpose
-from optim.parts.base import Part
+from optim.parts.base import Part, gradient_of
 
 __all__ = ["psgd"]
 
@@ -120,12 +120,9 @@ def psgd(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, PsgdState]:
         del params
-        if whiten == "gradient" and "grad" not in extra:
-            raise ValueError(
-                "parts.psgd with whiten='gradient' is a part of optim.chain, which passes it the"
-                " gradient: name it in `before`."
-            )
-        fitted = widen(extra["grad"]) if whiten == "gradient" else updates
+        fitted = updates
+        if whiten == "gradient":
+            fitted = widen(gradient_of(extra, "parts.psgd with whiten='gradient'"))
 
         def move(
             moves: list[jax.Array], fits: list[jax.Array], lefts: list[Any], rights: list[Any]

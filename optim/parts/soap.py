@@ -13,10 +13,10 @@ import optax
 
 from optim.descent import moving_average, scalar
 from optim.division import one_by_one
-from optim.dtypes import wide_zeros
 from optim.eigenvectors import (
     Sides,
     first_bases,
+    first_sides,
     is_noise,
     next_bases,
     of_sides,
@@ -26,7 +26,7 @@ from optim.eigenvectors import (
 )
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, gram_matrices, product, transpose
-from optim.parts.base import Part, at_least, dot, norm
+from optim.parts.base import Part, at_least, dot, gradient_of, norm
 
 __all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
 
@@ -124,7 +124,7 @@ def soap(
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
-        return SoapState(*_first_state(over, params, grams_of))
+        return SoapState(jnp.zeros((), jnp.int32), *first_sides(over, params, grams_of))
 
     def direction(
         u: jax.Array, g: jax.Array, v: jax.Array, bases: Sides, start: jax.Array
@@ -170,7 +170,7 @@ def soap(
             variance, bases = _follow(branch, variance, grams, bases, sort)
             return [d for d, _ in rows], grads, variance, *of_sides(grams), *of_sides(bases)
 
-        trees = [updates, _gradient(extra, "soap"), state.variance]
+        trees = [updates, gradient_of(extra, "parts.soap"), state.variance]
         moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
         return moves, SoapState(jnp.asarray(optax.safe_increment(state.count)), *fields)
 
@@ -255,7 +255,7 @@ def kl_soap(
         divided = turn(u, bases) / (jnp.sqrt(v) + scalar(eps, u))
         return turn_back(jnp.where(is_noise(v), 0, divided), bases), v
 
-    return _kl_part("kl_soap", direction, keep, every, first_value, largest_root, matrices)
+    return _kl_part("kl_soap", direction, True, keep, every, first_value, largest_root, matrices)
 
 
 def kl_shampoo(
@@ -302,7 +302,7 @@ def kl_shampoo(
         return turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases), v
 
     return _kl_part(
-        "kl_shampoo", direction, shampoo_beta, every, first_value, largest_root, matrices
+        "kl_shampoo", direction, False, shampoo_beta, every, first_value, largest_root, matrices
     )
 
 
@@ -368,7 +368,7 @@ def trust_gate(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         found, state = inner.update(updates, state, params, **extra)
-        moves, *_ = over.map(both, [updates, found, _gradient(extra, "trust_gate")])
+        moves, *_ = over.map(both, [updates, found, gradient_of(extra, "parts.trust_gate")])
         return moves, state
 
     return Part(init, update, name="parts.trust_gate", around=around)
@@ -377,6 +377,7 @@ def trust_gate(
 def _kl_part(
     name: str,
     direction: Callable[..., tuple[jax.Array, Any]],
+    has_variance: bool,
     keep: float,
     every: int,
     first_value: float,
@@ -386,25 +387,16 @@ def _kl_part(
     """Makes `kl_soap` or `kl_shampoo`, whose direction is a function of one parameter's arrays."""
     _check_every(every)
     over = Matrices(matrices, f"optim.parts.{name}")
-    has_variance = name == "kl_soap"
 
-    def values_of(bases: list[Sides]) -> list[Sides]:
-        def fill(basis: jax.Array) -> jax.Array:
-            return jnp.zeros_like(basis[..., 0]) + scalar(first_value, basis)
-
-        return jax.tree.map(fill, bases)
+    def fill(basis: jax.Array) -> jax.Array:
+        return jnp.zeros_like(basis[..., 0]) + scalar(first_value, basis)
 
     def init(params: optax.Params) -> KlState:
         over.declare(params)
-        count, variance, *sides = _first_state(over, params, _grams)
-
-        def start(
-            arrays: list[jax.Array], lefts: list[Any], rights: list[Any]
-        ) -> Sequence[list[Any]]:
-            return arrays, *of_sides(values_of(list(map(Sides, lefts, rights))))
-
-        _, *values = over.map(start, [variance], sides[2:])
-        return KlState(count, variance if has_variance else (), *sides, *values)
+        zeros, *sides = first_sides(over, params, _grams)
+        variance = zeros if has_variance else ()
+        values = jax.tree.map(fill, sides[2:])
+        return KlState(jnp.zeros((), jnp.int32), variance, *sides, *values)
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
@@ -418,27 +410,26 @@ def _kl_part(
         ) -> Sequence[list[Any]]:
             variance, kept = (rest[0], rest[1:]) if has_variance else ([()] * len(moves), rest)
             grams, bases, values = (list(map(Sides, *kept[i : i + 2])) for i in (0, 2, 4))
-            rows = list(zip(moves, grads, variance, bases, values, strict=True))
-            rows = [direction(*row, start) for row in rows]
+            columns = zip(moves, grads, variance, bases, values, strict=True)
+            rows = [direction(*row, start) for row in columns]
             steps = [jnp.where(start, 0, d) for d, _ in rows]
-            news, diagonals = [], []
-            for g, basis, value in zip(grads, bases, values, strict=True):
-                gram, diagonal = _whitened(g, basis, value, start)
-                news.append(gram)
-                diagonals.append(diagonal)
-            grams = _average(grams, news, keep)
-            values = [
-                jax.tree.map(
-                    lambda old, new: jnp.where(start, old, _bounded(new, largest_root)), *x
-                )
-                for x in zip(values, _average(values, diagonals, keep), strict=True)
-            ]
+            found = [_whitened(*row, start) for row in zip(grads, bases, values, strict=True)]
+            grams = _average(grams, [gram for gram, _ in found], keep)
+            values = jax.tree.map(
+                lambda old, new: jnp.where(start, old, _bounded(new, largest_root)),
+                values,
+                _average(values, [diagonal for _, diagonal in found], keep),
+            )
             _, bases = _follow(branch, [v for _, v in rows], grams, bases, sort=False)
             variance = [[v for _, v in rows]] if has_variance else []
             lists = [x for sides in (grams, bases, values) for x in of_sides(sides)]
             return steps, grads, *variance, *lists
 
-        trees = [updates, _gradient(extra, name), *([state.variance] if has_variance else [])]
+        trees = [
+            updates,
+            gradient_of(extra, f"parts.{name}"),
+            *([state.variance] if has_variance else []),
+        ]
         moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
         variance, fields = (fields[0], fields[1:]) if has_variance else ((), fields)
         count = jnp.asarray(optax.safe_increment(state.count))
@@ -476,21 +467,6 @@ def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
 # What the parts share.
 
 
-def _first_state(
-    over: Matrices, params: optax.Params, grams_of: Callable[[jax.Array], Sides]
-) -> tuple[Any, ...]:
-    """Returns the first count, variance, Gram matrices and bases."""
-
-    def eye(s: jax.Array) -> jax.Array:
-        return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
-
-    def start(zeros: list[jax.Array]) -> Sequence[Any]:
-        grams = of_sides(list(map(grams_of, zeros)))
-        return zeros, *grams, *jax.tree.map(eye, grams)
-
-    return jnp.zeros((), jnp.int32), *over.map(start, [jax.tree.map(wide_zeros, params)])
-
-
 def _grams(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
     if sides == "shorter":
         max_size = min(max_size, *x.shape[-2:])
@@ -525,15 +501,6 @@ def _gram_norm(x: jax.Array) -> jax.Array:
     """Returns the root of the Frobenius norm of X X^T, [n, 1, 1], for X [n, rows, columns]."""
     flat = transpose(x) if x.shape[-2] > x.shape[-1] else x
     return jnp.sqrt(norm(product(flat, transpose(flat))))
-
-
-def _gradient(extra: dict[str, Any], name: str) -> Any:
-    if "grad" not in extra:
-        raise ValueError(
-            f"parts.{name} is a part of optim.chain, which passes it the gradient: name it in"
-            " `before`."
-        )
-    return extra["grad"]
 
 
 def _check_option(name: str, value: str, known: Sequence[str]) -> None:

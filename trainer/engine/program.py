@@ -121,7 +121,7 @@ class Program:
             GroupError: a matrix of zeros, and an optimizer that keeps its norm.
         """
         if self.experiment.warm_start is None:
-            self._first.check_norms(self.inputs.pack(), self.abstract_state().params)
+            self._first.check_norms(self.abstract_state().params)
 
     def with_values(
         self, values: Mapping[str, float], seed: int, data_seed: int | None = None
@@ -346,7 +346,7 @@ class FirstState:
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
         return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))
 
-    def check_norms(self, hyperparams: np.ndarray, params: Any) -> None:
+    def check_norms(self, params: Any) -> None:
         """Raises GroupError for matrices of zeros whose norms the optimizer keeps.
 
         `params` are shapes. Of the values, only those norms are computed, if there are any.
@@ -356,12 +356,11 @@ class FirstState:
         def of_params(params: Any) -> dict[str, dict[str, jax.Array]]:
             return optimizer.bind(params).kept_norms()
 
-        def norms(run_state: dict[str, Any], hyperparams: Any) -> dict[str, dict[str, jax.Array]]:
-            return of_params(self._compute(run_state, hyperparams, _draw(0)).params)
+        def norms(seed: Any) -> dict[str, dict[str, jax.Array]]:
+            return of_params(self._draw_model(seed, _draw(0))[0])
 
         if jax.tree.leaves(jax.eval_shape(of_params, params)):
-            run_state = self._run_state(self._experiment.seed)
-            found = jax.device_get(jax.jit(norms)(run_state, hyperparams))
+            found = jax.device_get(jax.jit(norms)(np.uint32(self._experiment.seed)))
             optimizer.bind(params).refuse_zeros(found)
 
     def _run_state(self, seed: int) -> dict[str, Any]:
@@ -371,18 +370,24 @@ class FirstState:
             run_state["rollback"] = np.zeros(4, np.int32)
         return run_state
 
-    def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
+    def _draw_model(self, seed: Any, draw: Any) -> tuple[Any, Any]:
+        """Draws the first parameters, and returns them with the first state of the model."""
         experiment = self._experiment
         batch = {
             # numpy's float64 becomes float32 here as it does in batches, without jax's warning.
             name: jnp.zeros(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
             for name, x in experiment.data.element_spec.items()
         }
-        key = jax.random.fold_in(jax.random.key(run_state["seed"]), draw)
+        key = jax.random.fold_in(jax.random.key(seed), draw)
         with calling("model"):
             params, model_state = experiment.model.init(key, batch)
         if experiment.precision == "bfloat16":
             params = to_bfloat16(params)
+        return params, model_state
+
+    def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
+        experiment = self._experiment
+        params, model_state = self._draw_model(run_state["seed"], draw)
         averages = experiment.ema_decay is not None
         experiment.optimizer.bind(params).check()  # traced arguments could not be compared
         optimizer = self._inputs.insert(experiment, hyperparams).optimizer

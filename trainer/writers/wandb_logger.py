@@ -110,12 +110,18 @@ def _wait_for_end(file: Path) -> None:
 
     `finish` may return before, and a process that continues the run at once would read no rows.
     """
+    if not file.exists():
+        return
     deadline = time.monotonic() + _SECONDS_FOR_FILE
-    while time.monotonic() < deadline:
-        records = read_records(file) if file.exists() else ()
-        if any(record.WhichOneof("record_type") == "exit" for record in records):
-            return
-        time.sleep(0.02)
+    with open(file, "rb") as opened:
+        read = _START  # how much of the file was read: a record is parsed once
+        while time.monotonic() < deadline:
+            opened.seek(read)
+            for data in _records(opened):
+                read = opened.tell()
+                if _parsed(data).WhichOneof("record_type") == "exit":
+                    return
+            time.sleep(0.02)
 
 
 def _has_key(settings: Any) -> bool:
@@ -150,7 +156,8 @@ def read_offline(identity: RunIdentity) -> tuple[int, bool]:
     return last, ended
 
 
-_MAGIC, _BLOCK, _HEADER = b":W&B", 2**15, struct.Struct("<IHB")
+_MAGIC, _START = b":W&B", 7  # what a file begins with, and where its records do
+_BLOCK, _HEADER = 2**15, struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
@@ -160,14 +167,15 @@ def read_records(file: Path) -> Iterator[Any]:
     The file has the layout of LevelDB's logs: blocks of 32 KiB with pieces of records, each after a
     header with its checksum, length and kind.
     """
-    messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     with open(file, "rb") as opened:
-        if not opened.read(7).startswith(_MAGIC):
-            return
-        for data in _records(opened):
-            record = messages.Record()
-            record.ParseFromString(data)
-            yield record
+        if opened.read(_START).startswith(_MAGIC):
+            yield from map(_parsed, _records(opened))
+
+
+def _parsed(data: bytes) -> Any:
+    record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record()
+    record.ParseFromString(data)
+    return record
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
