@@ -308,12 +308,16 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, mon
 
 
 def test_processes_that_start_a_sweep_together_write_one_plan(folder):
-    planned(folder, GOOD)
+    digest = planned(folder, GOOD).content_digest
+    # They only read the file of the sweep: one that rewrites it leaves it empty for a moment.
     code = """
 from pathlib import Path
-from tests.sweep.test_sweep_plan import GOOD, defined
+from trainer.config import load
+from trainer.sweep.definition import read_sweep
+from trainer.config.vocabulary import SWEEP
 from tests.sweep.test_sweep_plan_file import written
-print(written(Path("sweep"), defined(Path(), GOOD)).revisions[0]["plan"])
+definition = read_sweep(load([Path("sweep.yaml")], language=SWEEP))
+print(written(Path("sweep"), definition).revisions[0]["plan"])
 """
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -322,7 +326,7 @@ print(written(Path("sweep"), defined(Path(), GOOD)).revisions[0]["plan"])
         for _ in range(4)
     ]
     digests = {process.communicate()[0] for process in started}
-    assert digests == {f"{planned(folder, GOOD).content_digest}\n"}
+    assert digests == {f"{digest}\n"}
 
 
 DAMAGES = {

@@ -314,6 +314,7 @@ def test_a_wave_that_was_just_claimed_is_running(sweep):
 def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
     process = subprocess.Popen(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # a signal that was sent may not have arrived yet
     file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
     try:
         with pytest.MonkeyPatch.context() as patch:
