@@ -593,6 +593,72 @@ def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
     assert ("unequal width" in text) == bool(said) and said in text
 
 
+def tuned(rates: int, betas: int) -> list[dict[str, Any]]:
+    """Returns the values of a grid."""
+    values = [(0.1 * (n + 1), 0.9 + 0.01 * m) for n in range(rates) for m in range(betas)]
+    return [{RATE: rate, "optimizer.b2": b2} for rate, b2 in values]
+
+
+def tuned_workload(points: dict[str, list[dict[str, Any]]], **more: Any) -> Workload:
+    trials = [
+        run(f"trials/{arm}/{n:04d}/0", arm, 0, 1.0, n, values=values)
+        for arm, of_arm in points.items()
+        for n, values in enumerate(of_arm)
+    ]
+    spaces = {arm: Space("grid", {RATE: "values"}) for arm in points}
+    finals = {arm: [1.0 + n, 1.1 + n] for n, arm in enumerate(points)}
+    return replace(workload(finals), trials=tuple(trials), spaces=spaces, **more)
+
+
+def test_hyperparameters_are_counted_in_the_verdict_a_table_and_the_methods():
+    work = tuned_workload({"adamw": tuned(4, 2), "muon": tuned(8, 1), "sgd": tuned(1, 1)})
+    report = reported(work)
+    (verdict,) = report.verdict
+    assert (
+        "The arms tuned different numbers of hyperparameters: adamw 2 with 8 trials (4 for each)"
+        " and muon 1 with 8 trials (8 for each); the same number of trials is fewer for each where"
+        " more are tuned. sgd tuned no hyperparameter: in this sweep it is an untuned baseline."
+    ) in verdict
+    table = next(each for each in report.tables if each.name == "tuned")
+    assert table.rows == (
+        ("adamw", 2, 8, 4.0, f"{RATE}; optimizer.b2"),
+        ("muon", 1, 8, 8.0, RATE),
+        ("sgd", 0, 1, None, None),
+    )
+    (methods,) = block(report, "methods").text
+    assert "How many were tuned: adamw 2 with 8 trials (4 for each), muon 1 with 8" in methods
+    assert not any("number of hyperparameters" in x for x in block(report, "ledger").warnings)
+    # A path that is linked to another counts once, as the other's.
+    linked = {"adamw": [[[RATE, "optimizer.b2"]]]}
+    assert "different numbers" not in judged(replace(work, linked=linked))
+    # What has not ended was not tuned yet.
+    last = replace(work.trials[0], summary=replace(work.trials[0].summary, end="missing"))
+    unfinished = replace(work, trials=(last, *work.trials[1:]))
+    assert "The arms tune different numbers" in judged(unfinished)
+
+
+def test_nothing_is_said_of_arms_that_are_tuned_alike_or_not_at_all():
+    for points in (tuned(4, 2), tuned(1, 1)):
+        work = tuned_workload({"adamw": points, "muon": points})
+        assert "hyperparameters:" not in judged(work) and "untuned" not in judged(work)
+    (methods,) = block(reported(work), "methods").text
+    assert "No hyperparameter was tuned: the search had 1 point for each arm" in methods
+    assert "were tuned with" not in methods
+    work = tuned_workload({"adamw": tuned(4, 2), "muon": tuned(4, 2)})
+    (methods,) = block(reported(work), "methods").text
+    assert "How many were tuned: every arm 2 with 8 trials (4 for each)." in methods
+
+
+def test_the_width_of_axes_that_are_set_together_counts_once():
+    axes = dict.fromkeys((RATE, "optimizer.b2"), "log_uniform 0.01 to 1")
+    points = [{RATE: 0.1 * n, "optimizer.b2": 0.2 * n} for n in range(4)]
+    spaces = {"a": Space("sobol", axes), "b": Space("sobol", {RATE: axes[RATE]})}
+    work = tuned_workload({"a": points, "b": tuned(4, 1)})
+    work = replace(work, spaces=spaces)
+    assert "unequal width" in judged(work)
+    assert "unequal width" not in judged(replace(work, linked={"a": [[list(axes)]]}))
+
+
 def test_runs_with_other_conditions_are_named():
     work = workload({"a": [1.0, 1.1]})
     finals = [

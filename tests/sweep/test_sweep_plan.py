@@ -486,10 +486,11 @@ def test_a_check_compiles_nothing_and_says_what_it_checked(folder, capsys, monke
     assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]) == 0
     out, err = capsys.readouterr()
     assert err == "" and sorted(folder.iterdir()) == before
-    first, checked, unchecked = out.splitlines()
+    first, checked, unchecked, tuned = out.splitlines()
     assert first.endswith("sweep.yaml: 1 arm, 4 runs of 1 program, and 8 final runs.")
     assert checked.startswith("Checked: ") and "loss of the validation split" in checked
     assert unchecked.startswith("Not checked: whether a step compiles and fits into memory")
+    assert tuned == "hyperparameters that are tuned: base 1 with 4 trials (4 for each)"
 
 
 @pytest.mark.parametrize("option", ["--check", "--dry_run"])

@@ -13,8 +13,10 @@ from trainer.config.tree import child_trees
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
+from trainer.report.spaces import tunings
 from trainer.report.wording import joined
 from trainer.sweep.alike import arguments, differing_arguments, unlike_loss, values_text
+from trainer.sweep.tuned import unequally_tuned
 
 # Arguments of the root in which arms may differ: what is compared, and what changes no result.
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
@@ -33,19 +35,19 @@ def conditions(workload: Workload) -> list[str]:
     if found:
         listed = "; ".join(f"{path} {values_text(values)}" for path, values in found.items())
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
-    sentences += [*_widths(workload), *changed_code(workload), *_machines(workload)]
-    return sentences
+    ended = all(run.end != "missing" for run in workload.trials)
+    sentences += [*unequally_tuned(tunings(workload), past=ended), *_widths(workload)]
+    return [*sentences, *changed_code(workload), *_machines(workload)]
 
 
 def _widths(workload: Workload) -> Iterator[str]:
     """Yields a sentence if the space of an arm is much wider than that of another."""
     decades = {
         arm: math.fsum(
-            math.log10(float(found[2]) / float(found[1]))
-            for text in space.axes.values()
-            if (found := _LOG_UNIFORM.fullmatch(text))
+            max(_decades(workload, arm, path) for path in paths) for paths in each.hyperparameters
         )
-        for arm, space in workload.spaces.items()
+        for arm, each in tunings(workload).items()
+        if each.count  # an arm that tuned none is named elsewhere
     }
     if max(decades.values(), default=0.0) > 1.5 * min(decades.values(), default=0.0):
         listed = joined([f"{arm} {each:.3g}" for arm, each in decades.items()])
@@ -53,6 +55,13 @@ def _widths(workload: Workload) -> Iterator[str]:
             "The arms searched spaces of unequal width, in decades of their logarithmic axes:"
             f" {listed}."
         )
+
+
+def _decades(workload: Workload, arm: str, path: str) -> float:
+    """Returns the width of a logarithmic axis; 0 for another one."""
+    space = workload.spaces.get(arm)
+    found = _LOG_UNIFORM.fullmatch(space.axes.get(path, "")) if space else None
+    return math.log10(float(found[2]) / float(found[1])) if found else 0.0
 
 
 def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:

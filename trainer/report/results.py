@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
 from trainer.sweep.per_example_file import read_examples
+from trainer.sweep.tuned import Linked
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import ENDS, Summary
@@ -210,6 +211,8 @@ class Workload:
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
+        linked: arm -> the paths that one entry of its space sets together, for each revision that
+            added points; see `trainer.sweep.tuned`.
     """
 
     name: str
@@ -234,6 +237,7 @@ class Workload:
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainer.config import Tree
 from trainer.report.results import Result, Workload
+from trainer.sweep.tuned import Tuning, tuning_of
 
 Place = tuple[int, int]  # a search, and the number of a point in it
 
@@ -65,6 +66,17 @@ def _plain(path: str) -> str:
     return ".".join(kept[-3:]) or path
 
 
+def tuning(workload: Workload, arm: str) -> Tuning:
+    """Returns how an arm is tuned by its trials, whether or not they have ended."""
+    linked = workload.linked.get(arm, ())
+    return tuning_of(workload.trials_of(arm), workload.configs.get(arm), linked)
+
+
+def tunings(workload: Workload) -> dict[str, Tuning]:
+    """Returns how each arm is tuned; an empty dict for single runs."""
+    return {arm: tuning(workload, arm) for arm in workload.arms} if workload.trials else {}
+
+
 def number_of(value: Tree) -> float | None:
     """Returns a value of a config as a number; None if it is not one."""
     usable = isinstance(value, int | float) and not isinstance(value, bool)
@@ -111,16 +123,8 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
         # Paths that always have the same value, such as the rates of two groups, are one axis.
         if not any((at, names) == (scan.at, scan.names) for scan in found):
             found.append(Scan(arm, path, True, at, goals, names, of_seeds))
-    return [replace(scan, alone=_varied(first.values()) == 1) for scan in found]
-
-
-def _varied(runs: Iterable[Result]) -> int:
-    """Returns how many axes have several values; axes that always have equal values count once."""
-    columns: dict[str, list[str]] = {}
-    for run in runs:
-        for path, value in run.values.items():
-            columns.setdefault(path, []).append(repr(value))
-    return len({tuple(column) for column in columns.values() if len(set(column)) > 1})
+    alone = tuning(workload, arm).count <= 1
+    return [replace(scan, alone=alone) for scan in found]
 
 
 def spans_decades(values: Iterable[float]) -> bool:

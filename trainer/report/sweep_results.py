@@ -17,6 +17,7 @@ from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
+from trainer.sweep.tuned import linked_of
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -77,6 +78,7 @@ def read_sweep(
         vocabulary=plan.vocabulary,
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
+        linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
     )
 
 

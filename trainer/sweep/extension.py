@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.config import Call, Config
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.definition import ArmConfig, Definition
-from trainer.sweep.encoding import canonical, encoded
+from trainer.sweep.encoding import Decoder, canonical, encoded
 from trainer.sweep.final import ArmSearch
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Sampled
@@ -32,6 +33,7 @@ from trainer.sweep.plan import (
 from trainer.sweep.plan_differences import config_line, revision_changes, shown
 from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
 from trainer.sweep.presence import Mode
+from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of, unequally_tuned
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import paths_below, replace_file
@@ -156,6 +158,7 @@ def make_extension(
     _check_budgets(stored, definition, programs)
     revision = {
         **content,
+        **plan.linked,
         "trials": [trial_entry(trial, values) for trial, values in added],
         "known": {"finished": _finished(folder, had), "final": (folder / "final.json").exists()},
         "follows": stored.digest,
@@ -289,7 +292,9 @@ def render_extension(
     added units find. The last line ends with a newline.
     """
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
-    lines += [*_arms(stored, revision), ""]
+    tunings = _tunings(stored, revision)
+    lines += [*_arms(stored, revision), tuned_line(tunings)]
+    lines += [*unequally_tuned(tunings, past=False), ""]
     if revision["programs"]:
         lines += _program_lines(revision["programs"])
     lines += revision["reasons"]
@@ -328,6 +333,23 @@ def _arms(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
                     f" {max(number for _, number in old) + 1:04d} on"
                 )
     return [*table(rows, right=(1, 2)), *lines]
+
+
+def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
+    """Returns how each arm is tuned by the trials of a plan and those of a further revision."""
+    decoder, revisions = Decoder(), [*stored.revisions, revision]
+    found = {}
+    for name in revision["arms"]:
+        # All trials of an arm that the revision adds have the same paths.
+        config = stored.arms[name].config if name in stored.arms else Config(Call("", {}), {})
+        added = [
+            Trial(name, number, seed, decoder.values(values), config, search=sum(search))
+            for arm, number, seed, values, *search in revision["trials"]
+            if arm == name
+        ]
+        trials = [*stored.of_arm(name), *added]
+        found[name] = tuning_of(trials, config.root, linked_of(revisions, name))
+    return found
 
 
 def _program_lines(programs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,6 +14,7 @@ from trainer.messages import plural
 from trainer.sweep.definition import ArmConfig, Definition, Goal
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
+from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 
 _MOST_RUNS = 100_000
@@ -86,11 +87,13 @@ class PlannedArm:
         config: the resolved config, without the values of trials.
         method: how the trials are chosen, as a text.
         space: path of the config -> the values among which to search, as a text.
+        linked: the paths that one entry of the space sets together, for each that sets several.
     """
 
     config: Config
     method: str
     space: Mapping[str, str]
+    linked: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,24 @@ class Plan:
             "vmap": self.vmap,
             **rule,
             "trials": [trial_entry(t, encoded(t.values)) for t in self.trials],
+        }
+
+    @property
+    def linked(self) -> dict[str, Any]:
+        """An entry of plan.json beside `content`: arm -> its `linked`; empty if no arm has any."""
+        found = {name: list(map(list, arm.linked)) for name, arm in self.arms.items() if arm.linked}
+        return {"linked": found} if found else {}
+
+    @property
+    def tunings(self) -> dict[str, Tuning]:
+        """How each arm is tuned, by the trials of all revisions."""
+        return {
+            name: tuning_of(
+                self.of_arm(name),
+                arm.config.root,
+                linked_of(self.revisions, name) if self.revisions else [arm.linked],
+            )
+            for name, arm in self.arms.items()
         }
 
     @property
@@ -454,10 +475,14 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
 
 def _planned_arm(arm: ArmConfig) -> PlannedArm:
     spaces: dict[str, str] = {}
+    linked = []
     for key, space in arm.space.items():
+        of_entry: dict[str, str] = {}
         for inner, each in (space.parts or {key: space}).items():
-            spaces |= dict.fromkeys(arm.paths[inner], each.text)
-    return PlannedArm(arm.config, arm.method.text, spaces)
+            of_entry |= dict.fromkeys(arm.paths[inner], each.text)
+        linked += [tuple(of_entry)] if len(of_entry) > 1 else []
+        spaces |= of_entry
+    return PlannedArm(arm.config, arm.method.text, spaces, tuple(linked))
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class _Revision(TypedDict):
     reasons: list[str]
     plan: str
     vocabulary: NotRequired[list[str]]
+    linked: NotRequired[dict[str, list[list[str]]]]  # plans of earlier versions have none
 
 
 class _PlanFile(TypedDict):
@@ -108,11 +109,13 @@ def write_plan(
 def first_revision(plan: Plan) -> dict[str, Any]:
     """Returns what plan.json has of a plan, before it is extended.
 
-    It is what `Plan.content` has, and: "programs", "reasons"; "plan", the hash of what the sweep's
-    file says; "vocabulary"; "digest", the hash of all this, which the ledger and reports have.
+    It is what `Plan.content` has, and: "linked", the paths that entries of spaces set together, if
+    there are any; "programs", "reasons"; "plan", the hash of what the sweep's file says;
+    "vocabulary"; "digest", the hash of all this, which the ledger and reports have.
     """
     revision = {
         **plan.content(),
+        **plan.linked,
         "programs": as_json(plan.programs),
         "reasons": list(plan.reasons),
         "plan": plan.content_digest,
@@ -295,7 +298,11 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
             why = f"the digest of its revision {number} differs"
             raise damaged(folder / "plan.json", why, _ADVICE)
         before = revision["digest"]
-    arms = {name: _arm(folder, name, entry) for name, entry in last["arms"].items()}
+    linked = last.get("linked", {})
+    arms = {
+        name: _arm(folder, name, entry, linked.get(name, ()))
+        for name, entry in last["arms"].items()
+    }
     decoder = Decoder()
     trials = tuple(
         Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
@@ -329,7 +336,9 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
     )
 
 
-def _arm(folder: Path, name: str, entry: Mapping[str, Any]) -> PlannedArm:
+def _arm(
+    folder: Path, name: str, entry: Mapping[str, Any], linked: Sequence[Sequence[str]]
+) -> PlannedArm:
     file = folder / "arms" / f"{name}.yaml"
     try:
         found = hashlib.sha256(read_regular(file)).hexdigest()
@@ -343,7 +352,8 @@ def _arm(folder: Path, name: str, entry: Mapping[str, Any]) -> PlannedArm:
             " changed config in another --workdir."
         )
     try:
-        return PlannedArm(load([file]), entry["method"], entry["space"])
+        together = tuple(map(tuple, linked))
+        return PlannedArm(load([file]), entry["method"], entry["space"], together)
     except ConfigError as error:
         if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
             raise error.__cause__ from None

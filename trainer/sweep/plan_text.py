@@ -12,6 +12,7 @@ from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import first_revision
 from trainer.sweep.programs import ProgramCost, most_side_by_side
+from trainer.sweep.tuned import tuned_line, unequally_tuned
 from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
@@ -30,6 +31,8 @@ def render(
     """
     lines = [
         *_arms(definition, plan),
+        tuned_line(plan.tunings),
+        *unequally_tuned(plan.tunings, past=False),
         "",
         *_programs(plan),
         *plan.reasons,
@@ -62,6 +65,8 @@ def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
         f" {plan.goal.metric} of the {plan.goal.select_on} split.",
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
+        tuned_line(plan.tunings),
+        *unequally_tuned(plan.tunings, past=False),
         *power,
         *warning_lines(plan.warnings, plan.arms),
     ]

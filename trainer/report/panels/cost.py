@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from trainer.messages import plural
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.results import Result, Workload
+from trainer.report.spaces import tunings
 from trainer.report.wording import joined
 
 
 def cost_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of costs, spaces and revisions."""
+    """Returns the panel of costs, tuned hyperparameters, spaces and revisions."""
     tables = [_costs(workload, prefix)]
+    if workload.trials:
+        tables.append(_tuned(workload, prefix))
     if workload.spaces:
         tables.append(_spaces(workload, prefix))
     if len(workload.revisions) > 1:
@@ -114,6 +117,38 @@ def _spaces(workload: Workload, prefix: str) -> Table:
     return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows), note).compact()
 
 
+def _tuned(workload: Workload, prefix: str) -> Table:
+    """Returns how many hyperparameters each arm tunes, with how many trials for each."""
+    columns = (
+        Column("arm", "arm"),
+        Column("hyperparameters", "hyperparameters tuned", "integer"),
+        Column("searches", "searches", "integer"),
+        Column("trials", "trials of each search" if workload.searches > 1 else "trials", "integer"),
+        Column("trials_each", "trials for each hyperparameter", "number"),
+        Column("paths", "paths", "code"),
+    )
+    searches = workload.searches if workload.searches > 1 else None
+    rows = tuple(
+        (
+            arm,
+            each.count,
+            searches,
+            each.trials,
+            each.trials_each,
+            "; ".join(" = ".join(paths) for paths in each.hyperparameters) or None,
+        )
+        for arm, each in tunings(workload).items()
+    )
+    note = (
+        "A hyperparameter is tuned if it has more than one value within a search. Paths that one"
+        " entry of a space sets together, or that are equal in all trials, count once; so does an"
+        " entry whose values are whole optimizers, in whatever these differ. An arm that tuned none"
+        " is untuned in this sweep. Whether its values were tuned before is not known."
+    )
+    title = "How many hyperparameters each arm tuned"
+    return Table(f"{prefix}tuned", title, columns, rows, note).compact(["trials_each"])
+
+
 def _revisions(workload: Workload, prefix: str) -> Table:
     rows = tuple(
         (
@@ -154,13 +189,6 @@ def _warnings(workload: Workload) -> list[str]:
         lines.append(
             "The file of the sweep allows the arms unequal budgets: compare their steps and their"
             " FLOPs."
-        )
-    axes = {arm: len(space.axes) for arm, space in workload.spaces.items()}
-    if len(set(axes.values())) > 1:
-        listed = joined([f"{arm} {count}" for arm, count in axes.items()])
-        lines.append(
-            f"The arms searched different numbers of hyperparameters ({listed}): with equal trials,"
-            " an arm with more of them is tuned less."
         )
     for arm in workload.arms:
         runs = workload.trials_of(arm)

@@ -11,7 +11,9 @@ from trainer.report.document import Block, Column, Table
 from trainer.report.pairs import Pair
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Revision, Space, Workload
+from trainer.report.spaces import tunings
 from trainer.report.wording import joined
+from trainer.sweep.tuned import tuned_text
 
 _ELSEWHERE = (
     "Differences on single test examples gave intervals for other test sets of the same size, by"
@@ -83,10 +85,18 @@ def _search(workload: Workload) -> list[str]:
     )
     if workload.searches > 1:
         many += f", in each of {workload.searches} independent searches"
-    sentences = [
-        f"Hyperparameters were tuned with {many}, chosen by {joined(methods)}, with"
-        f" {plural(seeds, 'seed')} for each."
-    ]
+    tuned = tunings(workload)
+    if any(each.count for each in tuned.values()):
+        sentences = [
+            f"Hyperparameters were tuned with {many}, chosen by {joined(methods)}, with"
+            f" {plural(seeds, 'seed')} for each.",
+            f"How many were tuned: {tuned_text(tuned)}.",
+        ]
+    else:
+        sentences = [
+            f"No hyperparameter was tuned: the search had {many}, with {plural(seeds, 'seed')} for"
+            " each."
+        ]
     if len(workload.revisions) > 1:
         return [*sentences, *_search_by_revision(workload.revisions)]
     if spaces := _axes(workload.spaces):

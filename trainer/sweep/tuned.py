@@ -1,0 +1,193 @@
+"""Counts the hyperparameters that each arm of a sweep tunes, and the trials for each of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainer.config import Call, Tree
+from trainer.config.tree import child_trees, split_path
+from trainer.messages import joined, plural
+
+Linked = Sequence[Sequence[str]]  # the paths that one entry of a space sets, for several entries
+
+
+class Point(Protocol):
+    """A trial, or its result; the trials of a point differ in their seeds only."""
+
+    @property
+    def search(self) -> int:
+        """The number of the search."""
+        ...
+
+    @property
+    def number(self) -> int | None:
+        """The number of the point in its search."""
+        ...
+
+    @property
+    def values(self) -> Mapping[str, Tree]:
+        """Path of the config -> value."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How an arm is tuned.
+
+    Attributes:
+        hyperparameters: for each hyperparameter that is tuned, the config paths that have its
+            values.
+        trials: the number of trials of each search, without repetitions for other seeds.
+        searches: the number of searches.
+    """
+
+    hyperparameters: tuple[tuple[str, ...], ...]
+    trials: int
+    searches: int
+
+    @property
+    def count(self) -> int:
+        """The number of hyperparameters."""
+        return len(self.hyperparameters)
+
+    @property
+    def trials_each(self) -> float | None:
+        """The number of trials for each hyperparameter; None if none is tuned."""
+        return self.trials / self.count if self.count else None
+
+    @property
+    def text(self) -> str:
+        """The numbers, such as "3 with 8 trials (2.67 for each)"."""
+        if self.trials_each is None:
+            return "none"
+        trials = plural(self.trials, "trial") + (" of each search" if self.searches > 1 else "")
+        return f"{self.count} with {trials} ({self.trials_each:.3g} for each)"
+
+
+def tuning_of(
+    points: Iterable[Point], config: Call | None = None, linked: Iterable[Linked] = ()
+) -> Tuning:
+    """Returns how an arm is tuned by its points.
+
+    A path is tuned if it takes more than one value within a search. Paths that one entry of the
+    space sets count once, and so do paths that are equal in every point.
+
+    Args:
+        points: the trials of the arm, of all revisions of the plan.
+        config: the config of the arm, which has the values of paths that an earlier revision did
+            not search; None if it is not known.
+        linked: what an entry of the space sets, for each revision that added points.
+
+    Example:
+        >>> from types import SimpleNamespace as Point
+        >>> values = [{"a.rate": x, "b.rate": 2 * x, "decay": 0.1} for x in (1.0, 2.0)]
+        >>> points = [Point(search=0, number=n, values=each) for n, each in enumerate(values)]
+        >>> tuning_of(points, linked=[[["a.rate", "b.rate"]]]).text
+        '1 with 2 trials (2 for each)'
+    """
+    found = {(each.search, each.number): each.values for each in points}
+    paths = dict.fromkeys(path for values in found.values() for path in values)
+    entries = [{path: n for n, each in enumerate(one) for path in each} for one in linked]
+    columns: dict[Any, Any] = {}  # an entry of the space -> its values
+    together: dict[Any, list[str]] = {}  # values -> the paths that have them
+    for path in paths:
+        column = _column(path, found, config)
+        if _varies(column):
+            # Linked paths are those that are linked in every revision.
+            own = tuple(each.get(path, path) for each in entries) or (path,)
+            key = columns.setdefault(own, tuple(column.items()))
+            together.setdefault(key, []).append(path)
+    numbers = {number for search, number in found if search == 0}
+    searches = {search for search, _ in found}
+    return Tuning(tuple(map(tuple, together.values())), len(numbers), len(searches))
+
+
+def linked_of(revisions: Iterable[Mapping[str, Any]], arm: str) -> list[Linked]:
+    """Returns what an entry of an arm's space sets, for each revision that added points to it.
+
+    Args:
+        revisions: those of a plan, as plan.json has them.
+        arm: the name of the arm.
+    """
+    found, seen = [], set()
+    for revision in revisions:
+        points = {(sum(x), number) for name, number, _, _, *x in revision["trials"] if name == arm}
+        if points - seen:  # not only further seeds
+            found.append(revision.get("linked", {}).get(arm, ()))
+        seen |= points
+    return found
+
+
+def _column(
+    path: str, points: Mapping[tuple[int, int | None], Mapping[str, Tree]], config: Call | None
+) -> dict[tuple[int, int | None], Any]:
+    """Returns what a path has in each point, as values that can be compared."""
+    start = _comparable(_value(config, path))
+    return {
+        place: _comparable(values[path]) if path in values else start
+        for place, values in points.items()
+    }
+
+
+def _value(config: Call | None, path: str) -> Any:
+    """Returns the value of a config at a path; None if it has none."""
+    tree: Any = config
+    try:
+        for key in split_path(config, path):
+            tree = child_trees(tree)[key]
+    except KeyError:
+        return None
+    return tree
+
+
+def _comparable(value: Any) -> Any:
+    # 1 and 1.0 are equal, and True is not a number.
+    return value if type(value) in (int, float) else repr(value)
+
+
+def _varies(column: Mapping[tuple[int, int | None], Any]) -> bool:
+    """Returns whether there are several values within a search."""
+    first: dict[int, Any] = {}
+    return any(first.setdefault(search, x) != x for (search, _), x in column.items())
+
+
+def tuned_text(tunings: Mapping[str, Tuning]) -> str:
+    """Returns what each arm tunes, such as "adamw 3 with 8 trials (2.67 for each) and sgd none".
+
+    Args:
+        tunings: arm -> how it is tuned, at least one.
+    """
+    texts = {arm: each.text for arm, each in tunings.items()}
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        return f"every arm {next(iter(texts.values()))}"
+    return joined([f"{arm} {text}" for arm, text in texts.items()])
+
+
+def tuned_line(tunings: Mapping[str, Tuning]) -> str:
+    """Returns a line for the plan; for `tunings`, see `tuned_text`."""
+    return f"hyperparameters that are tuned: {tuned_text(tunings)}"
+
+
+def unequally_tuned(tunings: Mapping[str, Tuning], past: bool) -> list[str]:
+    """Returns sentences about arms that tune different numbers of hyperparameters; or none.
+
+    Args:
+        tunings: arm -> how it is tuned.
+        past: whether the trials have ended.
+    """
+    tuned = {arm: each for arm, each in tunings.items() if each.count}
+    untuned = [arm for arm in tunings if arm not in tuned]
+    lines = []
+    if len({each.count for each in tuned.values()}) > 1:
+        text = (
+            f"The arms {'tuned' if past else 'tune'} different numbers of hyperparameters:"
+            f" {tuned_text(tuned)}"
+        )
+        if len({each.trials for each in tuned.values()}) == 1:
+            text += "; the same number of trials is fewer for each where more are tuned"
+        lines.append(f"{text}.")
+    if tuned and untuned:
+        verb = "tuned" if past else "tunes" if len(untuned) == 1 else "tune"
+        they = "it is an untuned baseline" if len(untuned) == 1 else "they are untuned baselines"
+        lines.append(f"{joined(untuned)} {verb} no hyperparameter: in this sweep {they}.")
+    return lines
