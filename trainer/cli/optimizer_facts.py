@@ -27,6 +27,7 @@ from trainer.sweep.published_spaces import SearchSpace, spaces_of
 
 PARTS = "Parts of optim.chain"
 _RATE, _FLOAT = 1e-3, 0.1  # arguments of which nothing is known
+_CHAIN = "!optim.chain"
 _ADAMW = "!optax.adamw {learning_rate: 1e-3}"
 
 
@@ -79,14 +80,14 @@ class Facts:
             if given is None or self.family in list(PIECES)[1:]:
                 return None
             call = f"!{self.name} {{{', '.join(f'{name}: {x!r}' for name, x in given.items())}}}"
-        if not self.is_part:
+        if not self.is_part or call.startswith(_CHAIN):
             return call
         parts = f"before: [!parts.momentum {{}}, {call}]"
         if self.name in AFTER:
             parts = f"before: [!parts.momentum {{}}], after: [{call}]"
         elif self.name == "parts.momentum" or self.family != PARTS:  # a direction by itself
             parts = f"before: [{call}]"
-        return f"!optim.chain {{learning_rate: {_RATE}, {parts}}}"
+        return f"{_CHAIN} {{learning_rate: {_RATE}, {parts}}}"
 
     def _arguments(self) -> dict[str, float] | None:
         """Returns values of the rate and of required arguments; None if one is not a float."""
@@ -164,9 +165,10 @@ class Facts:
 
     @property
     def path(self) -> str:
-        """The path of the call of this function in `config`."""
+        """The path of the call of this function in `config`; of the chain that a part is in."""
         assert self.config is not None
-        return next(_paths(self.config.root, self.name))
+        name = _CHAIN[1:] if self.is_part else self.name
+        return next(_paths(self.config.root, name))
 
 
 def families(packages: Sequence[str] = ()) -> dict[str, list[Facts]]:

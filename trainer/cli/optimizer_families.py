@@ -220,6 +220,9 @@ EXAMPLES: Mapping[str, str] = {
     "optim.chain": "!optim.chain {learning_rate: 0.02, before: [!parts.momentum {},"
     " !parts.polar {}, !parts.match_norm {}], after: [!parts.pin_radius {}]}",
     "parts.momentum_mixture": "!parts.momentum_mixture {decays: [0.9, 0.98], weights: [0.5, 0.5]}",
+    "parts.psgd": "!optim.chain {learning_rate: 2e-3, before: [!optax.ema {decay: 0.95},"
+    " !parts.psgd {precond_lr: 0.2}, !optax.clip_by_block_rms {threshold: 1.1}],"
+    " after: [!parts.decay {rate: 0.5}]}",
     "parts.trust_gate": "!parts.trust_gate {around: !parts.soap {}}",
     "optax.chain": "!optax.chain"
     f" {{args: [!optax.clip_by_block_rms {{threshold: 1.0}}, {_ADAMW}]}}",

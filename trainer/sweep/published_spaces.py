@@ -23,7 +23,8 @@ class SearchSpace:
 
     Attributes:
         axes: argument of the optimizer -> its space in YAML. The argument of an optimizer inside is
-            a path, such as "base_optimizer.learning_rate"; "" is the whole optimizer.
+            a path, such as "base_optimizer.learning_rate"; "" is the whole optimizer. For a part,
+            these are arguments of the chain in the example of `optimizer_families`.
         source: the repository and the file that have it; "" if it is ours.
         remark: a sentence without a full stop about what it is; "" if there is nothing to say.
         around: the point around which a space of ours lies; None for another.
@@ -178,6 +179,21 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             b2=_values(0.9, 0.95, 0.98, 0.99),
             shampoo_beta=_values(0.9, 0.95, 0.98, 0.99),
             weight_decay=_WEIGHT_DECAY,
+        )
+    ],
+    "parts.psgd": [
+        SearchSpace(
+            {
+                "learning_rate": _values(0.0005, 0.001, 0.002, 0.004, 0.008),
+                "before.0.decay": _values(0.9, 0.95, 0.98),
+                "before.1.precond_lr": _values(0.1, 0.2),
+                "after.0.rate": _values(0.0, 0.5, 0.7, 0.9),
+            },
+            "marin-community/marin, experiments/optimizer_sweep/PhaseI/exp725_kronsweep_130M_1.py"
+            " (arXiv:2509.02046)",
+            "in the chain of python -m trainer optimizers parts.psgd; the factors were updated at"
+            " every step at first and every 10 or 20 steps in the end, in blocks of 128 to 512 rows"
+            " and columns, which parts.psgd lacks",
         )
     ],
     "optim.mars": [
