@@ -20,6 +20,7 @@ from optim.factories import (
     declared_dtypes,
     evaluate,
     floats,
+    instantiate,
     name_of,
     named_floats,
     recipes_with_paths,
@@ -29,8 +30,9 @@ from optim.factories import (
 from optim.matrices import Matrices
 from optim.muon import muon
 from optim.newton_schulz import largest_result, polynomials
+from optim.parts.base import Part
 from optim.parts.directions import polar
-from optim.parts.lengths import floor, match_norm, pin_radius
+from optim.parts.lengths import floor
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -131,6 +133,11 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         return f"must be at least 1, as a number of steps, got {least:g}."
     if path == _BLEND and not (least >= 0 and most <= 1):
         return f"must be in [0, 1], got {least if least < 0 else most:g}."
+    if path == _STEP_AHEAD and most >= 1:
+        return (
+            f"must be in [0, 1), got {most:g}: at 1 the average of past changes does not decay, and"
+            " above 1 it grows by itself."
+        )
     # A factory's own default is in the range, even below 0.
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and (name not in _ANY_SIGN or path == _STEP_AHEAD):
@@ -235,24 +242,28 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
     if recipe.func is not chain:
         return
     given = bound(recipe).arguments
-    pins = [one for one in recipes_within(given.get("after", ())) if one.func is pin_radius]
-    for i, part in enumerate(given.get("before", ()) if pins else ()):
-        if isinstance(part, partial) and part.func is optax.add_decayed_weights:
-            yield (
-                f"before.{i}",
-                f"{name_of(part)} makes weights smaller, and parts.pin_radius in `after` restores"
-                " their norm. Remove it; parts.cautious_decay in `after`, around parts.pin_radius,"
-                " decays some weights of a matrix more than others.",
-            )
+    for i, decay in enumerate(given.get("before", ())):
+        if not isinstance(decay, partial) or decay.func is not optax.add_decayed_weights:
+            continue
+        for pin in recipes_within(given.get("after", ())):
+            if (part := _part(pin)) is not None and part.keeps_norm and part.around is None:
+                yield (
+                    f"before.{i}",
+                    f"{name_of(decay)} makes weights smaller, and {part.name} in `after` restores"
+                    " their norm. Remove it; parts.cautious_decay in `after`, around"
+                    f" {part.name}, decays some weights of a matrix more than others.",
+                )
 
 
-def _keeps_norms(recipe: partial) -> bool:
-    """Returns whether a part leaves a matrix of zeros at zero.
+def _part(recipe: partial) -> Part | None:
+    """Returns what a recipe makes at step 0, if it is a part of a chain."""
+    made = instantiate(recipe, 0, jnp.float32)
+    return made if isinstance(made, Part) else None
 
-    A radius that follows the radial part of the step grows from zero.
-    """
-    radial = bound(recipe).arguments.get("radial", False)
-    return recipe.func is match_norm or recipe.func is pin_radius and not radial
+
+def _keeps_zeros(recipe: partial) -> bool:
+    part = _part(recipe)
+    return part is not None and part.keeps_zeros
 
 
 def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -263,7 +274,7 @@ def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Arra
     """
     found: dict[str, jax.Array] = {}
     for inner in recipes_within(recipe):
-        if _keeps_norms(inner):
+        if _keeps_zeros(inner):
             over = Matrices(bound(inner).arguments.get("matrices"), name_of(inner))
             norms: list[jax.Array] = []
 
@@ -287,7 +298,7 @@ def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
     path = next((path for path, norm in norms.items() if not norm), None)
     if path is None:
         return None
-    inner = next(filter(_keeps_norms, recipes_within(recipe)))
+    inner = next(filter(_keeps_zeros, recipes_within(recipe)))
     return (
         f"The parameter {path} has a matrix of zeros at the first step, and {name_of(inner)} makes"
         " a step or a matrix as long as the matrix was before: it would stay zero. Let the model"

@@ -7,6 +7,7 @@ into an optax transformation for one step, while the train step is traced.
 
 import collections.abc
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,9 +65,10 @@ def recipes_with_paths(recipe: object, path: str = "") -> Iterator[tuple[str, pa
 
 
 def name_of(recipe: Recipe) -> str:
-    """Returns a factory's name as in a config: "optax.adamw", "optax.contrib.muon".
+    """Returns a factory's name as in a config: "optax.adamw", "my_lab.optimizers.sign_momentum".
 
-    A finished transformation has no name and is called "an optax transformation".
+    It is the shortest one, if the packages around its module have it, too. A finished
+    transformation has no name and is called "an optax transformation".
     """
     if not isinstance(recipe, partial):
         return "an optax transformation"
@@ -74,9 +76,10 @@ def name_of(recipe: Recipe) -> str:
         for name, thing in vars(package).items():
             if thing is recipe.func and not name.startswith("_"):
                 return f"{package.__name__}.{name}"
-    package, *inner = recipe.func.__module__.split(".")
-    parts = "parts." if package == "optim" and inner[:1] == ["parts"] else ""
-    return f"{package}.{parts}{recipe.func.__name__}"
+    name, modules = recipe.func.__name__, recipe.func.__module__.split(".")
+    outer = (".".join(modules[:length]) for length in range(1, len(modules)))
+    has = (each for each in outer if getattr(sys.modules.get(each), name, None) is recipe.func)
+    return f"{next(has, recipe.func.__module__)}.{name}"
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:

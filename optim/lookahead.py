@@ -213,8 +213,8 @@ def ema_nesterov(
     float32; M starts at 0 and is averaged at every step, also where the lookahead does not act.
 
     Args:
-        step_size: how far ahead the gradient is taken, in units of M; at least 0, and below 1, from
-            where on M would grow by itself.
+        step_size: how far ahead the gradient is taken, in units of M; in [0, 1). Without gradients
+            an update multiplies M by decay + (1 - decay) * step_size. Its authors use 0.3 to 0.6.
         decay: the decay of the average, in [0, 1).
         start: the number of updates before the first whose gradient is taken ahead.
         stop: the number of updates before the first whose gradient is taken at the weights again;

@@ -28,6 +28,8 @@ class Part(optax.GradientTransformationExtraArgs):
         length: what it does with the lengths of directions: "ignores" those that it is given, as
             `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
         keeps_norm: whether it keeps the norms of the weights.
+        keeps_zeros: whether it keeps a matrix of zeros: it makes a step, or the matrix, as long as
+            the matrix was before.
         decays: whether it makes weights smaller.
         around: the transformation that it runs first, such as that of `parts.cautious_decay`.
     """
@@ -36,6 +38,7 @@ class Part(optax.GradientTransformationExtraArgs):
     place: Place
     length: Length
     keeps_norm: bool
+    keeps_zeros: bool
     decays: bool
     around: optax.GradientTransformation | None
 
@@ -48,13 +51,14 @@ class Part(optax.GradientTransformationExtraArgs):
         place: Place = "before",
         length: Length = "keeps",
         keeps_norm: bool = False,
+        keeps_zeros: bool = False,
         decays: bool = False,
         around: optax.GradientTransformation | None = None,
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
         part.name, part.place, part.length = name, place, length
-        part.decays, part.around = decays, around
+        part.keeps_zeros, part.decays, part.around = keeps_zeros, decays, around
         part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
         return part
 
@@ -65,10 +69,11 @@ def of_matrices(
     *,
     name: str,
     length: Length = "keeps",
+    keeps_zeros: bool = False,
 ) -> Part:
     """Makes a part without a state of a function of updates and weights [n, rows, columns].
 
-    It stands before the learning rate; for `name` and `length`, see `Part`.
+    It stands before the learning rate; for `name` and what follows it, see `Part`.
     """
 
     def init(params: optax.Params) -> optax.EmptyState:
@@ -84,7 +89,7 @@ def of_matrices(
         moves, _ = over.map(both, [updates, widen(params)])
         return moves, state
 
-    return Part(init, update, name=name, length=length)
+    return Part(init, update, name=name, length=length, keeps_zeros=keeps_zeros)
 
 
 def norm(x: jax.Array, axes: int | tuple[int, int] = (-2, -1)) -> jax.Array:

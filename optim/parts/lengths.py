@@ -75,9 +75,8 @@ def match_norm(
     def match(u: jax.Array, w: jax.Array) -> jax.Array:
         return u * (scalar(ratio, u) * norm(w) / at_least(norm(u), eps))
 
-    return of_matrices(
-        match, Matrices(matrices, "optim.parts.match_norm"), name="parts.match_norm", length="sets"
-    )
+    over = Matrices(matrices, "optim.parts.match_norm")
+    return of_matrices(match, over, name="parts.match_norm", length="sets", keeps_zeros=True)
 
 
 def match_rms(
@@ -210,4 +209,11 @@ def pin_radius(
         steps, _weights = over.map(move, [updates, widen(params)], kept)
         return steps, state
 
-    return Part(init, update, name="parts.pin_radius", place="after", keeps_norm=True)
+    return Part(
+        init,
+        update,
+        name="parts.pin_radius",
+        place="after",
+        keeps_norm=True,
+        keeps_zeros=not radial,  # a radius that follows the step grows from zero
+    )

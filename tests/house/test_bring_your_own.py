@@ -94,7 +94,7 @@ def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
     options = [f"--config={tmp_path}/a.yaml", "--vocabulary=my_lab"]
     assert main(["explain", *options]) == 0
     shown = capsys.readouterr().out
-    assert f"my_lab.{name}  0.1      0.3 " in shown
+    assert f"my_lab.optimizers.{name}  0.1      0.3 " in shown
     assert "learning rate by step" in shown
     assert main([*options, f"--workdir={tmp_path}/run"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

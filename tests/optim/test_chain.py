@@ -13,6 +13,7 @@ import pytest
 
 import optim
 from optim import parts
+from optim.parts.base import Part
 
 FIGURES = np.load(Path(__file__).with_name("chain_figures.npz"))
 KERNELS = range(3)  # [3, 5], [4, 4] and [6, 2]: [inputs, outputs]
@@ -362,6 +363,24 @@ def test_a_matrix_of_zeros_is_refused_without_a_config():
     with pytest.raises(optim.GroupError, match="The parameter w has a matrix of zeros"):
         optimizer.init({"w": stacked})
     optimizer.init({"w": stacked + 1, "empty": jnp.zeros((0, 2))})
+
+
+def test_what_a_part_of_ones_own_says_that_it_keeps_is_checked():
+    def pin(keeps_norm: bool, keeps_zeros: bool) -> optax.GradientTransformation:
+        how: Any = {"place": "after", "keeps_norm": keeps_norm, "keeps_zeros": keeps_zeros}
+        tx = optax.with_extra_args_support(optax.identity())
+        return Part(tx.init, tx.update, name="lab.pin", **how)
+
+    def started(*kept: bool) -> None:
+        before = [partial(optax.add_decayed_weights, 0.1)]
+        recipe = partial(optim.chain, 0.1, before, [partial(pin, *kept)])
+        optim.optimizer({"all": optim.group(".*", recipe)}).init({"w": jnp.zeros((2, 3))})
+
+    started(False, False)
+    with pytest.raises(optim.GroupError, match="add_decayed_weights makes .* and lab.pin in"):
+        started(True, False)
+    with pytest.raises(optim.GroupError, match="The parameter w has a matrix of zeros"):
+        started(False, True)
 
 
 @pytest.mark.parametrize(

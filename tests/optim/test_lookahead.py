@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import optim
+from optim.lookahead import EmaNesterov
 
 FIGURES = np.load(Path(__file__).with_name("lookahead_figures.npz"))
 NAMES = ("embed", "w", "b")
@@ -240,6 +241,10 @@ def weights(state: Any) -> dict[str, jax.Array]:
     ("make", "words"),
     [
         (lambda: optim.ema_nesterov(-0.1, 0.9), "step_size of optim.ema_nesterov must not be neg"),
+        (
+            lambda: optim.ema_nesterov(1.0, 0.9),
+            r"step_size of optim.ema_nesterov must be in \[0, 1\), got 1: at 1 the average of past",
+        ),
         (lambda: optim.ema_nesterov(0.1, 1.0), r"decay of optim.ema_nesterov must be in \[0, 1\)"),
         (lambda: optim.ema_nesterov(0.1, 0.9, "5%"), "units are resolved only in a config"),
         (lambda: optim.ema_nesterov(0.1, 0.9, 5, 5), "make stop larger than start"),
@@ -293,3 +298,14 @@ def test_what_depends_on_the_groups_is_refused_at_the_start(options, words, argu
 
 def sgd(rate: Any = 0.1, **options: Any) -> optim.Optimizer:
     return optim.optimizer({"all": optim.group(".*", partial(optax.sgd, rate))}, **options)
+
+
+@pytest.mark.parametrize("size", [0.9, 1.0, 1.1])
+def test_without_gradients_the_average_of_changes_decays_only_for_a_step_size_below_1(size):
+    """Which is why larger ones are refused; `EmaNesterov` itself takes them."""
+    made = EmaNesterov(size, 0.8, 0, None, None)
+    state = made.init({"w": jnp.zeros(1)})._replace(moves={"w": jnp.ones(1)})
+    w = {"w": jnp.full(1, size)}  # displaced by the average
+    for step in range(10):
+        w, _, state = made.advance(w, state, step, step + 1, None)
+    np.testing.assert_allclose(state.moves["w"], (0.8 + 0.2 * size) ** 10, rtol=1e-5)

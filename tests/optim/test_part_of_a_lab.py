@@ -58,6 +58,6 @@ def test_a_config_names_it_and_its_plan_lists_it(tmp_path: Path, capsys: Any):
     options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]
     assert main(["explain", *options]) == 0
     told = capsys.readouterr().out
-    assert "  my_lab.balanced_polar: iterations 2, beta 0.25\n" in told
+    assert "  my_lab.aurora.balanced_polar: iterations 2, beta 0.25\n" in told
     assert "before.1: beta 0.25, eps 1e-07" in told
     assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
