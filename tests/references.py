@@ -9,7 +9,7 @@ import contextlib
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -38,6 +38,13 @@ from tests.laws_harness import (
 from tests.laws_table import ROWS as LAWS_ROWS
 from tests.laws_table import Row as LawsRow
 from tests.laws_table import public_name, tree_of
+from tests.optim import (
+    test_adam_parts,
+    test_chain,
+    test_lookahead,
+    test_psgd,
+    test_soap_parts,
+)
 from tests.programs import (
     adamc_by_the_paper,
     adan_by_the_paper,
@@ -62,6 +69,7 @@ from tests.programs import (
     train,
     uncorrected_adam_of_modded_nanogpt,
 )
+from tests.recorded import Recorded
 
 BOUND = 1e-6  # what the tests against torch and the authors' programs assert
 OPTAX_BOUND = TOLERANCE["float64"]  # and those of the laws, but for rows with a tolerance
@@ -103,7 +111,10 @@ class Row:
 
 
 def call(recipe: Any) -> str:
-    """Writes a recipe as the call that it is: optax.sgd(0.1, momentum=0.9)."""
+    """Writes a recipe as the call that it is: optax.sgd(0.1, momentum=0.9).
+
+    A function without arguments stands for a value by its name.
+    """
     if isinstance(recipe, list):
         return f"[{', '.join(map(call, recipe))}]"
     if not isinstance(recipe, partial):
@@ -577,6 +588,12 @@ HEADINGS = {
     "optax alone": OPTAX,
 }
 ALL = [row for rows in HEADINGS.values() for row in rows]
+RECORDED = {
+    f"{module.__name__.rpartition('.')[2]}: {name}": case
+    for module in (test_chain, test_soap_parts, test_adam_parts, test_psgd, test_lookahead)
+    for name, case in module.RECORDED.items()
+}
+RECORDED_HEADING = "Chains and lookaheads, against recorded results"
 PACKAGES = ("torch", "prodigyopt", "schedulefree", "pytorch_optimizer")
 BEGIN, END = "<!-- references: begin -->", "<!-- references: end -->"
 
@@ -611,7 +628,35 @@ def markdown(faults: list[str], word: str = "") -> Iterator[str]:
             if row.bound is not None and not all(x < row.bound for x in differences):
                 shown = ", ".join(numbers)
                 faults.append(f"{optimizer} against {reference}: {shown}, not below {row.bound}")
+    cases = {name: case for name, case in RECORDED.items() if word in recorded_call(case)}
+    if cases:
+        yield from _recorded(cases, faults)
     yield END
+
+
+def recorded_call(case: Recorded) -> str:
+    """Writes what a recorded case compares as calls, with "and" between them."""
+    given = case.optimizer
+    return " and ".join(map(call, given)) if isinstance(given, list) else call(given)
+
+
+def _recorded(cases: Mapping[str, Recorded], faults: list[str]) -> Iterator[str]:
+    """Measures recorded cases; gives the lines of their table."""
+    yield f"\n## {RECORDED_HEADING}\n"
+    yield "| ours | program | test | bound | difference | remarks |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, case in cases.items():
+        difference = case.measure()
+        cells = (*recorded_cells(name, case), f"{difference:.0e}" if difference else "0")
+        ours, program, test, bound, remarks, number = cells
+        yield f"| `{ours}` | {program} | {test} | {bound} | {number} | {remarks} |"
+        if not difference < case.bound:
+            faults.append(f"{ours} against {program}: {number}, not below {bound}")
+
+
+def recorded_cells(name: str, case: Recorded) -> tuple[str, str, str, str, str]:
+    """Returns all that is printed of a recorded case but the difference."""
+    return recorded_call(case), case.program, name, f"{case.bound:.0e}", case.remarks
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ import pytest
 
 import optim
 from optim.lookahead import EmaNesterov
+from tests.recorded import Recorded, largest, made
 
 FIGURES = np.load(Path(__file__).with_name("lookahead_figures.npz"))
 NAMES = ("embed", "w", "b")
@@ -29,34 +30,30 @@ def groups() -> dict[str, optim.Group]:
     return {"matrices": optim.group("w", sgd), "aux": optim.group(".*", adamw)}
 
 
-CASES: dict[str, tuple[dict[str, Any], bool]] = {
+CASES: dict[str, tuple[list[partial], bool]] = {
     "scheduled": (
-        dict(
-            lookahead=optim.ema_nesterov(0.9, 0.9, start=9, stop=45, scheduled_by="aux"),
-            readout=optim.weight_ema(7, start=30, stop=52, blend=0.6, exclude="embed"),
-        ),
+        [
+            partial(optim.ema_nesterov, 0.9, 0.9, start=9, stop=45, scheduled_by="aux"),
+            partial(optim.weight_ema, 7, start=30, stop=52, blend=0.6, exclude="embed"),
+        ],
         True,
     ),
-    "given": (dict(lookahead=optim.ema_nesterov(0.6, 0.8)), False),
-    "muloco": (dict(lookahead=optim.outer_nesterov(0.7, 0.6, every=4)), True),
-    "snoo": (dict(lookahead=optim.outer_nesterov(0.68, 0.37, every=7)), True),
+    "given": ([partial(optim.ema_nesterov, 0.6, 0.8)], False),
+    "muloco": ([partial(optim.outer_nesterov, 0.7, 0.6, every=4)], True),
+    "snoo": ([partial(optim.outer_nesterov, 0.68, 0.37, every=7)], True),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_lookahead_agrees_with_its_authors_program(name: str):
-    """The figures were computed in float64 by these programs, around torch's AdamW and SGD.
+def difference(name: str) -> float:
+    """Trains a case; returns the largest difference of what is held, of weights and of averages.
 
-    scheduled and given: class EMA_Nesterov of train_gpt_cwd_SOTA.py in modded-nanogpt's
-    records/track_3_optimization (2026-06-19); scheduled: also its statements for the tail-EMA, of
-    all but "embed". muloco: class NesterovOuterOptimizer of train_gpt_simple_muloco_normuonh.py
-    (2026-05-04). snoo: class Snoo of records/track_2_medium/2025-09-16_Snoo, whose count began at
-    1, so that the first outer step comes after k updates and not after one. bfloat16 and float32
-    were replaced by float64. Gradients are noise; but for `given`, plus those of a quadratic at the
-    parameters that the model holds.
+    Gradients are noise; but for `given`, plus those of a quadratic at the parameters that the model
+    holds.
     """
-    options, curved = CASES[name]
+    wrappers, curved = CASES[name]
+    options = dict(zip(("lookahead", "readout"), made(wrappers), strict=False))
     optimizer = optim.optimizer(groups(), **options)
+    differences = []
     with jax.enable_x64(True):
         update = jax.jit(optimizer.update)
         params = {n: jnp.asarray(FIGURES[f"start_{n}"]) for n in NAMES}
@@ -74,16 +71,54 @@ def test_a_lookahead_agrees_with_its_authors_program(name: str):
             if t not in places:
                 continue
             found = {
-                "held": held,
-                "weights": plain.eval_params(state._replace(readout=()), params),
-                "read": optimizer.eval_params(state, params),
+                f"{name}_{what}_{n}": values[n]
+                for what, values in (
+                    ("held", held),
+                    ("weights", plain.eval_params(state._replace(readout=()), params)),
+                    ("read", optimizer.eval_params(state, params)),
+                )
+                for n in NAMES
             }
-            for what, values in found.items():
-                for n in NAMES:
-                    key = f"{name}_{what}_{n}"
-                    if key in FIGURES:
-                        wanted = FIGURES[key][places[t]]
-                        np.testing.assert_allclose(values[n], wanted, rtol=0, atol=1e-13)
+            keys = [key for key in found if key in FIGURES]
+            differences += [largest(found[key], FIGURES[key][places[t]]) for key in keys]
+    return max(differences)
+
+
+EMA_NESTEROV = (
+    "class EMA_Nesterov of modded-nanogpt's train_gpt_cwd_SOTA.py, record 46 of its optimizer track"
+)
+AROUND = "around AdamW and SGD with momentum"
+# The results were computed in float64, around torch's AdamW and SGD: 2026-06-19, 2026-05-04
+# (muloco) and 2025-09-16 (snoo). bfloat16 and float32 were replaced by float64.
+RECORDED = {
+    name: Recorded(CASES[name][0], program, partial(difference, name), 1e-13, remarks)
+    for name, program, remarks in [
+        (
+            "scheduled",
+            f"{EMA_NESTEROV}, and its tail-EMA",
+            f"{AROUND}; the tail-EMA is of all but the embedding",
+        ),
+        ("given", EMA_NESTEROV, f"{AROUND}; on gradients that do not depend on the parameters"),
+        (
+            "muloco",
+            "class NesterovOuterOptimizer of modded-nanogpt's train_gpt_simple_muloco_normuonh.py",
+            f"MuLoCo with one worker, {AROUND}; the program multiplies the momentum by the learning"
+            " rate as it is summed, which is the same unless that is a schedule",
+        ),
+        (
+            "snoo",
+            "class Snoo of modded-nanogpt's records/track_2_medium/2025-09-16_Snoo",
+            f"{AROUND}; the program's count was begun at 1, so that its first outer step comes after"
+            " K updates, as in the paper, and not after the first",
+        ),
+    ]
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_lookahead_agrees_with_its_authors_program(name: str):
+    """In float64; see `RECORDED` for the programs."""
+    assert difference(name) < RECORDED[name].bound
 
 
 def test_a_weight_ema_is_the_incremental_update_of_optax():

@@ -3,7 +3,18 @@
 import pytest
 
 from tests import references
-from tests.references import ALL, AUTHORS, DIFFERENT, HEADINGS, OPTAX, OTHER_AUTHORS, Row
+from tests.references import (
+    ALL,
+    AUTHORS,
+    DIFFERENT,
+    HEADINGS,
+    OPTAX,
+    OTHER_AUTHORS,
+    RECORDED,
+    RECORDED_HEADING,
+    Row,
+    recorded_cells,
+)
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.laws
@@ -11,18 +22,21 @@ pytestmark = pytest.mark.laws
 PAGE = ROOT / "docs" / "references.md"
 
 
-def committed() -> list[list[str]]:
-    """Reads the cells of the page's rows."""
+def committed(recorded: bool = False) -> list[list[str]]:
+    """Reads the cells of the page's rows: of those with recorded results, or of the others."""
     text = PAGE.read_text(encoding="utf-8")
     inside = text[text.index(references.BEGIN) : text.index(references.END)]
-    lines = [line for line in inside.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    head, _, tail = inside.partition(f"## {RECORDED_HEADING}")
+    lines = (tail if recorded else head).splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
 
 
 def test_the_page_has_the_rows_that_the_command_prints():
     text = PAGE.read_text(encoding="utf-8")
     printed = text[: text.index(references.END)]
-    assert [line[3:] for line in printed.splitlines() if line.startswith("## ")] == list(HEADINGS)
+    titles = [line[3:] for line in printed.splitlines() if line.startswith("## ")]
+    assert titles == [*HEADINGS, RECORDED_HEADING]
     found = [(name.strip("`"), *rest[:2], rest[4]) for name, *rest in committed()]
     assert found == [row.cells for row in ALL], "Paste what `python -m tests.references` prints."
 
@@ -33,6 +47,14 @@ def test_the_pages_differences_are_within_their_bounds():
         assert len(numbers) == (1 if row.constant else 2), cells
         assert max(numbers) > 1e-5 if row.bound is None else max(numbers) < row.bound, cells
     assert {row.bound for row in DIFFERENT} == {None} and all(row.remarks for row in DIFFERENT)
+
+
+def test_the_page_has_the_recorded_results_within_their_bounds():
+    found = [(*cells[:4], cells[5]) for cells in committed(recorded=True)]
+    expected = [recorded_cells(*item) for item in RECORDED.items()]
+    assert [(ours.strip("`"), *rest) for ours, *rest in found] == expected
+    for case, cells in zip(RECORDED.values(), committed(recorded=True), strict=True):
+        assert float(cells[4]) < case.bound, cells
 
 
 def name(row: Row) -> str:
