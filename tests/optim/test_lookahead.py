@@ -108,8 +108,8 @@ RECORDED = {
         (
             "snoo",
             "class Snoo of modded-nanogpt's records/track_2_medium/2025-09-16_Snoo",
-            f"{AROUND}; the program's count was begun at 1, so that its first outer step comes after"
-            " K updates, as in the paper, and not after the first",
+            f"{AROUND}; the program's count was begun at 1, so that its first outer step comes"
+            " after K updates, as in the paper, and not after the first",
         ),
     ]
 }

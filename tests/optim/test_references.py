@@ -1,8 +1,13 @@
 """docs/references.md has the rows that `python -m tests.references` prints, within their bounds."""
 
+from dataclasses import replace
+from functools import partial
+
+import optax
 import pytest
 
 from tests import references
+from tests.recorded import Recorded, mu
 from tests.references import (
     ALL,
     AUTHORS,
@@ -90,11 +95,20 @@ def test_the_command_exits_1_at_a_difference_and_omits_what_is_not_installed(mon
     absent = Row("optax.lion(0.1)", "torch.optim.Lion", lambda cosine: 0.0, is_installed=False)
     monkeypatch.setattr("sys.argv", ["references"])  # pytest's own arguments are not its
     monkeypatch.setattr(references, "HEADINGS", {"Some": [near, fixed, absent]})
+    kept = Recorded([partial(optax.ema, 0.9), partial(optax.trace, mu)], "it", lambda: 1e-9, 1e-8)
+    monkeypatch.setattr(references, "RECORDED", {"test_a: b": kept})
     assert references.main() == 0
     told = capsys.readouterr()
     assert "| `optax.sgd(0.1)` | a program | float64 | 0 | 1e-09 |  |" in told.out
     assert "| `optim.rprop(0.1)` | a program | float64 | 1e-08 | - |  |" in told.out
+    row = "| `optax.ema(0.9) and optax.trace(mu)` | it | test_a: b | 1e-08 | 1e-09 |  |"
+    assert row in told.out
     assert "lion" not in told.out and "make torch" in told.err
+    lost = replace(kept, measure=lambda: float("nan"))
+    monkeypatch.setattr(references, "RECORDED", {"test_a: b": lost})
+    assert references.main() == 1
+    assert "optax.trace(mu) against it: nan, not below 1e-08" in capsys.readouterr().err
+    monkeypatch.setattr(references, "RECORDED", {})
     monkeypatch.setattr(references, "HEADINGS", {"Some": [near, far]})
     assert references.main() == 1
     told = capsys.readouterr().err
