@@ -50,6 +50,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "parts.adam": ["{}", "{bias_correction: false, nesterov: true}"],
     "parts.decay": ["{rate: 0.1}", "{rate: 0.1, peak: 0.02}"],
     "parts.prodigy": ["{}", "{bias_correction: true, safeguard_warmup: true, growth_rate: 1.02}"],
+    "parts.shampoo": ["{}", "{eps: null, tolerance: 1e-6, exponent: 0.5, sides: shorter}"],
+    "parts.graft": ["{onto: !parts.adam {}, start: 2}"],
     "parts.psgd": ["{}", "{precond_lr: 0.1, init_scale: 1.0, whiten: gradient, seed: 1}"],
     "parts.cautious_decay": ["{rate: 0.1}", "{rate: 0.1, around: !parts.pin_radius {}}"],
     "optax.chain": ["{args: [SGD, SGD]}"],

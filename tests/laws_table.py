@@ -428,6 +428,29 @@ ROWS = [
     _row(
         optim.chain,
         learning_rate=0.02,
+        before=[
+            partial(optax.ema, 0.9),
+            partial(parts.shampoo, 0.9, every=2),
+            partial(parts.graft, partial(parts.adam, 0.9, 0.9), start=2),
+        ],
+        after=[partial(parts.decay, 0.1)],
+        params="matrices",
+        note="parts.shampoo grafted onto Adam",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(
+                parts.shampoo, 1.0, eps=None, exponent=0.4, tolerance=1e-6, sides="shorter", start=1
+            )
+        ],
+        params="matrices",
+        note="parts.shampoo, one-sided pseudo-inverses of sums",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
         before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
         note="adam, decay",
     ),
