@@ -129,7 +129,7 @@ def test_two_updates_are_those_of_the_closed_form(options: dict[str, Any], power
             expected = root_of(left, options["eps"], powers[0]) @ expected
         if powers[1]:
             expected = expected @ root_of(right, options["eps"], powers[1])
-        np.testing.assert_allclose(found[i], expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(np.asarray(found)[i], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_eigenvalues_up_to_the_tolerance_count_as_zero():
