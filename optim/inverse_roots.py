@@ -67,9 +67,8 @@ def inverse_roots(
         return scatter(product(vectors * powers, transpose(vectors)), gram)
 
     def power_of(left: Any, right: Any) -> Any:
-        power = (
-            -0.5 / max(len(jax.tree.leaves((left, right))), 1) if exponent is None else -exponent
-        )
+        number = max(len(jax.tree.leaves((left, right))), 1)
+        power: Any = -0.5 / number if exponent is None else -jnp.asarray(exponent)
         # One power for each matrix, because `divide` stacks matrices of parameters with one and two
         # sides.
         return jax.tree.map(

@@ -52,7 +52,11 @@ ARGUMENTS: dict[str, list[str]] = {
     "parts.prodigy": ["{}", "{bias_correction: true, safeguard_warmup: true, growth_rate: 1.02}"],
     "parts.shampoo": ["{}", "{eps: null, tolerance: 1e-6, exponent: 0.5, sides: shorter}"],
     "parts.graft": ["{onto: !parts.adam {}, start: 2}"],
-    "parts.psgd": ["{}", "{precond_lr: 0.1, init_scale: 1.0, whiten: gradient, seed: 1}"],
+    "parts.psgd": [
+        "{}",
+        "{precond_lr: 0.1, init_scale: 1.0, whiten: gradient, seed: 1}",
+        "{geometry: Q0.5EQ1.5, damping: 1e-6, bound_decay: 0.5}",
+    ],
     "parts.cautious_decay": ["{rate: 0.1}", "{rate: 0.1, around: !parts.pin_radius {}}"],
     "optax.chain": ["{args: [SGD, SGD]}"],
     "optax.multi_transform": ["{transforms: {a: SGD}, param_labels: {w: a}}"],

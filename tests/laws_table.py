@@ -503,6 +503,15 @@ ROWS = [
         params="matrices",
         note="parts.psgd of the gradient",
     ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.psgd, precond_lr=0.1, geometry="Q0.5EQ1.5", damping=1e-6, bound_decay=0.5)
+        ],
+        params="matrices",
+        note="parts.psgd in the geometry Q0.5EQ1.5",
+    ),
     _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),
     _row(
