@@ -33,6 +33,7 @@ from optim.newton_schulz import largest_result, polynomials
 from optim.parts.base import Part
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
+from optim.parts.shampoo import shampoo as shampoo_part
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -50,7 +51,7 @@ _STEP_AHEAD, _HORIZON, _BLEND = "lookahead.step_size", "readout.horizon", "reado
 
 # Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
 # weight of the new gradient.
-_MAY_BE_ONE = ((shampoo, "b2"), (scion, "momentum"))
+_MAY_BE_ONE = ((shampoo, "b2"), (shampoo_part, "b2"), (scion, "momentum"))
 
 
 # Lengths relative to those of the weights, which a learning rate multiplies.
@@ -144,8 +145,10 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         climb = name == "learning_rate"
         hint = " To move up the gradient, give the group maximize=True." if climb else ""
         return f"must not be negative, got {least:g}.{hint}"
-    if name in _DECAYS and most >= 1 and not (isinstance(default, float) and default >= 1):
-        return f"must be in [0, 1), as the decay of an average, got {most:g}."
+    limit = default if isinstance(default, float) and default >= 1 else None
+    if name in _DECAYS and (most >= 1 if limit is None else most > limit):
+        allowed = "[0, 1)" if limit is None else f"[0, {limit:g}]"
+        return f"must be in {allowed}, as the decay of an average, got {most:g}."
     return None
 
 

@@ -9,7 +9,7 @@ import optax
 
 from optim.division import divide
 from optim.dtypes import wide_zeros
-from optim.matrices import Matrices, eigh, product, qr, replicate, scatter, transpose
+from optim.matrices import Matrices, eigh, gram_matrices, product, qr, replicate, scatter, transpose
 
 # An eigenvalue of a mean of G G^T counts as zero below this many machine epsilons of the largest:
 # zero eigenvalues measured up to 2, for sizes 16x16 to 512x512.
@@ -30,6 +30,16 @@ class Sides(NamedTuple):
 def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
     """Returns the values of the left sides of all parameters, and those of the right ones."""
     return [x.left for x in parameters], [x.right for x in parameters]
+
+
+def grams_of_sides(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
+    """Returns X X^T and X^T X of matrices X, [..., rows, columns]; () for a side that is too long.
+
+    With "shorter" for `sides`, the longer side of a matrix is too long.
+    """
+    if sides == "shorter":
+        max_size = min(max_size, *x.shape[-2:])
+    return Sides(*gram_matrices(x, max_size))
 
 
 def first_sides(

@@ -83,7 +83,8 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
             )
         triples: Sequence[Any] = known[ns_coefficients]
     else:
-        several = len(ns_coefficients) > 0 and jnp.ndim(ns_coefficients[0]) > 0
+        first = ns_coefficients[0] if len(ns_coefficients) > 0 else 0.0
+        several = isinstance(first, list | tuple) or jnp.ndim(first) > 0
         triples = ns_coefficients if several else [ns_coefficients]
     if any(len(triple) != 3 for triple in triples):
         raise ValueError(

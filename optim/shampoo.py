@@ -1,6 +1,6 @@
 """Shampoo, as in PyTorch's Distributed Shampoo: with decaying averages, grafted to Adam."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,10 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import bias_correction, descend, moving_average, scalar
-from optim.division import divide
 from optim.dtypes import wide_zeros, widen
+from optim.inverse_roots import (
+    average_or_add,
+    correction,
+    graft,
+    inverse_roots,
+    is_due,
+    precondition,
+)
 from optim.layouts import MatrixSpec
-from optim.matrices import Matrices, eigh, gram_matrices, product, replicate, scatter, transpose
+from optim.matrices import Matrices, gram_matrices
 
 __all__ = ["ShampooState", "shampoo"]
 
@@ -136,35 +143,28 @@ def shampoo(
     ) -> tuple[optax.Updates, ShampooState]:
         del params
         count = jnp.asarray(optax.safe_increment(state.count))
-        due = (count == start) | ((count > start) & (count % precondition_frequency == 0))
+        due = is_due(count, start, precondition_frequency)
 
         def follow(
             whole: jax.Array, mean: jax.Array, variance: jax.Array, *grams: Any
         ) -> tuple[Any, ...]:
-            keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
-            weight = jnp.where(keep2 == 1, 1, 1 - keep2)  # with b2=1 these are sums
-            mean = moving_average(mean, whole, keep1)
-            variance = moving_average(variance, whole**2, keep2, weight)
+            mean = moving_average(mean, whole, scalar(b1, whole))
+            variance = average_or_add(variance, whole**2, b2)
             news = gram_matrices(whole, max_precond_dim)
-            grams = jax.tree.map(
-                lambda old, new: moving_average(old, new, keep2, weight), grams, news
-            )
+            grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), grams, news)
             return mean, variance, *grams
 
         def step_along(mean: jax.Array, variance: jax.Array, *roots: Any) -> jax.Array:
             corrected = mean / bias_correction(b1, count, mean)
-            adam = corrected / (jnp.sqrt(variance / correction(mean)) + scalar(graft_eps, mean))
-            # Before `start`, the roots are still zeros, and `_graft` of zeros is 0, not 0 / 0.
-            step = jnp.where(count < start, adam, _graft(_precondition(corrected, roots), adam))
+            unbiased = variance / correction(b2, count, mean)
+            adam = corrected / (jnp.sqrt(unbiased) + scalar(graft_eps, mean))
+            # Before `start`, the roots are still zeros, and `graft` of zeros is 0, not 0 / 0.
+            step = jnp.where(count < start, adam, graft(precondition(corrected, *roots), adam))
             return step if jax.tree.leaves(roots) else adam
-
-        def correction(like: jax.Array) -> jax.Array:
-            """Returns the divisor of `variance` and of the Gram matrices; sums have none."""
-            return jnp.where(scalar(b2, like) == 1, 1, bias_correction(b2, count, like))
 
         def new_roots(sides: tuple[list[Any], list[Any]], old: Any) -> Any:
             del old
-            return _roots(sides, lambda gram: gram / correction(gram), eps)
+            return inverse_roots(sides, lambda gram: gram / correction(b2, count, gram), eps)
 
         def move(*lists: list[Any]) -> Sequence[list[Any]]:
             moments, roots = lists[:5], lists[5:]
@@ -179,46 +179,3 @@ def shampoo(
         return steps, ShampooState(count, *fields)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
-
-
-def _roots(
-    sides: tuple[list[Any], list[Any]], corrected: Callable[[jax.Array], jax.Array], eps: Any
-) -> tuple[list[Any], list[Any]]:
-    """Computes inverse roots: fourth roots of two sides, square roots of a single side.
-
-    `sides` has for each parameter its left and its right Gram matrices; `corrected` corrects their
-    bias.
-    """
-
-    def inverse_root(gram: jax.Array, power: jax.Array) -> jax.Array:
-        values, vectors = eigh(replicate(corrected(gram)))
-        # A smaller eigenvalue is a rounding error, and its inverse root would amplify noise.
-        noise = jnp.finfo(gram.dtype).eps * gram.shape[-1] * jnp.max(values, -1, keepdims=True)
-        values = jnp.maximum(values, jnp.maximum(noise, 0)) + scalar(eps, gram)
-        root = product(vectors * values[..., None, :] ** power, transpose(vectors))
-        return scatter(root, gram)
-
-    def power_of(left: Any, right: Any) -> Any:
-        # -1/4 for two sides, -1/2 for one.
-        power = -0.5 / max(len(jax.tree.leaves((left, right))), 1)
-        # One power for each matrix, because `divide` stacks matrices of parameters with one and two
-        # sides.
-        return jax.tree.map(lambda x: jnp.full((len(x), 1, 1), power, x.dtype), (left, right))
-
-    pairs = list(map(power_of, *sides))
-    powers = jax.tree.leaves([[pair[i] for pair in pairs] for i in (0, 1)])
-    grams, structure = jax.tree.flatten(sides)
-    return structure.unflatten(divide(inverse_root, grams, powers))
-
-
-def _precondition(x: jax.Array, roots: tuple[Any, Any]) -> jax.Array:
-    left, right = roots
-    x = x if isinstance(left, tuple) else product(left, x)
-    return x if isinstance(right, tuple) else product(x, right)
-
-
-def _graft(direction: jax.Array, length: jax.Array) -> jax.Array:
-    """Scales each matrix of `direction` to the Frobenius norm of its counterpart in `length`."""
-    norms = [jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) for x in (length, direction)]
-    # 1e-16 keeps a direction of zeros from being divided by 0.
-    return direction * (norms[0] / (norms[1] + scalar(1e-16, direction)))

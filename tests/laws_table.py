@@ -428,6 +428,29 @@ ROWS = [
     _row(
         optim.chain,
         learning_rate=0.02,
+        before=[
+            partial(optax.ema, 0.9),
+            partial(parts.shampoo, 0.9, every=2),
+            partial(parts.graft, partial(parts.adam, 0.9, 0.9), start=2),
+        ],
+        after=[partial(parts.decay, 0.1)],
+        params="matrices",
+        note="parts.shampoo grafted onto Adam",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(
+                parts.shampoo, 1.0, eps=None, exponent=0.4, tolerance=1e-6, sides="shorter", start=1
+            )
+        ],
+        params="matrices",
+        note="parts.shampoo, one-sided pseudo-inverses of sums",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
         before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
         note="adam, decay",
     ),
@@ -479,6 +502,15 @@ ROWS = [
         ],
         params="matrices",
         note="parts.psgd of the gradient",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.psgd, precond_lr=0.1, geometry="Q0.5EQ1.5", damping=1e-6, bound_decay=0.5)
+        ],
+        params="matrices",
+        note="parts.psgd in the geometry Q0.5EQ1.5",
     ),
     _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),

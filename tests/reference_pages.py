@@ -354,7 +354,7 @@ def _needed(facts: Facts) -> str:
 def _papers(facts: Facts) -> str:
     found = []
     for each in facts.references:
-        address = re.search(r"(?:https?://|www\.)[^\s,]+", each.text)
+        address = re.search(r"(?:https?://|www\.)[^\s,;]+", each.text)
         link = address[0].rstrip(".") if address else ""
         link = f"https://{link}" if link.startswith("www") else link
         found.append(f"[{plain(each.short)}]({link})" if link else plain(each.short))

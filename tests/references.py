@@ -423,6 +423,22 @@ AUTHORS = [
     _authors(
         partial(
             optim.chain,
+            0.03,
+            [
+                partial(optax.ema, 0.9),
+                partial(parts.shampoo, 0.97, 1e-6, every=4, start=2),
+                partial(parts.graft, partial(parts.adam, 0.9, 0.97), start=2),
+            ],
+            [partial(parts.decay, 0.1)],
+        ),
+        SHAMPOO,
+        partial(shampoo_by_the_paper, b1=0.9, b2=0.97, eps=1e-6, decay=0.1, every=4, begin=2),
+        remarks="as parts; tests/optim/test_shampoo_part.py has results 21 and 35 of"
+        " modded-nanogpt's optimizer track",
+    ),
+    _authors(
+        partial(
+            optim.chain,
             0.02,
             [partial(optax.ema, 0.95), partial(parts.psgd), partial(parts.match_norm)],
             [partial(parts.pin_radius)],

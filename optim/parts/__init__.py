@@ -12,8 +12,9 @@ before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Pro
 from optim.parts.adam import adam, laprop, prodigy
 from optim.parts.decay import cautious_decay, decay
 from optim.parts.directions import momentum, momentum_mixture, normalize, polar
-from optim.parts.lengths import floor, match_norm, match_rms, pin_radius, radial_brake
+from optim.parts.lengths import floor, graft, match_norm, match_rms, pin_radius, radial_brake
 from optim.parts.psgd import psgd
+from optim.parts.shampoo import shampoo
 from optim.parts.soap import kl_shampoo, kl_soap, soap, trust_gate
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "cautious_decay",
     "decay",
     "floor",
+    "graft",
     "kl_shampoo",
     "kl_soap",
     "laprop",
@@ -34,6 +36,7 @@ __all__ = [
     "prodigy",
     "psgd",
     "radial_brake",
+    "shampoo",
     "soap",
     "trust_gate",
 ]

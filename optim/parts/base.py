@@ -123,6 +123,18 @@ def gradient_of(extra: Mapping[str, Any], name: str) -> optax.Updates:
     return _passed(extra, "grad", "the gradient", name, "before")
 
 
+def check_option(name: str, value: str, known: Sequence[str]) -> None:
+    """Raises ValueError if the value of an argument is not one of those that are known."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError if a number of updates is below 1."""
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
 def _passed(extra: Mapping[str, Any], key: str, what: str, name: str, where: Place) -> Any:
     if key not in extra:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Parts that set lengths: of updates by those of the weights, and of the weights."""
+"""Parts that set lengths: of updates by those of the weights or of others, and of the weights."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -6,14 +6,25 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optim.descent import scalar
 from optim.dtypes import widen
+from optim.factories import ArgumentError
+from optim.inverse_roots import graft as with_length_of
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.parts.base import Part, at_least, dot, norm, of_matrices
+from optim.parts.base import (
+    Part,
+    at_least,
+    check_count,
+    dot,
+    gradient_of,
+    norm,
+    of_matrices,
+)
 
-__all__ = ["floor", "match_norm", "match_rms", "pin_radius", "radial_brake"]
+__all__ = ["floor", "graft", "match_norm", "match_rms", "pin_radius", "radial_brake"]
 
 
 def floor(
@@ -107,6 +118,93 @@ def match_rms(
 
     over = Matrices(matrices, "optim.parts.match_rms")
     return of_matrices(match, over, name="parts.match_rms", length="sets")
+
+
+class GraftState(NamedTuple):
+    """The state of `graft`.
+
+    Attributes:
+        count: the number of updates so far, int32.
+        onto: the state of the other transformation.
+    """
+
+    count: ArrayLike
+    onto: optax.OptState
+
+
+def graft(
+    onto: optax.GradientTransformation,
+    start: int = 1,
+    eps: float = 1e-16,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Gives the updates of each matrix the norm that another optimizer's would have (grafting).
+
+    With the update U, the gradient G of the chain and the direction A that `onto` makes of G, one
+    step is
+
+        D = U * norm(A) / (norm(U) + eps),   and D = A before update `start`
+
+    so that learning rates tuned for `onto` suit U. Shampoo is grafted onto Adam, by `parts.adam`,
+    or onto the gradient itself, by optax.identity. It stands before the learning rate.
+
+    Args:
+        onto: a part or a transformation of optax without a learning rate, whose norms are used; it
+            has a state of its own, such as Adam's averages.
+        start: the first update, counted from 1, with the direction of U, such as the `start` of
+            `shampoo`.
+        eps: added to the norm by which is divided.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: `start` is not positive, or `onto` is a part that stands after the learning
+            rate; at init, a parameter is not a real matrix; at the update, outside of
+            `optim.chain`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from optim import parts
+        >>> part = parts.graft(optax.identity())
+        >>> grads, update = jnp.array([[6.0, 8.0]]), jnp.array([[2.0, 0.0]])
+        >>> found, _ = part.update(update, part.init(update), grad=grads)
+        >>> print(found)
+        [[10.  0.]]
+
+    Reference: Agarwal et al., Disentangling Adaptive Gradient Methods from Learning Rates,
+      https://arxiv.org/abs/2002.11803
+    """
+    check_count("start", start)
+    if isinstance(onto, Part) and onto.place != "before":
+        raise ArgumentError(
+            f"parts.graft takes the norms of a direction, and {onto.name} changes the step.", "onto"
+        )
+    inner = optax.with_extra_args_support(onto)
+    over = Matrices(matrices, "optim.parts.graft")
+
+    def init(params: optax.Params) -> GraftState:
+        over.layouts(params)  # raises where a parameter is no matrix
+        return GraftState(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, GraftState]:
+        grads = gradient_of(extra, "parts.graft")
+        others, kept = inner.update(grads, state.onto, params, **extra)
+        count = jnp.asarray(optax.safe_increment(state.count))
+
+        def one(u: jax.Array, a: jax.Array) -> jax.Array:
+            return jnp.where(count < start, a, with_length_of(u, a, eps))
+
+        def both(us: list[jax.Array], others: list[jax.Array]) -> Sequence[list[jax.Array]]:
+            return list(map(one, us, others)), others
+
+        moves, _ = over.map(both, [updates, others])
+        return moves, GraftState(count, kept)
+
+    return Part(init, update, name="parts.graft", length="sets")
 
 
 def radial_brake(

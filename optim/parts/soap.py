@@ -17,6 +17,7 @@ from optim.eigenvectors import (
     Sides,
     first_bases,
     first_sides,
+    grams_of_sides,
     is_noise,
     next_bases,
     of_sides,
@@ -25,8 +26,16 @@ from optim.eigenvectors import (
     turn_back,
 )
 from optim.layouts import MatrixSpec
-from optim.matrices import Matrices, gram_matrices, product, transpose
-from optim.parts.base import Part, at_least, dot, gradient_of, norm
+from optim.matrices import Matrices, product, transpose
+from optim.parts.base import (
+    Part,
+    at_least,
+    check_count,
+    check_option,
+    dot,
+    gradient_of,
+    norm,
+)
 
 __all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
 
@@ -112,15 +121,15 @@ def soap(
     Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
       https://arxiv.org/abs/2409.11321
     """
-    _check_option("squares", squares, ("update", "gradient"))
-    _check_option("first", first, ("pass", "rotate", "skip"))
-    _check_option("length", length, ("gram", "frobenius", "free"))
-    _check_option("sides", sides, ("both", "shorter"))
-    _check_every(every)
+    check_option("squares", squares, ("update", "gradient"))
+    check_option("first", first, ("pass", "rotate", "skip"))
+    check_option("length", length, ("gram", "frobenius", "free"))
+    check_option("sides", sides, ("both", "shorter"))
+    check_count("every", every)
     over = Matrices(matrices, "optim.parts.soap")
 
     def grams_of(x: jax.Array) -> Sides:
-        return _grams(x, max_precond_dim, sides)
+        return grams_of_sides(x, max_precond_dim, sides)
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
@@ -385,7 +394,7 @@ def _kl_part(
     matrices: MatrixSpec,
 ) -> Part:
     """Makes `kl_soap` or `kl_shampoo`, whose direction is a function of one parameter's arrays."""
-    _check_every(every)
+    check_count("every", every)
     over = Matrices(matrices, f"optim.parts.{name}")
 
     def fill(basis: jax.Array) -> jax.Array:
@@ -393,7 +402,7 @@ def _kl_part(
 
     def init(params: optax.Params) -> KlState:
         over.declare(params)
-        zeros, *sides = first_sides(over, params, _grams)
+        zeros, *sides = first_sides(over, params, grams_of_sides)
         variance = zeros if has_variance else ()
         values = jax.tree.map(fill, sides[2:])
         return KlState(jnp.zeros((), jnp.int32), variance, *sides, *values)
@@ -467,12 +476,6 @@ def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
 # What the parts share.
 
 
-def _grams(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
-    if sides == "shorter":
-        max_size = min(max_size, *x.shape[-2:])
-    return Sides(*gram_matrices(x, max_size))
-
-
 def _average(old: list[Sides], new: list[Sides], decay: float) -> list[Sides]:
     return jax.tree.map(lambda o, n: moving_average(o, n, scalar(decay, n)), old, new)
 
@@ -501,13 +504,3 @@ def _gram_norm(x: jax.Array) -> jax.Array:
     """Returns the root of the Frobenius norm of X X^T, [n, 1, 1], for X [n, rows, columns]."""
     flat = transpose(x) if x.shape[-2] > x.shape[-1] else x
     return jnp.sqrt(norm(product(flat, transpose(flat))))
-
-
-def _check_option(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-
-
-def _check_every(every: int) -> None:
-    if every < 1:
-        raise ValueError(f"every must be at least 1, got {every}.")

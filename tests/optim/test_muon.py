@@ -55,6 +55,12 @@ def test_orthogonalize_is_a_polynomial_of_singular_values(shape, coefficients):
     np.testing.assert_allclose(got32, by_svd(x, triples), rtol=0, atol=1e-4)
 
 
+def test_triples_for_each_step_may_be_lists_as_a_config_has_them():
+    several = [[2.0, -1.5, 0.5], [1.5, -0.5, 0.0]]
+    assert polynomials(several, 3) == [(2.0, -1.5, 0.5), (1.5, -0.5, 0.0), (1.5, -0.5, 0.0)]
+    assert polynomials(tuple(map(tuple, several)), 1) == [(2.0, -1.5, 0.5)]
+
+
 @pytest.mark.parametrize(
     "coefficients, low, high", [("jordan", 0.68, 1.21), ("polar_express", 0.86, 1.14)]
 )

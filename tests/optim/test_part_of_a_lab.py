@@ -1,4 +1,4 @@
-"""A part of a user's own package, tests/lab/my_lab/aurora.py, in a chain."""
+"""Parts of a user's own package, tests/lab/my_lab/aurora.py and muown.py, in a chain."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import optim
 from tests import runs
 from trainer.__main__ import main
 
 FIGURES = np.load(Path(__file__).with_name("aurora_figures.npz"))
+MUOWN = np.load(Path(__file__).with_name("muown_figures.npz"))
 
 CONFIG = """
 model: !models.mlp {width: 16, depth: 2}
@@ -51,6 +54,59 @@ def test_it_agrees_with_its_authors_program(i: int):
         part = balanced_polar(iterations=3, beta=0.25)
         found: Any = part.update(jnp.asarray(FIGURES[f"gradient_{i}"]), part.init(jnp.eye(2)))[0]
         np.testing.assert_allclose(found, FIGURES[f"factor_{i}"], rtol=0, atol=1e-12)
+
+
+def muown_problem() -> tuple[list[Any], list[Any], Any]:
+    """Draws weights [inputs, outputs], one of them zeros, gradients [steps, ...], and rates."""
+    rng, shapes, steps = np.random.default_rng(11), [(3, 5), (4, 4), (6, 2)], 60
+    start = [rng.standard_normal(shape) * (i != 1) for i, shape in enumerate(shapes)]
+    grads = [rng.standard_normal((steps, *shape)) + 0.3 for shape in shapes]
+    t = np.arange(steps)
+    cosine = 0.5 * (1 + np.cos(np.pi * (t - 5) / (steps - 4)))
+    return start, grads, 0.02 * np.where(t < 5, (t + 1) / 5, cosine)
+
+
+def test_muown_agrees_with_its_authors_program():
+    """60 steps in float64, without a state of the program.
+
+    The figures are those of MuownDP of the script at the head of a26c8aa2-...txt, in
+    modded-nanogpt's records/track_3_optimization/results/20260508_muown, after every step, with
+    float64 in place of bfloat16, one process, v_norm_schedule_steps=40, v_norm_target_scale=2.496,
+    and 1e-30 in place of the 1e-7 that it adds to norms before the Newton-Schulz steps. A change of
+    the gradients by 1e-12 changes the weights by at most 7e-13 of themselves.
+    """
+    from my_lab.muown import muown  # pyright: ignore[reportMissingImports]
+
+    start, grads, rates = muown_problem()
+
+    def chain(rate: Any) -> Any:
+        return optim.chain(rate, [optax.identity()], [muown(target=2.496, steps=40)])
+
+    with jax.enable_x64(True):
+        params: Any = list(map(jnp.asarray, start))
+        state, found = chain(0.1).init(params), []
+        step = jax.jit(lambda rate, *args: chain(rate).update(*args))
+        for t, rate in enumerate(rates):
+            updates, state = step(rate, [jnp.asarray(g[t]) for g in grads], state, params)
+            params = optax.apply_updates(params, updates)
+            found.append(params)
+    for i, first in enumerate(start):
+        expected = MUOWN[f"weights_{i}"]
+        assert np.abs(expected[-1] - first).max() > 0.2
+        np.testing.assert_allclose(np.stack([x[i] for x in found]), expected, rtol=0, atol=1e-11)
+
+
+def test_a_config_names_muown_and_runs_it(tmp_path: Path, capsys: Any):
+    before = CONFIG.index("        before:")
+    after = CONFIG.index("    rest:")
+    chain = (
+        "        before: [!optax.identity {}]\n        after: [!my_lab.muown.muown {steps: 4}]\n"
+    )
+    (tmp_path / "lab.yaml").write_text(CONFIG[:before] + chain + CONFIG[after:])
+    options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]
+    assert main(["explain", *options]) == 0
+    assert "  my_lab.muown: scale 0.2, target 1, steps 4, power 1.2" in capsys.readouterr().out
+    assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
 
 
 def test_a_config_names_it_and_its_plan_lists_it(tmp_path: Path, capsys: Any):

@@ -17,6 +17,7 @@ from tests.programs import psgd_by_modded_nanogpt, psgd_step
 from tests.recorded import Recorded, rate
 
 FIGURES = np.load(Path(__file__).with_name("psgd_figures.npz"))
+ROTATED = np.load(Path(__file__).with_name("psgd_rotated_figures.npz"))
 SHAPES = {"a": (3, 5), "b": (4, 4), "c": (6, 2), "stack": (2, 3, 4)}  # [inputs, outputs]
 STEPS = 100
 # A cosine with warm-up.
@@ -195,6 +196,54 @@ def test_a_free_run_of_100_steps_ends_where_the_program_does():
     assert free_run() < RECORDED["psgd"].bound
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("default", {"precond_lr": 0.1}),
+        ("other", {"precond_lr": 0.3, "init_scale": 0.7, "damping": 0.1, "bound_decay": 0.5}),
+    ],
+)
+def test_the_default_geometry_of_psgd_torch_agrees_with_its_program(case: str, options: Any):
+    """100 steps in float64, without a state of the program; every tenth is compared.
+
+    The figures are those of KronWhiten of psgd.py in lixilinx/psgd_torch, with
+    preconditioner_max_skew and grad_clip_max_amps infinite, torch.randn_like and torch.randn in
+    place of which are the matrices of `probes` and `vectors`, and no balancing (torch.rand is 0.5).
+    Of its arguments, preconditioner_init_scale is the square of ours. A change of the gradients by
+    1e-12 changes the weights by at most 4e-13.
+    """
+    with jax.enable_x64(True):
+        part = [parts.psgd(geometry="Q0.5EQ1.5", **options)]
+        params: Any = jax.tree.map(jnp.asarray, START)
+        state, found = optim.chain(0.1, part).init(params), []
+        step = jax.jit(lambda rate, *args: optim.chain(rate, part).update(*args))
+        for t in range(STEPS):
+            grads = {name: jnp.asarray(g[t]) for name, g in GRADS.items()}
+            updates, state = step(RATES[t], grads, state, params)
+            params = optax.apply_updates(params, updates)
+            found.append(params)
+    for name, layer in LAYERS:
+        ours = np.stack([x[name] for x in found[9::10]]).reshape(10, -1, *SHAPES[name][-2:])
+        expected = ROTATED[f"{case}_{name}_{layer}"]
+        first = START[name].reshape(-1, *SHAPES[name][-2:])[layer]
+        assert np.abs(expected[-1] - first).max() > 0.3
+        np.testing.assert_allclose(ours[:, layer], expected, rtol=0, atol=1e-10)
+
+
+def test_damping_bounds_directions_in_that_geometry():
+    """Of gradients of 0, which do not bound the factors."""
+    found = {}
+    for damping in (1.0, 0.1):
+        part = parts.psgd(precond_lr=0.5, geometry="Q0.5EQ1.5", damping=damping, init_scale=1.0)
+        zeros, update = jnp.zeros((3, 3)), jax.jit(part.update)
+        state: Any = part.init(zeros)
+        for _ in range(200):
+            _, state = update(zeros, state)
+        factors = state.left @ state.right
+        found[damping] = float(jnp.linalg.norm(factors.T @ factors))
+    assert 0.5 < found[1.0] < 20 and 5 < found[0.1] / found[1.0] < 20
+
+
 def test_the_factors_whiten_what_they_are_fitted_to():
     """The elements of D then have mean squares of 1, whatever the scales of the gradients."""
     shape, rng = (4, 6), np.random.default_rng(0)
@@ -218,6 +267,11 @@ def test_random_matrices_depend_on_seed_step_and_place():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="whiten must be 'update' or 'gradient', got 'grad'"):
         parts.psgd(whiten="grad")
+    with pytest.raises(ValueError, match=r"geometry must be one of EQ, Q0\.5EQ1\.5, got 'QEQ'"):
+        parts.psgd(geometry="QEQ")  # pyright: ignore[reportArgumentType]
+    for options in ({"damping": 1e-3}, {"bound_decay": 0.5}):
+        with pytest.raises(ValueError, match="damping and bound_decay belong to the geometry"):
+            parts.psgd(**options)
     with pytest.raises(ValueError, match=r"optim\.parts\.psgd.*'bias'"):
         parts.psgd().init({"bias": jnp.zeros(3)})
     part, params = parts.psgd(whiten="gradient"), {"w": jnp.ones((2, 2))}

@@ -219,6 +219,7 @@ EXAMPLES: Mapping[str, str] = {
     f" {{inner: {_ADAMW}}}",
     "optim.chain": "!optim.chain {learning_rate: 0.02, before: [!parts.momentum {},"
     " !parts.polar {}, !parts.match_norm {}], after: [!parts.pin_radius {}]}",
+    "parts.graft": "!parts.graft {onto: !parts.adam {}}",
     "parts.momentum_mixture": "!parts.momentum_mixture {decays: [0.9, 0.98], weights: [0.5, 0.5]}",
     "parts.psgd": "!optim.chain {learning_rate: 2e-3, before: [!optax.ema {decay: 0.95},"
     " !parts.psgd {precond_lr: 0.2}, !optax.clip_by_block_rms {threshold: 1.1}],"

@@ -1,0 +1,158 @@
+"""Shampoo: preconditions matrices by inverse roots of the covariances of gradients."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.division import one_by_one
+from optim.eigenvectors import Sides, first_sides, grams_of_sides, of_sides
+from optim.inverse_roots import (
+    average_or_add,
+    correction,
+    inverse_roots,
+    is_due,
+    precondition,
+)
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices
+from optim.parts.base import Part, check_count, check_option, gradient_of
+
+__all__ = ["shampoo"]
+
+
+class ShampooState(NamedTuple):
+    """The state of `shampoo`.
+
+    Attributes:
+        count: the number of updates so far, int32.
+        left: the mean or sum of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that
+            is not preconditioned.
+        right: that of G^T G, [batch axes..., columns, columns]; likewise.
+        left_root: the last computed inverse root of `left`.
+        right_root: that of `right`.
+    """
+
+    count: jax.Array
+    left: optax.Params
+    right: optax.Params
+    left_root: optax.Params
+    right_root: optax.Params
+
+
+def shampoo(
+    b2: float = 0.95,
+    eps: float | None = 1e-12,
+    exponent: float | None = None,
+    every: int = 1,
+    start: int | None = None,
+    sides: Literal["both", "shorter"] = "both",
+    tolerance: float | None = None,
+    max_precond_dim: int = 8192,
+    matrices: MatrixSpec = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Multiplies updates by inverse roots of the covariances of gradients (Shampoo).
+
+    With the update U, the gradient G of the chain and the number of the update t, one step is
+
+        L <- b2 * L + (1 - b2) * G G^T,   R likewise of G^T G
+        D  = (L / (1 - b2^t) + eps I)^(-exponent) U (R / (1 - b2^t) + eps I)^(-exponent)
+
+    With b2 = 1, L and R are sums, which are not corrected: with `every` at its default and nothing
+    else in the chain, this is the Shampoo of Gupta et al. With eps = None, the powers are those of
+    pseudo-inverses: eigenvalues of zero stay zero. Before update `start`, D = U.
+
+    After `optax.ema`, the bias-corrected momentum, and before `graft`, it is Distributed Shampoo,
+    as in results 21 and 35 of modded-nanogpt's optimizer track, both with the exponent 1/4 on both
+    sides; `optim.shampoo` is that as one optimizer. One-sided Shampoo is {sides: shorter}.
+
+    Differences from the program of those results: if the smallest eigenvalue is below eps, it adds
+    to all eigenvalues what it lacks; here, eigenvalues below the rounding errors of the largest are
+    raised to these before eps is added. Its pseudo-inverse is {eps: null, tolerance: 0}.
+
+    Args:
+        b2: the decay of L and R; a float, a traced scalar or, in a group, a schedule.
+        eps: added to the eigenvalues; None for pseudo-inverses.
+        exponent: the power of each inverse root; None for 1/4 if both sides are preconditioned, and
+            1/2 if one is.
+        every: the number of updates from one computation of the roots to the next.
+        start: the first update, counted from 1, that is preconditioned; None for `every`.
+        sides: whether "both" sides of a matrix are preconditioned or only the "shorter" one, both
+            if it is square.
+        tolerance: in pseudo-inverses, eigenvalues up to this many times the largest count as zero;
+            None for the rounding error of the dtype times the side of the matrix.
+        max_precond_dim: the longest side that is preconditioned.
+        matrices: which axes are the matrices; None for the last two.
+
+    Returns:
+        The part.
+
+    Raises:
+        ValueError: `sides` is unknown, a number of updates is not positive, or there is a tolerance
+            without pseudo-inverses; at init, a parameter is not a real matrix; at the update,
+            outside of `optim.chain`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optax, optim
+        >>> from optim import parts
+        >>> tx = optim.chain(
+        ...     learning_rate=0.1,
+        ...     before=[optax.ema(0.9), parts.shampoo(0.95), parts.graft(parts.adam(0.9, 0.95))],
+        ...     after=[parts.decay(0.1)],
+        ... )
+        >>> params = {"kernel": jnp.eye(2)}
+        >>> grads = {"kernel": jnp.array([[1.0, 2.0], [3.0, 5.0]])}
+        >>> updates, state = tx.update(grads, tx.init(params), params)
+        >>> print(np.asarray(updates["kernel"]).round(3))
+        [[ 0.078 -0.11 ]
+         [-0.11  -0.098]]
+
+    References: Gupta et al., Shampoo, https://arxiv.org/abs/1802.09568; Shi et al., A Distributed
+      Data-Parallel PyTorch Implementation of the Distributed Shampoo Optimizer,
+      https://arxiv.org/abs/2309.06497; https://github.com/KellerJordan/modded-nanogpt,
+      records/track_3_optimization
+    """
+    begin = every if start is None else start
+    check_option("sides", sides, ("both", "shorter"))
+    check_count("every", every)
+    check_count("start", begin)
+    if tolerance is not None and eps is not None:
+        raise ValueError("tolerance is that of pseudo-inverses: set eps to None, or remove it.")
+    over = Matrices(matrices, "optim.parts.shampoo")
+
+    def grams_of(x: jax.Array) -> Sides:
+        return grams_of_sides(x, max_precond_dim, sides)
+
+    def init(params: optax.Params) -> ShampooState:
+        over.declare(params)
+        _, *fields = first_sides(over, params, grams_of)
+        return ShampooState(jnp.zeros((), jnp.int32), *fields)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, ShampooState]:
+        del params
+        count = jnp.asarray(optax.safe_increment(state.count))
+
+        def corrected(gram: jax.Array) -> jax.Array:
+            return gram / correction(b2, count, gram)
+
+        def move(
+            moves: list[jax.Array], grads: list[jax.Array], *kept: list[Any]
+        ) -> Sequence[list[Any]]:
+            news = of_sides(list(map(grams_of, grads)))
+            grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), kept[:2], news)
+            roots = jax.lax.cond(
+                is_due(count, begin, every),
+                lambda: inverse_roots(grams, corrected, eps, exponent, tolerance),
+                lambda: kept[2:],
+            )
+            return list(map(precondition, moves, *roots)), grads, *grams, *roots
+
+        trees = [updates, gradient_of(extra, "parts.shampoo")]
+        moves, _, *fields = over.map(one_by_one(move), trees, state[1:])
+        return moves, ShampooState(count, *fields)
+
+    return Part(init, update, name="parts.shampoo", length="ignores")
