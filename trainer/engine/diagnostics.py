@@ -36,7 +36,7 @@ Diagnostic = Literal[
 ]
 ALL: tuple[Diagnostic, ...] = get_args(Diagnostic)
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
-_POWER_STEPS = 20
+_POWER_STEPS, _STARTS = 20, 8
 
 
 def check_diagnostics(asked: Sequence[str] | str, clip_norm: Any) -> None:
@@ -220,7 +220,10 @@ class Group:
         return jnp.max(self._spectral_norms)
 
     def stable_rank(self) -> jax.Array:
-        """The mean over the matrices of U of their stable rank |U|_F^2 / |U|_2^2, from 1 to the rank."""
+        """The mean over the matrices of U of their stable rank, |U|_F^2 / |U|_2^2.
+
+        It lies between 1 and the rank. For |U|_2 see `spectral_norms`.
+        """
         squares = jnp.concatenate([jnp.square(_norms(u)) for u, _ in self.matrices])
         return jnp.mean(_quotient(squares, jnp.square(self._spectral_norms)))
 
@@ -251,10 +254,11 @@ class Group:
 def spectral_norms(matrices: jax.Array) -> jax.Array:
     """Estimates the largest singular value of matrices, [n, rows, columns], by power iteration.
 
-    It takes 20 steps of X^T X from a random vector that is always the same one. The estimate is
-    never too large. It is exact to 1e-3 where the second singular value is below 0.9 of the first;
-    if many are nearly equal, as in the updates of Muon, it is too small by a few percent at most
-    (see `tests/engine/test_diagnostics.py`), and a stable rank too large by twice as much.
+    It takes 20 steps of X^T X from each of 8 random vectors, which are always the same, and returns
+    the largest result. But for rounding it is never too large. Where the second singular value is
+    at most 0.9 of the first, it is exact to 1e-3. Where many are nearly equal it is too small: for
+    240 Gaussian matrices of up to 512x512 by 0.1 to 0.4% in the mean, and by 1.1% at most (from one
+    vector by 7%). A stable rank is then too large by twice as much.
 
     Args:
         matrices: [n, rows, columns], at least float32.
@@ -269,15 +273,18 @@ def spectral_norms(matrices: jax.Array) -> jax.Array:
     # Scaled, because the square of the fourth power of a small number would be 0 in float32.
     size = jnp.max(jnp.abs(matrices), (1, 2), keepdims=True)
     x = _quotient(matrices, size)
-    start = jax.random.normal(jax.random.key(0), (x.shape[-1], 1), x.dtype)
+    start = jax.random.normal(jax.random.key(0), (x.shape[-1], _STARTS), x.dtype)
+
+    def lengths(columns: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.sum(jnp.square(columns), -2, keepdims=True))
 
     def step(_: Any, v: jax.Array) -> jax.Array:
         v = product(transpose(x), product(x, v))
-        return _quotient(v, _norms(v)[:, None, None])
+        return _quotient(v, lengths(v))
 
-    first = jnp.broadcast_to(start / jnp.sqrt(jnp.sum(start**2)), (x.shape[0], *start.shape))
+    first = jnp.broadcast_to(start / lengths(start), (x.shape[0], *start.shape))
     v = jax.lax.fori_loop(0, _POWER_STEPS, step, first)
-    return size[:, 0, 0] * _norms(product(x, v))
+    return jnp.max(size * lengths(product(x, v)), (1, 2))
 
 
 def _angles(u: jax.Array, w: jax.Array) -> jax.Array:
