@@ -58,7 +58,7 @@ def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
     workdir, config = tmp_path / "run", runs.write_config(tmp_path, more)
     assert runs.train(config, workdir) == 0
     rows = {row["step"]: row for row in runs.lines(workdir)}
-    program = load_program(load([tmp_path / "base.gin", config], ["unruly"]), ["unruly"])
+    program = load_program(load([tmp_path / "base.gin", config]), ["unruly"])
     for step in LOGGED:
         batch = next(program.experiment.batches(step - 1))
         trees = [checkpoint.load_params(workdir, each) for each in (step - 1, step)]
@@ -103,7 +103,7 @@ def test_diagnostics_change_no_bit_of_a_run(tmp_path, more):
     assert without(rows) == runs.lines(plain)
     assert checkpoint.diff(workdir, 20, 20, other=plain) == []
     # A resumed run has the same rows, wherever it was stopped: also just before a logged step.
-    for until in (5, 7, 9):
+    for until in (5, 7):
         assert runs.train(config, again, f"--until={until}") == 75
     assert runs.train(config, again) == 0
     assert runs.lines(again) == rows
@@ -134,7 +134,7 @@ def test_steps_that_are_not_finite_are_diagnosed_as_they_would_have_been_made(tm
     assert str(without(rows)) == str(runs.lines(plain))  # NaN is not equal to itself
     assert diagnosed(rows) == LOGGED
     (bad,) = [row for row in rows if row["step"] == 6]
-    assert np.isnan(bad["update_rms/all"]) == (policy == "skip")
+    assert np.isnan(float(bad["update_rms/all"])) == (policy == "skip")
     assert runs.train(config, again, "--until=6") == 75
     assert runs.train(config, again) == 0
     assert str(runs.lines(again)) == str(rows)
