@@ -73,7 +73,7 @@ class Diagnosed:
         return jax.device_get(jax.grad(loss)({p: jnp.asarray(x) for p, x in self.before.items()}))
 
 
-def stacked(tree: Any, paths: list[str]) -> list[np.ndarray]:
+def stacked(tree: Any, paths: list[str]) -> list[Any]:
     """The matrices of kernels, some of which are [layers, rows, columns]."""
     return [np.float64(x) for p in paths for x in tree[p].reshape(-1, *tree[p].shape[-2:])]
 
