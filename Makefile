@@ -76,6 +76,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
 	$(RUN) -m benchmarks.nonfinite
+	$(RUN) -m benchmarks.diagnostics
 	$(RUN) -m benchmarks.soap
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.chunked_loss

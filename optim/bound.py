@@ -25,7 +25,7 @@ from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales, refuse_states
 from optim.lookahead import Lookahead
-from optim.norms import all_finite, clip
+from optim.norms import all_finite, clip, clip_scale
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.readout import WeightEma
@@ -33,6 +33,22 @@ from optim.rounding import LowPrecision, round_to
 from optim.transformations import SlowParams
 
 _SCHEDULED_BY = "lookahead.scheduled_by"
+
+
+class Updates(NamedTuple):
+    """What an optimizer would do to the parameters in a step; see `Optimizer.updates`.
+
+    Attributes:
+        updates: path name -> what is added to a parameter, at least float32.
+        weights: path name -> the parameter that it is added to, at least float32: the copy of
+            low_precision="master", if there is one.
+        clip_scale: the factor of the gradients by which clip_norm clips them, 1 if it does not; a
+            scalar. None without clip_norm.
+    """
+
+    updates: dict[str, jax.Array]
+    weights: dict[str, jax.Array]
+    clip_scale: jax.Array | None
 
 
 class BoundOptimizer(NamedTuple):
@@ -184,6 +200,19 @@ class BoundOptimizer(NamedTuple):
         new_params = unflatten(self.params, {**flatten(self.params), **back})
         new = Unpacked(groups, lookahead, readout, count, old.step + 1)
         return new_params, packed(new)._replace(master=master)
+
+    def updates(
+        self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
+    ) -> Updates:
+        """Computes what `update` adds to the parameters; see `Optimizer.updates`."""
+        given, trainable = flatten(grads), self.trainable()
+        own = {path: given[path] for path in trainable}
+        old, wide = self._unpacked(state), {**widen(trainable), **state.master}
+        moves, _ = self._updates(own, old, wide, extra)
+        scale = None
+        if self.clip_norm is not None:
+            scale = clip_scale(widen(own), self.clip_norm, old.step)
+        return Updates({path: moves[path].astype(w.dtype) for path, w in wide.items()}, wide, scale)
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""

@@ -39,7 +39,7 @@ _DENSE = "or 'dense' if the last two axes are the matrix."
 _LARGEST_WINDOW = 64
 _WINDOWS_1D = (3, 5, 7, 9, 11)  # an even size is more likely a number of stacked layers
 
-_NO_MATRIX = Doubt(
+NO_MATRIX = Doubt(
     "A bias or a scale is not a matrix: put it in another group, for example by a pattern that ends"
     " in /kernel."
 )
@@ -125,7 +125,7 @@ class ModelShapes:
         path = _plain(path)
         shape = self._shapes[path]
         if path.lower().split("/")[-1] in ("bias", "scale"):
-            return _NO_MATRIX
+            return NO_MATRIX
         if len(shape) < 3:
             return None
         heads = self._by_heads(path)

@@ -26,12 +26,19 @@ def clip(
 
     Raises ValueError if its schedule fails; inside shard_map, if a gradient is sharded.
     """
+    scale = clip_scale(grads, clip_norm, step)
+    # g.real: a complex gradient is scaled by a real number.
+    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
+
+
+def clip_scale(
+    grads: dict[str, jax.Array], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
+) -> jax.Array:
+    """Returns the scalar by which `clip` multiplies the gradients: 1 if it does not clip them."""
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = evaluate(clip_norm, step, "clip_norm") if callable(clip_norm) else clip_norm
     bound = jnp.asarray(bound, norm.dtype)
     # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
     # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
-    scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
-    # g.real: a complex gradient is scaled by a real number.
-    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
+    return jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)

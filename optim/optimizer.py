@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optim import checks, factories, interop
-from optim.bound import BoundOptimizer, own_floats
+from optim.bound import BoundOptimizer, Updates, own_floats
 from optim.factories import evaluate
 from optim.groups import Group, GroupError, assign, wrong_groups
 from optim.layer_decay import Layers, wrong_layers
@@ -231,6 +231,24 @@ class Optimizer(NamedTuple):
         """
         bound = self.bind(params)
         return bound.update(grads, state, skip=skip, key=key, extra=extra)
+
+    def updates(self, grads: Any, state: OptimizerState, params: Any, **extra: Any) -> Updates:
+        """Computes what the optimizers of the groups add to the parameters in a step.
+
+        That is the step of `update` before its lookahead, before its rounding to low precision and
+        whether or not it is skipped. It is returned as the optimizers return it, and not as the
+        difference of the parameters, in which small updates of large weights would be rounded away.
+
+        Args:
+            grads: as for `update`.
+            state: as for `update`; it stays valid.
+            params: the parameters before the step.
+            **extra: as for `update`.
+
+        Returns:
+            The updates of the trainable parameters, and the weights that they are added to.
+        """
+        return self.bind(params).updates(grads, state, extra=extra)
 
     @property
     def tx(self) -> optax.GradientTransformationExtraArgs:

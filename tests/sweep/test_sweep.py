@@ -160,6 +160,27 @@ def test_each_trial_has_the_bits_of_its_run_alone(tmp_path, capsys, name):
     assert all((trial / "nonfinite.json").exists() == (name == "skip") for trial in found)
 
 
+@pytest.mark.parametrize("more", ["", "vmap: 4"])
+def test_trials_have_the_diagnostics_of_their_runs_alone(tmp_path, capsys, monkeypatch, more):
+    from trainer.engine.program import Program
+
+    traced, trace = [], Program._trace_diagnose
+    monkeypatch.setattr(
+        Program, "_trace_diagnose", lambda *given: traced.append(1) or trace(*given)
+    )
+    more = f"checkpoints: final\n{more}"
+    file = write_sweep(tmp_path, replaced("diagnostics", "all"), more=more)
+    assert sweep(file, tmp_path / "sweep") == 0, capsys.readouterr().err
+    found = folders(tmp_path / "sweep")
+    assert len(found) == 3 + 2 and len(traced) == 1
+    alone = solo(found[1], tmp_path / "alone")
+    if "vmap" not in more:
+        assert_equal(found[1], alone, 12)
+    for ours, theirs in zip(rows(found[1]), rows(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)
+        assert ("rotation/all" in ours) == (ours["step"] in (3, 6, 9, 12))
+
+
 def test_one_program_serves_a_hundred_trials(tmp_path, monkeypatch):
     """Every float of the optimizer and every seed is an input of the program."""
     from trainer.engine.program import Program

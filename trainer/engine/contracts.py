@@ -22,8 +22,8 @@ class ComponentError(ConfigError):
     """A mistake in one component of an experiment.
 
     Attributes:
-        component: the field of the experiment: "model", "data", "loss", "metrics" or
-            "train_metrics".
+        component: the field of the experiment: "model", "data", "loss", "metrics",
+            "train_metrics" or "diagnostics".
     """
 
     def __init__(self, component: str, message: str):

@@ -16,6 +16,7 @@ from trainer.config import Builder, Call, Config, ConfigError, Units, build_erro
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine.contracts import check_data, check_language, tokens_per_example
+from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model
 from trainer.writers import check_names
@@ -57,6 +58,11 @@ class Experiment:
             evaluated, in addition to the loss.
         train_metrics: metric name -> a clu metric, computed over the training batch of the logged
             step, from the outputs that its loss is computed from, and logged as "train/<name>".
+        diagnostics: what is computed of the update of each logged step, by group, and logged as
+            "<name>/<group>": "update_rms", "weight_rms", "update_ratio", "gradient_cosine",
+            "weight_cosine", "spectral_norm", "stable_rank", "rotation" and "clipped", as
+            `engine.diagnostics.Group` defines them; or "all". They do not change what is trained,
+            and take about the time of one more step for each row.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.
@@ -110,6 +116,7 @@ class Experiment:
     data_seed: int | None = None
     metrics: Mapping[str, type] = field(default_factory=dict)
     train_metrics: Mapping[str, type] = field(default_factory=dict)
+    diagnostics: Sequence[Diagnostic] | Literal["all"] = ()
     precision: Literal["float32", "bfloat16", "mixed"] = "float32"
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
@@ -175,6 +182,7 @@ class Experiment:
                 f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both average the "
                 f"parameters for evaluation. Remove one of them."
             )
+        check_diagnostics(self.diagnostics, self.optimizer.clip_norm)
         self._check_hooks()
 
     def _check_hooks(self) -> None:

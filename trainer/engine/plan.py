@@ -29,6 +29,7 @@ from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.engine.splits import ranking_warnings, split_sizes
+from trainer.messages import plural
 from trainer.models.mode import describe_mode
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -272,6 +273,7 @@ class Plan:
         hyperparameters: group name -> float argument -> its peak, first and final value; the name
             "" has those of `optim.optimizer` itself, such as `clip_norm`, if there are any.
         wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
+        diagnostics: a line about the diagnostics, their cost and their matrices; "" without any.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
         chains: group name -> the parts of its `optim.chain`, a line each.
@@ -296,6 +298,7 @@ class Plan:
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     wrappers: Sequence[str]
+    diagnostics: str
     block: BlockRule
     matrices: Matrices
     chains: Mapping[str, Sequence[str]]
@@ -325,6 +328,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
+        diagnostics = _diagnostics(program)
         program.evaluation.check(state)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
@@ -366,6 +370,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         },
         hyperparameters=describe(sampled),
         wrappers=_wrappers(optimizer, state.opt_state),
+        diagnostics=diagnostics,
         block=program.block_rule,
         matrices=matrices,
         chains={
@@ -428,6 +433,24 @@ def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[s
         for name, wrapper, own in found
         if wrapper is not None
     ]
+
+
+def _diagnostics(program: Program) -> str:
+    """Returns a line about the diagnostics of a run, or "" if it has none."""
+    experiment = program.experiment
+    if not experiment.diagnostics:
+        return ""
+    labels = flatten(experiment.optimizer.label(program.abstract_state().params))
+    by_group: dict[str, list[Layout]] = {}
+    for path, layout in program.diagnosed_layouts.items():
+        by_group.setdefault(labels[path], []).append(layout)
+    asked = experiment.diagnostics
+    names = "all" if asked == "all" else ", ".join(asked)
+    matrices = [f"{_sizes(found)} in group {group!r}" for group, found in by_group.items()]
+    return (
+        f"diagnostics, every {plural(experiment.log_every, 'step')}, in about the time of a step: "
+        f"{names}; their matrices: {'; '.join(matrices) or 'none'}"
+    )
 
 
 def _is_decay(key: str) -> bool:

@@ -23,6 +23,7 @@ def render(plan: Plan) -> str:
         *plan.matrices.lines,
         *_chains(plan),
         *map(printable, plan.wrappers),
+        *([printable(plan.diagnostics)] if plan.diagnostics else []),
         *_hyperparameters(plan),
         *_inputs(plan),
         *(f"warning: {printable(text)}" for text in plan.warnings),

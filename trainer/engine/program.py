@@ -11,16 +11,18 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from optim.dtypes import widen
+from optim.layouts import Layout
 from optim.norms import all_finite
 from trainer.engine import sharding
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
-from trainer.engine.contracts import Batch, calling, check_components
+from trainer.engine.contracts import Batch, ComponentError, calling, check_components
+from trainer.engine.diagnostics import check_matrices, find_layouts
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
 from trainer.engine.flops import count_flops
 from trainer.engine.inputs import Inputs
-from trainer.engine.step import State, StepMetrics, to_bfloat16, train_step
+from trainer.engine.step import State, StepMetrics, diagnose_step, to_bfloat16, train_step
 
 
 class Program:
@@ -60,6 +62,7 @@ class Program:
         self._step: Any = None
         self._block: Any = None
         self._params_finite: Any = None
+        self._diagnose: Any = None
 
     # Initialization.
 
@@ -173,6 +176,8 @@ class Program:
             self._step = self.trace(state).lower().compile()
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
+        if self.experiment.diagnostics:
+            self._diagnose = self._trace_diagnose(state).lower().compile()
 
     @property
     def compiled(self) -> Any:
@@ -278,6 +283,54 @@ class Program:
             self._compile_check(state)
         compiled: Any = self._params_finite
         return compiled(state.params)
+
+    # Diagnostics.
+
+    @cached_property
+    def diagnosed_layouts(self) -> Mapping[str, Layout]:
+        """The matrices that the experiment's diagnostics are of, by path name.
+
+        Raises ComponentError if it asks for diagnostics of matrices, and there are none.
+        """
+        found = find_layouts(self.experiment.optimizer, self.abstract_state().params)
+        try:
+            check_matrices(self.experiment.diagnostics, found)
+        except ValueError as error:
+            raise ComponentError("diagnostics", str(error)) from error
+        return found
+
+    def diagnose(self, state: State, batch: Batch) -> StepMetrics:
+        """Computes the diagnostics of the next update, asynchronously.
+
+        It is a program of its own, so that the step has the same bits with and without it.
+        `compile` compiles it as well, if the experiment has diagnostics.
+
+        Args:
+            state: the state before the update; it stays valid.
+            batch: the batch of the update, as `advance` takes it.
+
+        Returns:
+            The diagnostics by name, on the devices; see `step.diagnose_step`.
+        """
+        if self._diagnose is None:
+            self._diagnose = self._trace_diagnose(state).lower().compile()
+        found = self._diagnose(state, self.feed.to_devices(batch))
+        if self.simulated:  # as for the steps of `advance`
+            jax.block_until_ready(found.arrays)
+        return found
+
+    def _trace_diagnose(self, state: State) -> jax.stages.Traced:
+        layouts = self.diagnosed_layouts
+        mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
+
+        def diagnose(state: State, batch: Batch) -> StepMetrics:
+            experiment = self._insert(state.hyperparams)
+            return StepMetrics.pack(diagnose_step(experiment, state, batch, layouts, mesh))
+
+        whole = sharding.replicated(self.mesh)  # each process reads it
+        return jax.jit(diagnose, out_shardings=whole).trace(state, self.feed.abstract_batch())
+
+    # The step as a pure function.
 
     def traced_step(
         self, state: State, batch: Batch, mesh: AbstractMesh | None = None

@@ -3,8 +3,8 @@
 Begin with `train_step`; `State` and `StepMetrics` are what goes in and comes out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +17,11 @@ from jax.sharding import AbstractMesh
 import optim
 from optim.checks import groups_needing, needs_examples
 from optim.dtypes import widen
+from optim.layouts import Layout
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.engine.contracts import Batch, calling
+from trainer.engine.diagnostics import compute
 from trainer.engine.experiment import Experiment
 from trainer.engine.metric_sums import (
     TrainMetrics,
@@ -89,37 +91,18 @@ def train_step(
         checks its parameters with `Program.params_finite` instead, at some steps only, because that
         is cheaper.
     """
-    optimizer = experiment.optimizer
-    # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
-    key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
-    (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
-    norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-
-    def value_fn(params: Any) -> Any:
-        if experiment.microbatches > 1:
-            raise ValueError(
-                f"It evaluates the loss of the whole batch at other parameters, but with "
-                f"microbatches={experiment.microbatches} the batch is split. Set microbatches "
-                f"to 1, or choose an optimizer that needs only gradients."
-            )
-        return _loss(experiment, params, state.model_state, batch, key)[0]
-
-    grads |= _example_gradients(experiment, optimizer, state, batch, key)  # [examples, ...]
-    on_mesh = nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
-    with on_mesh, jax.named_scope("optimizer"):
+    optimizer, found = experiment.optimizer, _differentiate(experiment, state, batch)
+    finite, model_state = found.finite, found.model_state
+    with _on_mesh(mesh), jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
-            grads,
+            found.passed,
             state.opt_state,
             state.params,
             skip=~finite if experiment.on_nonfinite == "skip" else None,
-            key=jax.random.fold_in(key, _ROUNDING),
-            value=loss,
-            value_fn=value_fn,
-            obj_fn=value_fn,
-            grad_fn=lambda params, *_: jax.tree.map(jnp.conj, jax.grad(value_fn)(params)),
+            key=jax.random.fold_in(found.key, _ROUNDING),
+            **found.extra(),
         )
-    metrics = {"train/loss": loss, **train_rows(computed), "grad_norm": norm}
+    metrics = {"train/loss": found.loss, **train_rows(found.computed), "grad_norm": found.norm}
     ema = state.ema
     if experiment.ema_decay is not None:
         ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
@@ -148,6 +131,99 @@ def train_step(
         hyperparams=state.hyperparams,
         run_state=state.run_state,
     ), metrics
+
+
+def diagnose_step(
+    experiment: Experiment,
+    state: State,
+    batch: Batch,
+    layouts: Mapping[str, Layout],
+    mesh: AbstractMesh | None = None,
+) -> dict[str, Any]:
+    """Computes the diagnostics of the update that `train_step` would make.
+
+    Args:
+        experiment: as for `train_step`; its `diagnostics` are computed.
+        state: the state before the update.
+        batch: the batch of the update.
+        layouts: the matrices of the parameters, from `diagnostics.find_layouts`.
+        mesh: as for `train_step`.
+
+    Returns:
+        "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
+    """
+    optimizer, found = experiment.optimizer, _differentiate(experiment, state, batch)
+    with _on_mesh(mesh), jax.named_scope("optimizer"):
+        updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
+    split = optimizer.bind(state.params).split
+    return compute(experiment.diagnostics, updates, found.grads, layouts, split)
+
+
+def _on_mesh(mesh: AbstractMesh | None) -> AbstractContextManager[Any]:
+    """Makes the devices known among which optimizers of matrices divide their work."""
+    return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+
+
+class _Differentiated(NamedTuple):
+    """What a step knows before its update.
+
+    Attributes:
+        loss: the mean loss of the batch.
+        model_state: the state of the model after the step.
+        computed: the metrics of the batch.
+        grads: path name -> gradient of the loss, before it is clipped.
+        passed: the same as the optimizer receives it: [examples, ...] where it needs the gradients
+            of single examples.
+        norm: the global norm of `grads`.
+        finite: whether the loss and the norm are finite.
+        key: the key of the step.
+        value_fn: the loss of the batch as a function of the parameters.
+    """
+
+    loss: Any
+    model_state: Any
+    computed: TrainMetrics
+    grads: dict[str, Any]
+    passed: dict[str, Any]
+    norm: Any
+    finite: Any
+    key: Any
+    value_fn: Callable[[Any], Any]
+
+    def extra(self) -> dict[str, Any]:
+        """Returns the arguments that some optimizers need besides gradients."""
+
+        def grad_fn(params: Any, *_: Any) -> Any:
+            return jax.tree.map(jnp.conj, jax.grad(self.value_fn)(params))
+
+        return {
+            "value": self.loss,
+            "value_fn": self.value_fn,
+            "obj_fn": self.value_fn,
+            "grad_fn": grad_fn,
+        }
+
+
+def _differentiate(experiment: Experiment, state: State, batch: Batch) -> _Differentiated:
+    """Computes the loss of a step and its gradients."""
+    optimizer = experiment.optimizer
+    # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
+    key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
+    (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
+    norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+    def value_fn(params: Any) -> Any:
+        if experiment.microbatches > 1:
+            raise ValueError(
+                f"It evaluates the loss of the whole batch at other parameters, but with "
+                f"microbatches={experiment.microbatches} the batch is split. Set microbatches "
+                f"to 1, or choose an optimizer that needs only gradients."
+            )
+        return _loss(experiment, params, state.model_state, batch, key)[0]
+
+    passed = grads | _example_gradients(experiment, optimizer, state, batch, key)
+    return _Differentiated(loss, model_state, computed, grads, passed, norm, finite, key, value_fn)
 
 
 def _gradients(

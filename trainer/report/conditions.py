@@ -20,7 +20,7 @@ from trainer.sweep.tuned import unequally_tuned
 
 # Arguments of the root in which arms may differ: what is compared, and what changes no result.
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
-_MAY_DIFFER += ("best_mode", "hooks", "writers", "watchdog", "steps_per_call")
+_MAY_DIFFER += ("best_mode", "diagnostics", "hooks", "writers", "watchdog", "steps_per_call")
 # Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
 # found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")

@@ -152,12 +152,15 @@ class Loop:
             self._watchdog.begin_block(first, steps)
             with self._saves.save_before_error(state, step, metric, self._is_finite):
                 block = self._prefetcher.take(steps)
+            diagnosed = None
+            if boundaries.diagnoses(first):  # before the step, which donates the state
+                diagnosed = self.program.diagnose(state, block[0])
             state, metrics = yield state, block
             step += steps
             self.consensus.sync()
             stop = self.consensus.stop
             after = boundaries.after_block(step, self._save_now(stop))
-            self._pending.add(first, steps, metrics, state, check=after.check)
+            self._pending.add(first, steps, metrics, state, after.check, diagnosed)
             if (bad := self._check(0 if after.wait else self._ahead)) is not None:
                 return self._not_finite(bad)
             if began is not None:
@@ -350,7 +353,13 @@ class Boundaries:
         ends = [step + most, self.end, *(step + n - step % n for n in every)]
         if (rollback := self._rollback_log.next_step_after(step)) is not None:
             ends.append(rollback)
-        return min(ends) - step
+        if self.diagnoses(following := min(ends)) and following > step + 1:
+            following -= 1  # the logged step is a block of its own, before which it is diagnosed
+        return following - step
+
+    def diagnoses(self, step: int) -> bool:
+        """Returns whether the diagnostics of a step are computed: those of each logged step."""
+        return bool(self._experiment.diagnostics) and self.after_block(step).log
 
     def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
         """Returns what follows a block whose last step is `step`.

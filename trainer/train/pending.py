@@ -1,7 +1,7 @@
 """Keeps the blocks that were dispatched, until they are checked for values that are not finite."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ class _Pending(NamedTuple):
     metrics: Sequence[StepMetrics]
     params_finite: jax.Array | None
     steps: int
+    diagnosed: StepMetrics | None
 
 
 class CheckedBlock(NamedTuple):
@@ -25,18 +26,20 @@ class CheckedBlock(NamedTuple):
         first, last: its first and its last step, counted from 1.
         metrics: [steps], on the host.
         bad: the steps that are not finite; only the first of them, unless on_nonfinite is "skip".
+        diagnosed: the diagnostics of the last step; empty if it has none.
     """
 
     first: int
     last: int
     metrics: StepMetrics
     bad: list[int]
+    diagnosed: Mapping[str, float]
 
     def row(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step, as they are logged."""
         values = {name: float(x[step - self.first]) for name, x in self.metrics.items()}
         del values["finite"]
-        return values
+        return {**values, **(self.diagnosed if step == self.last else {})}
 
 
 class PendingBlocks:
@@ -67,17 +70,23 @@ class PendingBlocks:
         return bool(self._blocks) and not self._blocks[-1].metrics[-1].arrays[0].is_ready()
 
     def add(
-        self, first: int, steps: int, metrics: Sequence[StepMetrics], state: State, check: bool
+        self,
+        first: int,
+        steps: int,
+        metrics: Sequence[StepMetrics],
+        state: State,
+        check: bool,
+        diagnosed: StepMetrics | None = None,
     ) -> None:
         """Adds a dispatched block: its metrics, from `Program.advance`, and the state after it.
 
         `first` is its first step, counted from 1. `check` asks to check the parameters of the state
-        as well.
+        as well. `diagnosed` are the diagnostics of its last step, from `Program.diagnose`.
         """
         checked = None
         if check and self._policy == "halt":
             checked = self._program.params_finite(state)
-        self._blocks.append(_Pending(first, metrics, checked, steps))
+        self._blocks.append(_Pending(first, metrics, checked, steps, diagnosed))
 
     def check_oldest(self) -> CheckedBlock:
         """Waits for the oldest block, and removes it from the queue."""
@@ -92,7 +101,8 @@ class PendingBlocks:
             bad = [last]
         if not bad and (block.params_finite is not None or self._policy != "halt"):
             self.params_finite_at = last
-        return CheckedBlock(block.first, last, metrics, bad)
+        diagnosed = {name: float(x) for name, x in (block.diagnosed or {}).items()}
+        return CheckedBlock(block.first, last, metrics, bad, diagnosed)
 
     def clear(self) -> None:
         """Removes every block."""

@@ -1,0 +1,107 @@
+"""Measures what all diagnostics cost a run that logs every 50 steps.
+
+    python -m benchmarks.diagnostics [--rounds=6] [--only=ViT]
+
+A run with all diagnostics is timed over the same run without, alternately in one process, from the
+end of the first block to the last step, in CPU time. That is one computation of them, and one more
+block, every 50 steps. Their computation alone is timed over a step as well, with the host waiting
+for each of both: a fiftieth of that ratio is their share of a long run.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from benchmarks.interleave import interleave, report
+from benchmarks.loop import PERCEPTRON, Side
+from trainer.engine.program import Program
+from trainer.train import runtime
+
+EVERY = 50
+# Steps of a run, and settings besides: as much work in a round of each.
+CASES = {
+    "perceptron": (5_000, []),
+    "ViT": (150, []),
+    "GPT": (100, []),
+}
+FILES = {"ViT": "configs/muon_vit.gin", "GPT": "configs/muon_gpt.gin"}
+
+
+def compare_runs(name: str, file: str, rounds: int) -> None:
+    """Times runs with and without diagnostics, and prints the ratio.
+
+    Args:
+        name: the case.
+        file: its config.
+        rounds: how many times both are timed.
+    """
+    steps, sets = CASES[name]
+    every = [f"{each}={steps}" for each in ("steps", "eval_every", "save_every")]
+    sets = [*sets, *every, f"log_every={EVERY}", "writers=[]"]
+    sides = [Side(name, file, [*sets, *more], rounds) for more in (["diagnostics=all"], [])]
+
+    def run(side: Side) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            return side.ours(str(Path(folder) / "run"), time.process_time)
+
+    times: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        order = (0, 1) if number % 2 else (1, 0)
+        for index in order:
+            seconds = run(sides[index])
+            if number:  # the first round warms up
+                times[index].append(1e3 * seconds)
+    report(f"a run, {name}", *times, target=1.02, unit="ms of CPU a step", other="without")
+    compare_steps(name, sides[0].program, max(1, steps // 10), rounds)
+
+
+def compare_steps(name: str, program: Program, count: int, rounds: int) -> None:
+    """Times the computation of all diagnostics over a step, and prints the ratio.
+
+    Args:
+        name: the case.
+        program: a compiled program with diagnostics.
+        count: how often both are computed in a round.
+        rounds: how many times both are timed.
+    """
+    batch = next(program.feed.batches(0))
+    held = {"state": program.init()}
+
+    def diagnose() -> None:
+        for _ in range(count):
+            jax.block_until_ready(program.diagnose(held["state"], batch).arrays)
+
+    def step() -> None:
+        for _ in range(count):
+            sent = program.feed.to_devices(batch)
+            held["state"], metrics = program.step(held["state"], sent)
+            jax.block_until_ready(metrics.arrays)
+
+    sides: list[Callable[[], None]] = [diagnose, step]
+    for warm_up in sides:
+        warm_up()
+    ours, steps = ([1e3 * x / count for x in side] for side in interleave(sides, rounds))
+    ratio = report(f"diagnostics, {name}", ours, steps, target=1.0, unit="ms", other="a step")
+    print(f"every {EVERY} steps, {ratio / EVERY:.2%} of the time of the steps")
+
+
+def main() -> None:
+    """Measures each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", choices=CASES, help="one case")
+    arguments = parser.parse_args()
+    runtime.keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        perceptron = Path(folder) / "perceptron.yaml"
+        perceptron.write_text(PERCEPTRON)
+        for name in [arguments.only] if arguments.only else CASES:
+            compare_runs(name, FILES.get(name, str(perceptron)), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Diagnostics in runs: their rows, and that a run has the same bits with and without them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optim.paths import flatten, unflatten
+from tests import runs
+from trainer import checkpoint
+from trainer.config import load
+from trainer.engine.diagnostics import ALL
+from trainer.engine.loading import load as load_program
+from trainer.engine.program import Program
+from trainer.train.loop import Boundaries
+from trainer.train.rollback import RollbackLog
+
+ASK = "experiment.diagnostics = 'all'\n"
+GROUPS = """
+experiment.optimizer = @optim.optimizer()
+optim.optimizer.groups = {'matrices': @a/optim.group(), 'rest': @b/optim.group()}
+a/optim.group.match = '.*kernel'
+a/optim.group.optimizer = @optim.muon()
+b/optim.group.match = '.*'
+b/optim.group.optimizer = @optax.adamw()
+optim.muon.learning_rate = 0.02
+"""
+LOGGED = [3, 6, 9, 12, 15, 18, 20]
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch):
+    monkeypatch.syspath_prepend(runs.LAB)
+
+
+def is_diagnostic(name: str) -> bool:
+    return name.partition("/")[0] in ALL
+
+
+def without(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not is_diagnostic(k)} for row in rows]
+
+
+def diagnosed(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["step"] for row in rows if any(map(is_diagnostic, row))]
+
+
+def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
+    """From the parameters of checkpoints, and a gradient that the trainer does not compute."""
+    more = (
+        "experiment.diagnostics = ['update_rms', 'weight_rms', 'gradient_cosine', 'rotation']\n"
+        "experiment.save_every = 1\nexperiment.keep_latest = 50\nexperiment.ema_decay = None\n"
+    )
+    workdir, config = tmp_path / "run", runs.write_config(tmp_path, more)
+    assert runs.train(config, workdir) == 0
+    rows = {row["step"]: row for row in runs.lines(workdir)}
+    program = load_program(load([tmp_path / "base.gin", config]), ["unruly"])
+    for step in LOGGED:
+        batch = next(program.experiment.batches(step - 1))
+        trees = [checkpoint.load_params(workdir, each) for each in (step - 1, step)]
+        before, after = ({p: np.float64(x) for p, x in flatten(t).items()} for t in trees)
+
+        def loss(params: Any, batch: Any = batch) -> Any:
+            logits, _ = program.experiment.model.apply(params, {}, batch, key=None, train=True)
+            labels = batch["label"]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        given = unflatten(trees[0], {p: jnp.float32(x) for p, x in before.items()})
+        grads = flatten(jax.device_get(jax.grad(loss)(given)))
+        u, w, g = (
+            np.concatenate([np.float64(tree[p]).ravel() for p in before])
+            for tree in ({p: after[p] - before[p] for p in before}, before, grads)
+        )
+        row = {name.partition("/")[0]: x for name, x in rows[step].items() if is_diagnostic(name)}
+        assert len(row) == 4
+        assert row["weight_rms"] == pytest.approx(np.sqrt(np.mean(w**2)), rel=1e-5)
+        assert row["update_rms"] == pytest.approx(np.sqrt(np.mean(u**2)), rel=1e-3)
+        cosine = -u @ g / np.linalg.norm(u) / np.linalg.norm(g)
+        assert row["gradient_cosine"] == pytest.approx(cosine, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        GROUPS + "experiment.steps_per_call = 1\n",
+        GROUPS + "experiment.steps_per_call = 16\nexperiment.microbatches = 2\n",
+        "experiment.precision = 'bfloat16'\nexperiment.on_nonfinite = 'skip'\n",
+    ],
+    ids=["loop", "dispatch", "groups", "bfloat16"],
+)
+def test_diagnostics_change_no_bit_of_a_run(tmp_path, more):
+    plain, workdir, again = (tmp_path / name for name in ("plain", "run", "again"))
+    assert runs.train(runs.write_config(tmp_path, more), plain) == 0
+    config = runs.write_config(tmp_path, more + ASK)
+    assert runs.train(config, workdir) == 0
+    rows = runs.lines(workdir)
+    assert diagnosed(rows) == LOGGED and not diagnosed(runs.lines(plain))
+    assert without(rows) == runs.lines(plain)
+    assert checkpoint.diff(workdir, 20, 20, other=plain) == []
+    # A resumed run has the same rows, wherever it was stopped: also just before a logged step.
+    for until in (5, 7):
+        assert runs.train(config, again, f"--until={until}") == 75
+    assert runs.train(config, again) == 0
+    assert runs.lines(again) == rows
+
+
+def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):
+    file = tmp_path / "notes"
+    more = f"experiment.hooks = [@unruly.note()]\nunruly.note.file = '{file}'\n"
+    assert runs.train(runs.write_config(tmp_path, more + ASK), tmp_path / "run") == 0
+    rows = {row["step"]: row for row in runs.lines(tmp_path / "run")}
+    for step, metrics, _ in map(runs.json.loads, file.read_text().splitlines()):
+        names = [name for name in rows[step] if is_diagnostic(name)]
+        assert names and all(metrics[name] == rows[step][name] for name in names)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_steps_that_are_not_finite_are_diagnosed_as_they_would_have_been_made(tmp_path, policy):
+    """Batch 5 belongs to the logged step 6, batch 7 to a step that is not logged."""
+    more = (
+        f"experiment.on_nonfinite = '{policy}'\nexperiment.data = @unruly.poisoned()\n"
+        "unruly.poisoned.at = [5, 7]\n"
+    )
+    plain, workdir, again = (tmp_path / name for name in ("plain", "run", "again"))
+    assert runs.train(runs.write_config(tmp_path, more), plain) == 0
+    config = runs.write_config(tmp_path, more + ASK)
+    assert runs.train(config, workdir) == 0
+    rows = runs.lines(workdir)
+    assert str(without(rows)) == str(runs.lines(plain))  # NaN is not equal to itself
+    assert diagnosed(rows) == LOGGED
+    (bad,) = [row for row in rows if row["step"] == 6]
+    assert np.isnan(float(bad["update_rms/all"])) == (policy == "skip")
+    assert runs.train(config, again, "--until=6") == 75
+    assert runs.train(config, again) == 0
+    assert str(runs.lines(again)) == str(rows)
+
+
+def program_with(**changes: Any) -> Program:
+    given = dict(log_every=5, eval_every=8, save_every=7, steps=22, diagnostics=(), hooks=())
+    fake: Any = SimpleNamespace(experiment=SimpleNamespace(**given | changes), simulated=False)
+    return fake
+
+
+def test_a_logged_step_is_a_block_of_its_own_only_if_it_is_diagnosed(tmp_path):
+    log = RollbackLog(tmp_path, lambda *_: None, lambda _: None)
+
+    def ends(most: int, **changes: Any) -> list[int]:
+        boundaries, step, found = Boundaries(program_with(**changes), log), 0, []
+        while step < 22:
+            step += boundaries.steps_to_next(step, most)
+            found.append(step)
+        return found
+
+    assert ends(64) == [5, 7, 8, 10, 14, 15, 16, 20, 21, 22]
+    asked = {"diagnostics": "all"}
+    assert ends(64, **asked) == [4, 5, 7, 8, 9, 10, 14, 15, 16, 19, 20, 21, 22]
+    assert ends(64, log_every=1, **asked) == list(range(1, 23))
+    assert ends(2, **asked) == [2, 4, 5, 7, 8, 9, 10, 12, 14, 15, 16, 18, 19, 20, 21, 22]
+
+
+def test_a_run_of_several_devices_has_the_same_bits_with_diagnostics():
+    found = runs.on_four_devices(DEVICES)
+    assert found["equal"] and found["diagnosed"] == [2, 4, 5]
+
+
+DEVICES = """
+import json, sys, tempfile
+from pathlib import Path
+from tests import runs
+from tests.train.test_diagnosed_runs import GROUPS, diagnosed, without
+from trainer import checkpoint
+sys.path.insert(0, str(runs.LAB))
+sys.stdout, out = sys.stderr, sys.stdout
+more = GROUPS + "experiment.mesh = {'data': 2, 'fsdp': 2}\\nexperiment.steps = 5\\n"
+more += "experiment.log_every = 2\\n"
+folder = Path(tempfile.mkdtemp())
+for name, ask in (("plain", ""), ("run", "experiment.diagnostics = 'all'\\n")):
+    assert runs.train(runs.write_config(folder, more + ask), folder / name) == 0
+rows = runs.lines(folder / "run")
+equal = without(rows) == runs.lines(folder / "plain")
+equal &= checkpoint.diff(folder / "run", 5, 5, other=folder / "plain") == []
+print(json.dumps({"equal": equal, "diagnosed": diagnosed(rows)}), file=out)
+"""
