@@ -38,6 +38,7 @@ ORDER = [
     *CORE,
     {"trainer.diagnose", "trainer.sweep"},
     {"trainer.report"},
+    {"trainer.studies"},
     {"trainer.cli"},
     {"trainer.__main__"},
     {"lockstep"},

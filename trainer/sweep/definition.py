@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
 from trainer.config.files import SHIPPED
-from trainer.config.nodes import Node, children, to_config, to_node, with_children
+from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
 from trainer.sweep.arm_paths import ArmPaths
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
@@ -420,7 +420,7 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    config = _with_calls(config)
+    config = with_calls(config, ("goal", "final"), {"arms": "arm"})
     builder = Builder(config, vocabulary)
     builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
@@ -429,27 +429,6 @@ def read_sweep(
     return Definition(
         sweep, config, tuple(arms or [reader.arm("base", Arm(space=sweep.space), "")])
     )
-
-
-def _with_calls(config: Config) -> Config:
-    """Converts the dicts of arms, goal and final to calls, which check their arguments."""
-
-    def call(node: Node, name: str) -> Node:
-        if not isinstance(node.value, dict):
-            return node
-        kwargs = {str(key): item for key, item in node.value.items()}
-        return Node(Call(name, kwargs), node.source, node.key_source)
-
-    root = to_node(config)
-    items = dict(children(root))
-    for name in ("goal", "final"):
-        if name in items:
-            items[name] = call(items[name], name)
-    if "arms" in items and isinstance(items["arms"].value, dict):
-        arms = {key: call(item, "arm") for key, item in items["arms"].value.items()}
-        items["arms"] = with_children(items["arms"], arms)
-    edited = to_config(with_children(root, items))
-    return Config(edited.root, edited.sources, edited.key_sources, config.files, config.unused)
 
 
 def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -14,7 +14,7 @@ The optimizer track of modded-nanogpt has this rule with sigma = .0013, so that 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -198,7 +198,8 @@ def limit_of_added(runs: int, level: float) -> float:
         log_e = math.log(2) - math.log1p(variance) / 2 + z * z / 2 * a
         return log_e + float(log_ndtr(z * math.sqrt(a))) + math.log(level)
 
-    return float(brentq(excess, 0.0, 100.0))
+    root: Any = brentq(excess, 0.0, 100.0)
+    return float(root)
 
 
 def sigma_bound(values: ArrayLike) -> float:
