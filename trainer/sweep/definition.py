@@ -124,15 +124,15 @@ class Goal:
             split. A data set without a validation split needs `select_on: test`, which the report
             repeats.
         target: a value of the metric; the report says how many steps each trial needs to reach it.
+        relevant: the smallest difference of the metric that matters, above 0; the report says
+            whether a difference is larger, smaller, or excluded.
         rule: how the report decides after how many steps the final runs of an arm have reached the
             target together: "earliest_step" is the earliest evaluated step at which their mean is
             better by a margin, at p < .001, as in the optimizer track of modded-nanogpt;
-            "earliest_lasting_step" is the earliest from which on it is so to the last step. See
-            `trainer.sweep.target_rule`. None for no such decision.
+            "earliest_lasting_step" is the earliest from which on it is so to the last step. None
+            for no such decision.
         sigma: for `rule`, the standard deviation of the metric between runs of a configuration, as
             it is known from other runs.
-        relevant: the smallest difference of the metric that matters, above 0; the report says
-            whether a difference is larger, smaller, or excluded.
     """
 
     metric: str = "loss"
