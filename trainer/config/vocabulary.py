@@ -98,7 +98,7 @@ CHALLENGE = Language(
         "goal": "trainer.sweep.definition.Goal",
         "exchange": "trainer.sweep.target_rule.Exchange",
     },
-    modules={},
+    modules=_OF_A_RUN,
     keys="baseline, goal",
     mark="baseline",
     command="check an entry of it with python -m trainer challenge check FOLDER/entries/NAME",
