@@ -78,9 +78,7 @@ def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
         "title": "A config of Lockstep",
         "type": "object",
         **_either(challenge, _either(sweep, run, run), sweep, run),
-        "$defs": dict(
-            sorted({k: x for each in kinds for k, x in each.definitions.items()}.items())
-        ),
+        "$defs": dict(sorted(definitions.items())),
     }
 
 
