@@ -22,6 +22,7 @@ CONFIGS = sorted(
     path
     for folder in ("configs", "experiments", "tests")
     for path in (ROOT / folder).rglob("*.yaml")
+    if path.name != "entry.yaml"  # the text of an entry of a challenge
 )
 # The plain scalars of YAML 1.2's core schema.
 CORE = {

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def find(command: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function of a command, from its name on the command line."""
     match command:
+        case "challenge":
+            from trainer.cli.challenges import run
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
         case "compare":

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
     _report(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
+    _challenge(commands.add_parser("challenge", help="check entries of a race to a target"))
     compare = commands.add_parser("compare", help="show how two configs or runs differ")
     _compare(compare)
     _search_paths(compare)
@@ -70,9 +71,7 @@ def parser() -> argparse.ArgumentParser:
     _checkpoint(
         commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
     )
-    schema = commands.add_parser(
-        "schema", help="print a JSON schema of YAML configs, for editors that check and complete"
-    )
+    schema = commands.add_parser("schema", help="print a JSON schema of YAML configs, for editors")
     schema.add_argument(
         "--custom_tags",
         action="store_true",
@@ -84,9 +83,7 @@ def parser() -> argparse.ArgumentParser:
             "optimizers", help="list what a config can name as an optimizer, or describe one"
         )
     )
-    sample = commands.add_parser("sample", help="continue a text with the model of a run")
-    _sample(sample)
-    _vocabulary(sample)
+    _sample(commands.add_parser("sample", help="continue a text with the model of a run"))
     return parser
 
 
@@ -335,6 +332,22 @@ def _sample(sample: argparse.ArgumentParser) -> None:
         help="how many texts; default 1",
     )
     _step(sample)
+    _vocabulary(sample)
+
+
+def _challenge(challenge: argparse.ArgumentParser) -> None:
+    """Adds the actions of `challenge`."""
+    actions = challenge.add_subparsers(dest="action", metavar="action", required=True)
+    check = actions.add_parser("check", help="compute the verdict of an entry from its runs")
+    check.add_argument("entry", metavar="ENTRY", help="the folder CHALLENGE/entries/NAME")
+    table = actions.add_parser("table", help="write the history of all entries as a report")
+    table.add_argument("folder", metavar="CHALLENGE", help="the folder with challenge.yaml")
+    table.add_argument("--output", help="the folder of the report; default CHALLENGE/report")
+    table.add_argument("--formats", type=values.report_formats, help="as in report")
+    sigma = actions.add_parser("sigma", help="print the sigma of a rule, from 20 runs or more")
+    sigma.add_argument("sweep", metavar="SWEEP", help="the folder of a sweep of one configuration")
+    for each in (check, table):
+        _vocabulary(each)
 
 
 def _report(report: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,36 @@ def to_node(config: Config) -> Node:
         return Node(tree, config.sources[path], config.key_sources.get(path))
 
     return visit(config.root, "")
+
+
+def with_calls(
+    config: Config, names: Collection[str], inner: Mapping[str, str] | None = None
+) -> Config:
+    """Converts dicts that are arguments of the root to calls, which check their arguments.
+
+    Args:
+        config: the config.
+        names: arguments of the root, each a call of the function of the same name.
+        inner: argument of the root -> the function that each value of its dict is a call of.
+    """
+
+    def call(node: Node, name: str) -> Node:
+        if not isinstance(node.value, dict):
+            return node
+        kwargs = {str(key): item for key, item in node.value.items()}
+        return Node(Call(name, kwargs), node.source, node.key_source)
+
+    root = to_node(config)
+    items = dict(children(root))
+    for name in names:
+        if name in items:
+            items[name] = call(items[name], name)
+    for argument, name in (inner or {}).items():
+        if argument in items and isinstance(items[argument].value, dict):
+            calls = {key: call(item, name) for key, item in items[argument].value.items()}
+            items[argument] = with_children(items[argument], calls)
+    edited = to_config(with_children(root, items))
+    return Config(edited.root, edited.sources, edited.key_sources, config.files, config.unused)
 
 
 def is_name(text: str) -> bool:

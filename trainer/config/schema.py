@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.config import annotations
 from trainer.config.signatures import Function, Parameter, Slot
-from trainer.config.vocabulary import RUN, SWEEP, Language, Vocabulary
+from trainer.config.vocabulary import CHALLENGE, RUN, SWEEP, Language, Vocabulary
 from trainer.config.wording import listing
 from trainer.config.yaml_reader import PARTIAL
 
@@ -64,24 +64,29 @@ _OPTIMIZER, _SCHEDULE = "optimizer", "schedule"
 
 
 def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns a JSON schema, draft 2020-12, of the YAML files of runs and of sweeps.
+    """Returns a JSON schema, draft 2020-12, of the YAML files of runs, sweeps and challenges.
 
-    A file is that of a sweep if it has a key that only a sweep has. No key is required, because a
-    file may be laid over another one. Raises ConfigError if a package of `vocabulary` cannot be
-    imported.
+    A file is that of a challenge or a sweep if it has a key that only such files have. No key is
+    required, because a file may be laid over another one. Raises ConfigError if a package of
+    `vocabulary` cannot be imported.
     """
-    run, sweep = _Schemas(vocabulary, RUN), _Schemas(vocabulary, SWEEP)
-    roots = [each.root() for each in (run, sweep)]
-    only = sorted(set(roots[1]["properties"]) - set(roots[0]["properties"]))
+    kinds = [_Schemas(vocabulary, language) for language in (RUN, SWEEP, CHALLENGE)]
+    run, sweep, challenge = (each.root() for each in kinds)
+    definitions = {name: x for each in kinds for name, x in each.definitions.items()}
     return {
         "$schema": _DRAFT,
         "title": "A config of Lockstep",
         "type": "object",
-        "if": {"anyOf": [{"required": [key]} for key in only]},
-        "then": roots[1],
-        "else": roots[0],
-        "$defs": dict(sorted((run.definitions | sweep.definitions).items())),
+        **_either(challenge, _either(sweep, run, run), sweep, run),
+        "$defs": dict(sorted(definitions.items())),
     }
+
+
+def _either(root: dict[str, Any], other: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a file that is of one kind if it has a key that `others` lack."""
+    known = {key for each in others for key in each["properties"]}
+    only = sorted(set(root["properties"]) - known)
+    return {"if": {"anyOf": [{"required": [key]} for key in only]}, "then": root, "else": other}
 
 
 def text(vocabulary: Sequence[str] = ()) -> str:

@@ -90,7 +90,23 @@ SWEEP = Language(
     example="sweep.base = 'base.gin'",
 )
 
-LANGUAGES: Mapping[str, Language] = {each.root: each for each in (RUN, SWEEP)}
+CHALLENGE = Language(
+    root="challenge",
+    what="a challenge",
+    nodes={
+        "challenge": "trainer.studies.challenge.Challenge",
+        "goal": "trainer.sweep.definition.Goal",
+        "exchange": "trainer.sweep.target_rule.Exchange",
+    },
+    modules=_OF_A_RUN,
+    keys="baseline, goal",
+    mark="baseline",
+    command="check an entry of it with python -m trainer challenge check FOLDER/entries/NAME",
+    place="write it in challenge.yaml",
+    example="challenge.baseline = 'baseline.gin'",
+)
+
+LANGUAGES: Mapping[str, Language] = {each.root: each for each in (RUN, SWEEP, CHALLENGE)}
 
 
 # A config may name only what `__all__` of these packages lists: their modules have functions that

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
 from trainer.sweep.per_example_file import read_examples
+from trainer.sweep.target_rule import TargetRule
 from trainer.sweep.tuned import Linked
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
@@ -106,6 +107,7 @@ class Goal:
         target: a value of the metric; None if there is none.
         relevant: the smallest difference that matters; None if the file does not say.
         primary: the metric by which winners were selected, if it is another one.
+        rule: by which an arm has reached the target; None if the plan had none before its results.
     """
 
     metric: str
@@ -115,6 +117,7 @@ class Goal:
     target: float | None = None
     relevant: float | None = None
     primary: str = ""
+    rule: TargetRule | None = None
 
     @property
     def selected(self) -> str:

@@ -155,7 +155,15 @@ def _goal(
         target=target if second or target is not None else goal.target,
         relevant=None if second else goal.relevant,
         primary=goal.metric if second else "",
+        # A target or a rule of --target or of an extension was chosen when results were known.
+        rule=goal.reached if target is None and not second and _same_goals(plan) else None,
     )
+
+
+def _same_goals(plan: Plan) -> bool:
+    """Returns whether every revision has the goal of the first."""
+    goals = [revision["goal"] for revision in plan.revisions]
+    return all(goal == goals[0] for goal in goals)
 
 
 def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) -> Result:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
 from trainer.config.files import SHIPPED
-from trainer.config.nodes import Node, children, to_config, to_node, with_children
+from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
 from trainer.sweep.arm_paths import ArmPaths
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
 from trainer.sweep.spaces import Space
+from trainer.sweep.target_rule import RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -125,6 +126,13 @@ class Goal:
         target: a value of the metric; the report says how many steps each trial needs to reach it.
         relevant: the smallest difference of the metric that matters, above 0; the report says
             whether a difference is larger, smaller, or excluded.
+        rule: how the report decides after how many steps the final runs of an arm have reached the
+            target together: "earliest_step" is the earliest evaluated step at which their mean is
+            better by a margin, at p < .001, as in the optimizer track of modded-nanogpt;
+            "earliest_lasting_step" is the earliest from which on it is so to the last step. None
+            for no such decision.
+        sigma: for `rule`, the standard deviation of the metric between runs of a configuration, as
+            it is known from other runs.
     """
 
     metric: str = "loss"
@@ -132,8 +140,11 @@ class Goal:
     select_on: Literal["validation", "test"] = "validation"
     target: float | None = None
     relevant: float | None = None
+    rule: RuleName | None = None
+    sigma: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_rule()
         if self.relevant is not None and not 0 < self.relevant < math.inf:
             raise ValueError(
                 f"relevant is {self.relevant:g}, but it is the smallest difference that matters:"
@@ -144,6 +155,29 @@ class Goal:
                 f"mode is missing for the metric {self.metric!r}: write 'max' if larger values are"
                 " better, or else 'min'."
             )
+
+    def _check_rule(self) -> None:
+        """Raises ValueError for a rule without what it needs, or a sigma without a rule."""
+        if self.rule is None:
+            if self.sigma is not None:
+                raise ValueError(
+                    "sigma is read by rule only: add rule: earliest_lasting_step, or remove it."
+                )
+            return
+        if self.target is None:
+            raise ValueError(f"rule is {self.rule!r}, but there is no target: add one.")
+        if self.sigma is None or not 0 < self.sigma < math.inf:
+            raise ValueError(
+                f"rule is {self.rule!r}, which needs sigma, a number above 0: the standard"
+                " deviation of the metric between runs of a configuration."
+            )
+
+    @property
+    def reached(self) -> TargetRule | None:
+        """The rule by which runs have reached the target; None if there is none."""
+        if self.rule is None or self.target is None or self.sigma is None:
+            return None
+        return TargetRule(self.target, self.sigma, self.better, self.rule)
 
     @property
     def better(self) -> Literal["min", "max"]:
@@ -252,6 +286,12 @@ class Sweep:
         _check_kind("method", self.method, Grid, Sampled, Explicit)
         _check_kind("goal", self.goal, Goal)
         _check_kind("final", self.final, Final)
+        if self.goal.rule is not None and self.searches not in (None, 1):
+            raise ValueError(
+                f"goal has the rule {self.goal.rule!r} and searches is {self.searches}, but the"
+                " rule is about runs of one configuration, and each search finds another one:"
+                " remove one of them."
+            )
         for arm in self.arms.values():
             _check_kind("arms", arm, Arm)
         lower: dict[str, str] = {}
@@ -380,7 +420,7 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    config = _with_calls(config)
+    config = with_calls(config, ("goal", "final"), {"arms": "arm"})
     builder = Builder(config, vocabulary)
     builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
@@ -389,27 +429,6 @@ def read_sweep(
     return Definition(
         sweep, config, tuple(arms or [reader.arm("base", Arm(space=sweep.space), "")])
     )
-
-
-def _with_calls(config: Config) -> Config:
-    """Converts the dicts of arms, goal and final to calls, which check their arguments."""
-
-    def call(node: Node, name: str) -> Node:
-        if not isinstance(node.value, dict):
-            return node
-        kwargs = {str(key): item for key, item in node.value.items()}
-        return Node(Call(name, kwargs), node.source, node.key_source)
-
-    root = to_node(config)
-    items = dict(children(root))
-    for name in ("goal", "final"):
-        if name in items:
-            items[name] = call(items[name], name)
-    if "arms" in items and isinstance(items["arms"].value, dict):
-        arms = {key: call(item, "arm") for key, item in items["arms"].value.items()}
-        items["arms"] = with_children(items["arms"], arms)
-    edited = to_config(with_children(root, items))
-    return Config(edited.root, edited.sources, edited.key_sources, config.files, config.unused)
 
 
 def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -215,7 +215,7 @@ class Plan:
         that equal files have equal plans.
         """
         goal = self.goal
-        relevant = {} if goal.relevant is None else {"relevant": goal.relevant}
+        given = {name: getattr(goal, name) for name in ("relevant", "rule", "sigma")}
         rule = {"looks": self.looks} if self.looks != "planned" else {}
         rule |= {"skewed": True} if self.skewed else {}
         rule |= {} if self.per_example else {"per_example": False}
@@ -229,7 +229,7 @@ class Plan:
                 "mode": goal.better,
                 "select_on": goal.select_on,
                 "target": goal.target,
-                **relevant,
+                **{name: value for name, value in given.items() if value is not None},
             },
             "budgets": self.budgets,
             "checkpoints": self.checkpoints,

@@ -180,6 +180,8 @@ def _goal(plan: Plan) -> str:
     best = "smallest" if goal.better == "min" else "largest"
     target = "" if goal.target is None else f"; target {goal.target:g}"
     warning = "" if goal.select_on == "validation" else ": not an independent test of the winners"
+    if goal.rule is not None:
+        target += f" by the rule {goal.rule}, sigma {goal.sigma:g}"
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from trainer.messages import plural
+from trainer.report import reaching
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
 from trainer.report.results import Result, Workload
@@ -64,7 +65,21 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     warnings += tuple(_uneven(workload, arms))
     figures = () if missed else (_figure(workload, steps, target, prefix),)
     table = _table(workload, steps, target, prefix)
-    return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
+    text = (sentence, *_by_rule(workload))
+    return Block(text=text, warnings=warnings, figures=figures, tables=(table,))
+
+
+def _by_rule(workload: Workload) -> Iterator[str]:
+    """Yields sentences about the rule of the goal, if it has one, and what it decides."""
+    rule = workload.goal.rule
+    if rule is None:
+        return
+    yield (
+        f"The rule {rule.rule} decides after how many steps the runs of an arm have reached it"
+        f" together: (target - mean) * sqrt(runs) is at least {rule.margin:.3g}, for a standard"
+        f" deviation of {rule.sigma:g} that was given before."
+    )
+    yield from (reaching.sentence(workload, arm) for arm in workload.arms)
 
 
 _MOST_LOAD = 1.2  # the load average per core up to which times can be trusted

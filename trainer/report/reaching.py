@@ -1,0 +1,114 @@
+"""After how many steps the runs of an arm have reached the target, by the rule of the goal."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.messages import plural
+from trainer.report.results import Result, Workload
+from trainer.report.wording import joined, shown
+from trainer.sweep.target_rule import LEVEL, Reached, reached
+
+
+class NotJudgedError(Exception):
+    """The runs of an arm cannot be judged by the rule; the text says why, as a whole sentence."""
+
+
+def judge(workload: Workload, arm: str) -> Reached:
+    """Judges the compared runs of an arm by the rule of the goal, over all evaluated steps.
+
+    Args:
+        workload: a sweep whose goal has a rule.
+        arm: the name of the arm.
+
+    Raises:
+        NotJudgedError: the runs have not all ended, chose the configuration themselves, or were not
+            evaluated after the same steps.
+    """
+    rule = workload.goal.rule
+    if rule is None:
+        raise NotJudgedError("The goal has no rule.")
+    if workload.faults:
+        raise NotJudgedError(
+            f"{arm} is not judged by the rule of the target, because files of the sweep disagree:"
+            f" {joined(workload.faults, 2)}."
+        )
+    runs = _ended(workload, arm)
+    steps, values = _values(workload, arm, runs)
+    return reached(rule, steps, values, _planned(workload, arm, len(runs)))
+
+
+def sentence(workload: Workload, arm: str) -> str:
+    """Says whether the runs of an arm have reached the target, in a sentence."""
+    rule = workload.goal.rule
+    assert rule is not None
+    goal = f"{workload.goal.metric} {shown(rule.target)} on {workload.goal.select_on}"
+    try:
+        found = judge(workload, arm)
+    except NotJudgedError as error:
+        return str(error)
+    numbers = (
+        f"the mean of {plural(found.runs, 'run')} is {found.mean:.6g}, and {found.statistic:.3g} is"
+    )
+    if found.step is not None:
+        return (
+            f"{arm} has reached {goal} after {found.step:,} steps: {numbers} at least"
+            f" {found.limit:.3g} (p at most {LEVEL:g})."
+        )
+    return (
+        f"{arm} has not been shown to reach {goal}: where it is closest, after {found.closest:,}"
+        f" steps, {numbers} less than {found.limit:.3g}."
+    )
+
+
+def _ended(workload: Workload, arm: str) -> list[Result]:
+    """Returns the compared runs of an arm, if all have ended and none chose the configuration."""
+    planned = [run for run in workload.finals if run.arm == arm]
+    runs = workload.finals_of(arm)
+    if not runs or len(runs) < len(planned):
+        raise NotJudgedError(
+            f"{arm} is not judged by the rule of the target before all its runs have ended:"
+            f" {len(runs)} of {max(len(planned), len(workload.units))} have."
+        )
+    points = {run.number for run in workload.trials_of(arm)}
+    if len(points) > 1 and {run.name for run in runs} & {run.name for run in workload.trials}:
+        raise NotJudgedError(
+            f"{arm} is not judged by the rule of the target, because its runs are those by which"
+            f" its point was chosen among {len(points)}: add final: {{seeds: 8}}."
+        )
+    return runs
+
+
+def _values(workload: Workload, arm: str, runs: Sequence[Result]) -> tuple[list[int], np.ndarray]:
+    """Returns the evaluated steps, and the values [runs, steps]; infinite after a divergence."""
+    curves = [workload.curve(run) for run in runs]
+    steps = max((curve.steps for curve in curves), key=len)
+    if not len(steps):
+        raise NotJudgedError(f"{arm} has no {workload.goal.selected} in its rows.")
+    worst = workload.goal.sign * math.inf
+    rows = []
+    for run, curve in zip(runs, curves, strict=True):
+        count = len(curve.steps)
+        if not np.array_equal(curve.steps, steps[:count]) or (count < len(steps) and _done(run)):
+            raise NotJudgedError(
+                f"{arm} is not judged by the rule of the target, because {run.name} was evaluated"
+                f" after other steps than {runs[0].name}."
+            )
+        values = np.where(np.isfinite(curve.values), curve.values, worst)
+        rows.append(np.concatenate([values, np.full(len(steps) - count, worst)]))
+    return steps.astype(int).tolist(), np.stack(rows)
+
+
+def _done(run: Result) -> bool:
+    return run.end == "done"
+
+
+def _planned(workload: Workload, arm: str, runs: int) -> int:
+    """Returns how many of an arm's runs were planned before any result; 0 for an arm added later.
+
+    So it is for an arm of which another configuration was compared before.
+    """
+    first, *later = workload.revisions
+    known = arm in first.arms and not any(arm in each.new_winners for each in later)
+    return min(first.units, runs) if known else 0

@@ -1,0 +1,385 @@
+"""A challenge: a folder with rules and entries, whose verdicts are computed from their runs.
+
+    CHALLENGE/
+      challenge.yaml          the rules: the fields of `Challenge`
+      entries/NAME/
+        entry.yaml            who made it, and when: the fields of `EntryText`
+        sweep/                the folder of a sweep with one arm, its seeds and the challenge's goal
+
+Start with `read_challenge` and `check_entry`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Builder, Call, Config, Tree, load
+from trainer.config.full import complete
+from trainer.config.nodes import with_calls
+from trainer.config.tree import child_trees, join, leaves
+from trainer.config.vocabulary import CHALLENGE
+from trainer.messages import UserError, joined
+from trainer.report.reaching import NotJudgedError, judge
+from trainer.report.results import Workload
+from trainer.report.sweep_results import read_sweep
+from trainer.sweep.definition import Goal
+from trainer.sweep.plan import PlannedArm
+from trainer.sweep.plan_file import check_vocabulary, read_plan
+from trainer.sweep.target_rule import Exchange, Reached, TargetRule, sigma_bound
+
+CHALLENGE_FILE, ENTRY_FILE = "challenge.yaml", "entry.yaml"
+# What every entry may change: the optimizer and the length of the run, and what changes neither the
+# data nor the model nor what is evaluated.
+FREE = (
+    "optimizer",
+    "steps",
+    "ema_decay",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "steps_per_call",
+    "keep_latest",
+    "best_metric",
+    "best_mode",
+    "train_metrics",
+    "diagnostics",
+    "watchdog",
+    "hooks",
+    "writers",
+)
+_ABSENT = object()  # not None, which is a value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Challenge:
+    """The rules of a challenge; each field is an argument of the root of challenge.yaml.
+
+    Attributes:
+        baseline: the config of a run, or several files of which later ones override earlier ones;
+            relative to the file that names them. Entries have its data, batch size, model, loss and
+            precision.
+        goal: the metric, the target, and the rule by which it is reached, as in a sweep.
+        title: what the challenge is called.
+        free: paths of the baseline that entries may change besides the optimizer and the number of
+            steps, such as "model.zero_init".
+        exchange: what fewer steps cost, for comparisons of entries; None for no comparisons.
+
+    Raises:
+        ValueError: the goal has no rule.
+    """
+
+    baseline: str | Sequence[str]
+    goal: Goal
+    title: str = ""
+    free: Sequence[str] = ()
+    exchange: Exchange | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.goal, Goal) or self.goal.reached is None:
+            raise ValueError(
+                "goal needs a rule by which the target is reached, such as {metric: loss, target:"
+                " 3.28, rule: earliest_step, sigma: 0.0013}."
+            )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A challenge that was read.
+
+    Attributes:
+        folder: its folder.
+        challenge: what its file says.
+        baseline: the config of the baseline.
+        rule: the rule of the goal.
+    """
+
+    folder: Path
+    challenge: Challenge
+    baseline: Config
+    rule: TargetRule
+
+    @property
+    def title(self) -> str:
+        """What the challenge is called; the name of its folder if the file does not say."""
+        return self.challenge.title or self.folder.name
+
+    @property
+    def entries(self) -> list[Path]:
+        """The folders of the entries, by name."""
+        return sorted(file.parent for file in self.folder.glob(f"entries/*/{ENTRY_FILE}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryText:
+    """What entry.yaml says.
+
+    Attributes:
+        title: what was done, in a line.
+        by: who made it.
+        date: of the runs, such as "2026-06-19".
+        doubts: the name of an older entry that this one runs again, with more seeds; "" for none.
+    """
+
+    title: str
+    by: str = ""
+    date: str = ""
+    doubts: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The verdict of an entry.
+
+    Attributes:
+        name: of its folder.
+        text: what its file says.
+        offences: what is against the rules, as whole sentences; empty if nothing is.
+        reached: after how many steps its runs have reached the target; None if they cannot be
+            judged.
+        changes: the paths of the baseline that it changes.
+        packages: packages of its own whose functions its config names, and whose code is not
+            checked.
+    """
+
+    name: str
+    text: EntryText
+    offences: tuple[str, ...]
+    reached: Reached | None
+    changes: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    @property
+    def steps(self) -> int | None:
+        """The steps to the target, if it keeps the rules and has reached it; None otherwise."""
+        return None if self.offences or self.reached is None else self.reached.step
+
+
+def read_challenge(folder: Path) -> Rules:
+    """Reads the rules of a challenge.
+
+    Args:
+        folder: the folder that has challenge.yaml.
+
+    Raises:
+        UserError: there is no such file, or it or the baseline has a mistake.
+    """
+    file = folder / CHALLENGE_FILE
+    if not file.is_file():
+        raise UserError(
+            f"{folder} is not the folder of a challenge, because it has no {CHALLENGE_FILE}."
+        )
+    config = with_calls(load([file], language=CHALLENGE), ("goal", "exchange"))
+    builder = Builder(config)
+    builder.check()
+    challenge = builder.build("")
+    names = [challenge.baseline] if isinstance(challenge.baseline, str) else challenge.baseline
+    baseline = load([folder / name for name in names])
+    _check_free(challenge.free, baseline, config)
+    return Rules(folder.absolute(), challenge, baseline, challenge.goal.reached)
+
+
+def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
+    """Raises UserError for a path that the baseline does not have, which is perhaps misspelt."""
+    known = {path for path, _ in leaves(complete(baseline)[0])}
+    for path in free:
+        if not any(_is_under(each, [path]) for each in known):
+            source = config.argument_source("free")
+            raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
+
+
+def check_entry(folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
+    """Computes the verdict of an entry from its runs.
+
+    It compares the files of the sweep with its ledger, the plan's config with the baseline, default
+    arguments included, and the rows with the target. It does not compute the runs again.
+
+    Args:
+        folder: CHALLENGE/entries/NAME.
+        vocabulary: packages of the entry's own, whose functions its config names.
+
+    Raises:
+        UserError: the folder is not that of an entry, or a file of it cannot be read.
+    """
+    folder = folder.absolute()
+    rules = read_challenge(folder.parent.parent)
+    text = _read_text(folder / ENTRY_FILE)
+    plan = read_plan(folder / "sweep")
+    check_vocabulary(folder / "sweep", plan, vocabulary)
+    workload = read_sweep(folder / "sweep")
+    changes, offences = _against_rules(rules, plan.arms, vocabulary)
+    offences += _against_goal(rules, text, plan.revisions, workload)
+    found = None
+    if len(workload.arms) == 1 and not offences:
+        try:
+            found = judge(workload, workload.arms[0])
+        except NotJudgedError as error:
+            offences.append(str(error))
+    if not offences:
+        offences += _passes(rules, plan.arms, vocabulary)
+    return Entry(folder.name, text, tuple(offences), found, tuple(changes), tuple(plan.vocabulary))
+
+
+def _read_text(file: Path) -> EntryText:
+    """Reads entry.yaml."""
+    import yaml
+
+    known = [field.name for field in dataclasses.fields(EntryText)]
+    try:
+        content = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file.parent} is not an entry, because it has no {ENTRY_FILE}: write it with a title,"
+            " such as title: Muon with a tuned learning rate."
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
+    if not isinstance(content, dict) or not content.get("title"):
+        raise UserError(f"{file} needs a title: title: Muon with a tuned learning rate.")
+    for key in content:
+        if key not in known:
+            raise UserError(f"{file} has {key!r}. There are {joined(known)}.")
+    return EntryText(**{key: str(value) for key, value in content.items()})
+
+
+def _is_under(path: str, roots: Sequence[str]) -> bool:
+    return any(path == root or path.startswith((f"{root}.", f"{root}[")) for root in roots)
+
+
+def _values(config: Config, vocabulary: Sequence[str]) -> dict[str, Any]:
+    """Returns path -> value of a config with all its defaults; calls by their names."""
+    root, _ = complete(config, vocabulary)
+    found: dict[str, Any] = dict(_with_names(root, ""))
+    return found
+
+
+def _with_names(tree: Tree, path: str) -> list[tuple[str, Any]]:
+    """Lists the leaves of a tree with their paths, and the names of its calls."""
+    items: list[tuple[str, Any]] = []
+    children = child_trees(tree)
+    if isinstance(tree, Call):
+        items.append((path, f"!{tree.name}"))
+    elif not children:
+        items.append((path, tree))
+    for key, child in children.items():
+        items += _with_names(child, join(path, key))
+    return items
+
+
+def _against_rules(
+    rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Compares the configs of the arms with the baseline; returns changed paths and offences."""
+    if len(arms) != 1:
+        return [], [f"An entry has one arm, and its sweep has {len(arms)}: {joined([*arms])}."]
+    (arm,) = arms.values()
+    if arm.space:
+        return [], [
+            f"An entry is one configuration, and its sweep searches {joined([*arm.space])}."
+        ]
+    theirs, ours = _values(rules.baseline, ()), _values(arm.config, vocabulary)
+    changed = [
+        path
+        for path in dict.fromkeys([*theirs, *ours])
+        if not _same(theirs.get(path, _ABSENT), ours.get(path, _ABSENT))
+    ]
+    free = [*FREE, *rules.challenge.free]
+    offences = [
+        f"It changes {path} from {_shown(theirs, path)} to {_shown(ours, path)}, which the"
+        " challenge does not allow."
+        for path in changed
+        if not _is_under(path, free)
+    ]
+    return [path for path in changed if _is_under(path, free)], offences
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _shown(values: Mapping[str, Any], path: str) -> str:
+    return str(values[path]) if path in values else "nothing"
+
+
+def _against_goal(
+    rules: Rules,
+    text: EntryText,
+    revisions: Sequence[Mapping[str, Any]],
+    workload: Workload,
+) -> list[str]:
+    """Compares the goal and the seeds of the sweep with those of the challenge."""
+    found: list[str] = []
+    goal, ours = rules.challenge.goal, dict(revisions[0]["goal"])
+    wanted = {
+        "metric": goal.metric,
+        "mode": goal.better,
+        "select_on": goal.select_on,
+        "target": goal.target,
+        "rule": goal.rule,
+        "sigma": goal.sigma,
+    }
+    for name, value in wanted.items():
+        if ours.get(name) != value:
+            found.append(
+                f"The goal of its sweep has {name} {ours.get(name)}, and that of the challenge has"
+                f" {value}."
+            )
+    if any(revision["goal"] != ours for revision in revisions) and not found:
+        found.append("The goal of its sweep was changed when results were known.")
+    return found + _against_seeds(rules, text, workload)
+
+
+def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[str]:
+    """Compares the seeds with those that are counted from the baseline's, and cannot be chosen."""
+    seeds = sorted(run.seed for run in workload.finals)
+    known = rules.baseline.root.kwargs.get("seed", 0)
+    first = seeds[0] if text.doubts and seeds else known
+    wanted = list(range(first, first + max(1, len(seeds))))
+    if seeds == wanted:
+        return []
+    return [
+        f"Its seeds are {joined([*map(str, seeds)], 8)}, and must be counted from {first}, the seed"
+        " of the baseline: write seeds: and a number."
+    ]
+
+
+def _passes(rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[str]) -> list[str]:
+    """Compares how often a step of the entry applies the model with a step of the baseline."""
+    from trainer.studies.passes import passes_of
+
+    (arm,) = arms.values()
+    ours, theirs = passes_of(arm.config, vocabulary), passes_of(rules.baseline, ())
+    if ours <= theirs:
+        return []
+    return [
+        f"A step of it applies the model {ours} times, and one of the baseline"
+        f" {'once' if theirs == 1 else f'{theirs} times'}."
+    ]
+
+
+def sigma_of(folder: Path) -> str:
+    """Says which sigma a rule may have, from the runs of a sweep with one configuration.
+
+    Args:
+        folder: of the sweep, whose runs count for no entry.
+
+    Raises:
+        UserError: it has several configurations, too few runs, or one that diverged.
+    """
+    workload = read_sweep(folder)
+    if len(workload.arms) != 1 or len({run.number for run in workload.finals}) != 1:
+        raise UserError(f"sigma is that of one configuration, and {folder} has several.")
+    row = workload.goal.selected
+    values = list(workload.values_of(workload.arms[0], row).values())
+    try:
+        bound = sigma_bound(values)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from error
+    plain = float(np.std(values, ddof=1))
+    return (
+        f"sigma: {bound:.3g}, the upper 90% bound from the last {row} of {len(values)} runs, whose"
+        f" standard deviation is {plain:.3g}."
+    )

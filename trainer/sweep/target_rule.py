@@ -1,0 +1,316 @@
+"""The rule by which a configuration is said to reach a target after so many steps.
+
+The standard deviation sigma of a run is known beforehand. The n runs that were planned have reached
+the target at an evaluated step if the mean of their values there is better by a margin,
+
+    (target - mean) * sqrt(n) >= margin,    margin = sigma * z(1 - LEVEL)
+
+which is the one-sided z test at LEVEL; for values of which the largest is the best, the difference
+has the other sign. Start with `reached`.
+
+The optimizer track of modded-nanogpt has this rule with sigma = .0013, so that its margin is .004.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEVEL = 0.001
+RuleName = Literal["earliest_step", "earliest_lasting_step"]
+EARLIEST: RuleName = "earliest_step"
+LASTING: RuleName = "earliest_lasting_step"
+_CONFIDENCE = 0.9  # that sigma is at most the bound of `sigma_bound`
+_FEWEST_FOR_SIGMA = 20
+# The effect that the e-value of `limit_of_added` expects has this standard deviation in sigmas.
+_EXPECTED_EFFECT = 1.0
+
+
+@dataclass(frozen=True)
+class TargetRule:
+    """What a mean has to be at a step.
+
+    Attributes:
+        target: the value to be better than.
+        sigma: the standard deviation of the value of a run, known before the runs; above 0.
+        better: whether the smallest or the largest value is the best.
+        rule: "earliest_step" is the earliest evaluated step at which the mean passes;
+            "earliest_lasting_step" is the earliest from which on it passes at every evaluated step
+            to the last. The second is wrong in at most LEVEL of cases whatever the curve is,
+            because steps are tested backwards from the last, and the first failure ends it. The
+            first is, too, where the curve falls by more than the margin between evaluations; on a
+            flat curve each evaluation is another chance.
+    """
+
+    target: float
+    sigma: float
+    better: Literal["min", "max"] = "min"
+    rule: RuleName = EARLIEST
+
+    @property
+    def margin(self) -> float:
+        """The smallest statistic that passes.
+
+        >>> round(TargetRule(3.28, 0.0013).margin, 4)
+        0.004
+        """
+        return self.sigma * limit_of_planned(LEVEL)
+
+    def statistic(self, mean: ArrayLike, runs: int) -> NDArray[np.float64]:
+        """Returns (target - mean) * sqrt(runs), which is positive if the mean is better.
+
+        Args:
+            mean: the mean of the runs, any shape.
+            runs: how many there are.
+        """
+        sign = 1 if self.better == "min" else -1
+        return sign * (self.target - np.asarray(mean, np.float64)) * math.sqrt(runs)
+
+    def p(self, mean: ArrayLike, runs: int) -> NDArray[np.float64]:
+        """Returns the one-sided p of a mean over runs that were planned."""
+        from scipy.special import ndtr
+
+        return ndtr(-self.statistic(mean, runs) / self.sigma)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Whether runs have reached a target.
+
+    Attributes:
+        step: the step of the rule, the same for all runs; None if there is none.
+        mean: the mean at that step, or else at the step where the statistic is largest.
+        runs: how many runs the mean is over.
+        statistic: (target - mean) * sqrt(runs) there.
+        limit: the smallest statistic that passes.
+        closest: the step of `mean`.
+    """
+
+    step: int | None
+    mean: float
+    runs: int
+    statistic: float
+    limit: float
+    closest: int
+
+
+def reached(rule: TargetRule, steps: Sequence[int], values: ArrayLike, planned: int) -> Reached:
+    """Finds the step after which runs have reached a target.
+
+    Args:
+        rule: the rule.
+        steps: the evaluated steps, increasing, at least one.
+        values: the metric of each run at each step, [runs, steps]; a run that diverged has `inf`
+            there, or `-inf` if larger values are better.
+        planned: how many runs were planned before any result. They are judged by a z test, once;
+            with more runs than these, all of them are judged by an e-value, which holds however
+            often runs are added. The two together are wrong in at most 2 * LEVEL of cases.
+
+    Raises:
+        ValueError: there are fewer runs than were planned, or no evaluated step.
+
+    Example:
+        >>> values = [[3.2812, 3.2785], [3.2808, 3.2771], [3.2800, 3.2780], [3.2811, 3.2765]]
+        >>> found = reached(TargetRule(3.28, 0.0013), [3000, 3025], values, planned=4)
+        >>> found.step, round(found.mean, 4), round(found.statistic, 4)
+        (3025, 3.2775, 0.0049)
+    """
+    array = np.asarray(values, np.float64)
+    runs = array.shape[0]
+    if array.ndim != 2 or not array.shape[1] or array.shape[1] != len(steps):
+        raise ValueError(f"Give values [runs, steps] for {len(steps)} steps: {array.shape}.")
+    if runs < max(1, planned):
+        raise ValueError(f"{planned} runs were planned, and {runs} are given.")
+    mean = array.mean(0)
+    statistic = rule.statistic(mean, runs)
+    limit = rule.margin if runs == planned else rule.sigma * limit_of_added(runs, LEVEL)
+    found = int(earliest(rule.rule, statistic, limit))
+    index = found if found >= 0 else int(np.argmax(statistic))
+    return Reached(
+        step=int(steps[index]) if found >= 0 else None,
+        mean=float(mean[index]),
+        runs=runs,
+        statistic=float(statistic[index]),
+        limit=limit,
+        closest=int(steps[index]),
+    )
+
+
+def earliest(rule: RuleName, statistics: ArrayLike, limit: float) -> NDArray[np.int64]:
+    """Finds the earliest step of a rule.
+
+    Args:
+        rule: its name.
+        statistics: those of the steps, [..., steps].
+        limit: the smallest statistic that passes.
+
+    Returns:
+        The index of the step, [...]; -1 where there is none.
+
+    Example:
+        >>> [int(earliest(rule, [1, 5, 1, 5, 5], 4)) for rule in (EARLIEST, LASTING)]
+        [1, 3]
+    """
+    # Rounded means of a table, such as the track's, lie on the margin up to rounding errors.
+    passes = np.asarray(statistics) >= limit * (1 - 1e-9)
+    if rule == LASTING:
+        passes = np.logical_and.accumulate(passes[..., ::-1], axis=-1)[..., ::-1]
+    return np.where(passes.any(-1), passes.argmax(-1), -1)
+
+
+def limit_of_planned(level: float) -> float:
+    """Returns z(1 - level): the standard scores above which the planned test passes.
+
+    >>> round(limit_of_planned(0.001), 2)
+    3.09
+    """
+    from scipy.special import ndtri
+
+    return float(-ndtri(level))
+
+
+def limit_of_added(runs: int, level: float) -> float:
+    """Returns the standard score above which runs pass that may be added after every look.
+
+    It is where the e-value of the score z of n runs is 1 / level, against a mean that is not better
+    than the target,
+
+        e = 2 / sqrt(1 + n v) * exp(z^2 / 2 * a) * Phi(z * sqrt(a)),    a = n v / (1 + n v)
+
+    the mixture of likelihood ratios over the positive half of a normal prior with variance v = 1
+    for the effect, the difference over sigma. It ever exceeds 1 / level with a probability of at
+    most level (Robbins 1970, Statistical methods related to the law of the iterated logarithm;
+    arXiv:1810.08240).
+
+    >>> round(limit_of_added(8, 0.001), 2), round(limit_of_added(30, 0.001), 2)
+    (4.06, 4.05)
+    """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    variance = runs * _EXPECTED_EFFECT**2
+    a = variance / (1 + variance)
+
+    def excess(z: float) -> float:
+        log_e = math.log(2) - math.log1p(variance) / 2 + z * z / 2 * a
+        return log_e + float(log_ndtr(z * math.sqrt(a))) + math.log(level)
+
+    root: Any = brentq(excess, 0.0, 100.0)
+    return float(root)
+
+
+def sigma_bound(values: ArrayLike) -> float:
+    """Returns a sigma for a rule, from runs of one configuration: an upper 90% confidence bound.
+
+    The standard deviation of the runs themselves is too small in half of the cases, and a rule with
+    it is wrong more often than it says: three times as often with 20 runs.
+
+    Args:
+        values: the value of each run at one step, at least 20, which do not count for an entry.
+
+    Raises:
+        ValueError: there are fewer than 20 values, or one is not finite.
+
+    Example:
+        >>> round(sigma_bound(np.linspace(-1, 1, 20)), 3)
+        0.795
+    """
+    from scipy.special import chdtri
+
+    array = np.asarray(values, np.float64)
+    if array.size < _FEWEST_FOR_SIGMA:
+        raise ValueError(
+            f"sigma needs the values of at least {_FEWEST_FOR_SIGMA} runs, got {array.size}."
+        )
+    if not np.isfinite(array).all():
+        raise ValueError("sigma needs runs with finite values, and a run diverged.")
+    freedom = array.size - 1
+    return float(array.std(ddof=1) * math.sqrt(freedom / chdtri(freedom, _CONFIDENCE)))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What fewer steps cost: by how much a run is worse that is scheduled for fewer steps.
+
+    Attributes:
+        loss: how much worse.
+        steps: the number of steps that it has fewer.
+        error: the standard error of `loss`, if it was estimated from runs; 0 takes it as exact.
+
+    Example:
+        >>> round(156 * Exchange(0.0045, 100).per_step, 3)  # the track's: 156 steps for .007
+        0.007
+    """
+
+    loss: float
+    steps: int = 100
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.loss > 0 and self.steps >= 1 and self.error >= 0):
+            raise ValueError(
+                f"exchange is a loss above 0 for at least 1 step, with an error of at least 0; got"
+                f" loss {self.loss:g}, steps {self.steps}, error {self.error:g}."
+            )
+
+    @property
+    def per_step(self) -> float:
+        """The loss of a step."""
+        return self.loss / self.steps
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether an entry is better than an older one, at equal steps.
+
+    Attributes:
+        statistic: by how much its mean is better, the steps exchanged, over sqrt(1 / n1 + 1 / n2)
+            and the error of the exchange; it passes if it is at least the rule's margin.
+        p: the one-sided p.
+        passes: whether p is at most LEVEL.
+    """
+
+    statistic: float
+    p: float
+    passes: bool
+
+
+def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) -> Comparison:
+    """Compares two results that may have different numbers of steps.
+
+    With the means m, the steps s, and n runs each, the statistic is
+
+        (m_old - m_new + (s_old - s_new) * exchange) / sqrt(1 / n_old + 1 / n_new)
+
+    where an estimated exchange adds (s_old - s_new)^2 * (error / sigma)^2 to the sum in the root.
+
+    Args:
+        rule: the rule of both.
+        old: the older result, which has reached the target.
+        new: the newer one, likewise.
+        exchange: what fewer steps cost.
+
+    Raises:
+        ValueError: one of them has not reached the target.
+
+    Example:
+        >>> before = Reached(step=3375, mean=3.2788, runs=20, statistic=0, limit=0, closest=3375)
+        >>> tuned = Reached(step=3325, mean=3.2790, runs=20, statistic=0, limit=0, closest=3325)
+        >>> found = compare(TargetRule(3.28, 0.0013), before, tuned, Exchange(0.0045))
+        >>> round(found.statistic, 5), found.passes
+        (0.00648, True)
+    """
+    from scipy.special import ndtr
+
+    if old.step is None or new.step is None:
+        raise ValueError("A result that has not reached the target cannot be compared.")
+    fewer = old.step - new.step
+    better = old.mean - new.mean if rule.better == "min" else new.mean - old.mean
+    spread = 1 / old.runs + 1 / new.runs
+    spread += (fewer * exchange.error / exchange.steps / rule.sigma) ** 2
+    statistic = (better + fewer * exchange.per_step) / math.sqrt(spread)
+    passes = statistic >= rule.margin * (1 - 1e-9)
+    return Comparison(statistic, float(ndtr(-statistic / rule.sigma)), passes)
