@@ -102,6 +102,7 @@ def test_the_table_has_records_and_pairs(race, capsys):
     assert [row.record for row in (slow, fast, faster)] == [False, True, True]
     assert faster.before is fast.entry and fast.before is None
     assert faster.comparison is not None and fast.entry.reached and faster.entry.reached
+    assert fast.entry.steps is not None and faster.entry.steps is not None
     fewer = fast.entry.steps - faster.entry.steps
     spread = 1 / 4 + 1 / 4 + (fewer * 0.002 / 5 / 0.02) ** 2
     better = fast.entry.reached.mean - faster.entry.reached.mean + fewer * 0.02 / 5
