@@ -22,7 +22,7 @@ def _check(arguments: argparse.Namespace) -> int:
     entry = check_entry(folder, arguments.vocabulary)
     rules = read_challenge(folder.parent.parent)
     show(f"{entry.name}: {entry.text.title}")
-    show(f"It changes {joined(entry.changes) or 'nothing'}.")
+    show(f"It changes {joined(entry.changes, 4) or 'nothing'}.")
     for offence in entry.offences:
         show(f"Against the rules: {offence}")
     if entry.packages:
