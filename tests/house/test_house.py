@@ -362,8 +362,8 @@ trainer.report.formats.latex trainer.report.formats.markdown trainer.report.form
 trainer.report.html trainer.report.html.selection trainer.report.panels trainer.report.wording
 trainer.studies trainer.sweep trainer.sweep.alike trainer.sweep.arm_paths trainer.sweep.encoding
 trainer.sweep.local trainer.sweep.published_spaces trainer.sweep.slurm trainer.sweep.spaces
-trainer.sweep.warning_text trainer.train trainer.train.peers trainer.train.runtime
-trainer.train.signals trainer.train.watchdog
+trainer.sweep.tuned trainer.sweep.warning_text trainer.train trainer.train.peers
+trainer.train.runtime trainer.train.signals trainer.train.watchdog
 """
 
 
