@@ -105,7 +105,8 @@ def test_a_config_names_muown_and_runs_it(tmp_path: Path, capsys: Any):
     (tmp_path / "lab.yaml").write_text(CONFIG[:before] + chain + CONFIG[after:])
     options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]
     assert main(["explain", *options]) == 0
-    assert "  my_lab.muown.muown: scale 0.2, target 1, steps 4, power 1.2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  my_lab.muown.muown: scale 0.2, target 1, steps 4, power 1.2" in said
     assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
 
 
