@@ -359,9 +359,9 @@ FREE = """
     trainer.report.formats.tables trainer.report.html trainer.report.html.selection
     trainer.report.panels trainer.report.wording trainer.sweep trainer.sweep.alike
     trainer.sweep.encoding trainer.sweep.local trainer.sweep.arm_paths trainer.sweep.slurm
-    trainer.sweep.spaces trainer.sweep.warning_text trainer.train trainer.train.peers
-    trainer.train.runtime trainer.train.signals trainer.train.watchdog lockstep lockstep.calls
-    lockstep.configs lockstep.plans lockstep.processes trainer.cli.docstrings
+    trainer.sweep.spaces trainer.sweep.tuned trainer.sweep.warning_text trainer.train
+    trainer.train.peers trainer.train.runtime trainer.train.signals trainer.train.watchdog lockstep
+    lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer.cli.docstrings
     trainer.cli.optimizer_families trainer.cli.optimizers trainer.config.gin_writer
     trainer.sweep.published_spaces
 """
