@@ -204,9 +204,9 @@ def test_methods_count_the_points_and_seeds_of_each_search(folder):
     ) in methods
     assert (
         "Hyperparameters were tuned with 4 points for each arm, in each of 3 independent searches,"
-        " chosen by sobol, seed 0, with 1 seed for each."
+        " chosen by sobol, seed 0, with 1 seed for each. How many were tuned: every arm 1"
+        " with 4 trials of each search (4 for each). The search spaces were: first:"
     ) in methods
-    assert "The search spaces were: first:" in methods
 
 
 def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended(folder):
