@@ -12,7 +12,7 @@ from tests import runs
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.messages import UserError
-from trainer.studies.challenge import check_entry, read_challenge
+from trainer.studies.challenge import Entry, check_entry, read_challenge
 from trainer.studies.challenge_table import history, make_table
 from trainer.writers import iterate_metrics
 
@@ -61,6 +61,10 @@ def another(race: Path, tmp_path: Path) -> Callable[..., Path]:
     return lambda *args, **kwargs: _entry(tmp_path / "entries" / "0001", *args, **kwargs)
 
 
+def _checked(folder: Path) -> Entry:
+    return check_entry(read_challenge(folder.parent.parent), folder)
+
+
 def _mean(entry: Path, step: int) -> float:
     values = [
         row["validation/loss"]
@@ -73,7 +77,7 @@ def _mean(entry: Path, step: int) -> float:
 
 
 def test_the_verdict_is_computed_from_the_rows(race):
-    entry = check_entry(race / "entries/0002_fast")
+    entry = _checked(race / "entries/0002_fast")
     assert not entry.offences and entry.reached is not None and entry.steps is not None
     mean = _mean(race / "entries/0002_fast", entry.steps)
     assert entry.reached.mean == pytest.approx(mean, rel=1e-12)
@@ -82,13 +86,13 @@ def test_the_verdict_is_computed_from_the_rows(race):
     for step in earlier:
         assert 2 * (2.2 - _mean(race / "entries/0002_fast", step)) < 3.0902 * 0.02
     assert {path.split(".")[0] for path in entry.changes} <= {"optimizer", "steps"}
-    assert check_entry(race / "entries/0001_slow").steps is None
+    assert _checked(race / "entries/0001_slow").steps is None
 
 
 def test_the_command_says_what_an_entry_reaches(race, capsys):
     assert main(["challenge", "check", str(race / "entries/0002_fast")]) == 0
     said = capsys.readouterr().out
-    step = check_entry(race / "entries/0002_fast").steps
+    step = _checked(race / "entries/0002_fast").steps
     assert f"It reaches loss 2.2 after {step} steps: the mean of 4 runs is" in said
     assert "nothing was computed again" in said
     assert main(["challenge", "check", str(race / "entries/0001_slow")]) == 1
@@ -97,7 +101,7 @@ def test_the_command_says_what_an_entry_reaches(race, capsys):
 
 def test_the_table_has_records_and_pairs(race, capsys):
     rules = read_challenge(race)
-    entries = [check_entry(folder) for folder in rules.entries]
+    entries = [check_entry(rules, folder) for folder in rules.entries]
     slow, fast, faster = history(rules, entries)
     assert [row.record for row in (slow, fast, faster)] == [False, True, True]
     assert faster.before is fast.entry and fast.before is None
@@ -116,7 +120,7 @@ def test_the_table_has_records_and_pairs(race, capsys):
 
 def test_an_entry_cannot_change_the_model_by_one_default(another):
     arm = FAST.replace("{set: {", "{set: {model.activation: tanh, ")
-    offences = check_entry(another(arm)).offences
+    offences = _checked(another(arm)).offences
     assert len(offences) == 1 and offences[0].startswith("It changes model.activation from ")
 
 
@@ -129,12 +133,12 @@ def test_an_entry_cannot_change_the_model_by_one_default(another):
     ],
 )
 def test_an_entry_cannot_change_what_is_compared(another, setting, path):
-    offences = check_entry(another(FAST.replace("{set: {", f"{{set: {{{setting}, "))).offences
+    offences = _checked(another(FAST.replace("{set: {", f"{{set: {{{setting}, "))).offences
     assert any(f"It changes {path} from" in each for each in offences)
 
 
 def test_an_entry_may_change_what_the_challenge_frees(another):
-    entry = check_entry(another(FAST.replace("{set: {", "{set: {model.width: 16, ")))
+    entry = _checked(another(FAST.replace("{set: {", "{set: {model.width: 16, ")))
     assert not entry.offences and "model.width" in entry.changes
 
 
@@ -143,7 +147,7 @@ def test_an_entry_applies_the_model_once_a_step(another):
         "!optax.contrib.sam {optimizer: !optax.sgd {learning_rate: 0.1}, adv_optimizer:"
         " !optax.sgd {learning_rate: 0.01}, opaque_mode: true}"
     )
-    entry = check_entry(another(f"{{set: {{optimizer: {sam}}}}}"))
+    entry = _checked(another(f"{{set: {{optimizer: {sam}}}}}"))
     assert entry.offences and "A step of it applies the model" in entry.offences[0]
 
 
@@ -166,7 +170,7 @@ def test_an_entry_applies_the_model_once_a_step(another):
     ],
 )
 def test_an_entry_whose_sweep_asks_something_else(another, changes, why):
-    assert any(why in each for each in check_entry(another(FAST, **changes)).offences)
+    assert any(why in each for each in _checked(another(FAST, **changes)).offences)
 
 
 def test_rows_that_were_edited_are_found(race, another, tmp_path):
@@ -177,7 +181,7 @@ def test_rows_that_were_edited_are_found(race, another, tmp_path):
         for row in rows:
             row |= {"validation/loss": 1.0} if "validation/loss" in row else {}
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    entry = check_entry(folder)
+    entry = _checked(folder)
     assert entry.steps is None and "files of the sweep disagree" in entry.offences[0]
 
 
@@ -190,7 +194,7 @@ def test_an_entry_may_doubt_an_older_one(race, tmp_path, arm, verdict):
     text = "title: Again\ndoubts: 0002_fast\n"
     _entry(tmp_path / "race/entries/0004_doubt", arm, text)
     rules = read_challenge(tmp_path / "race")
-    entries = [check_entry(folder) for folder in rules.entries]
+    entries = [check_entry(rules, folder) for folder in rules.entries]
     row = history(rules, entries)[-1]
     assert not row.record and row.doubts.startswith(verdict), row.doubts
     report = make_table(rules, entries)

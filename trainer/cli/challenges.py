@@ -19,8 +19,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from trainer.studies.challenge import check_entry, read_challenge
 
     folder = Path(arguments.entry).absolute()
-    entry = check_entry(folder, arguments.vocabulary)
     rules = read_challenge(folder.parent.parent)
+    entry = check_entry(rules, folder, arguments.vocabulary)
     show(f"{entry.name}: {entry.text.title}")
     show(f"It changes {joined(entry.changes, 4) or 'nothing'}.")
     for offence in entry.offences:
@@ -55,7 +55,7 @@ def _table(arguments: argparse.Namespace) -> int:
             f"{rules.folder} has no entries: an entry is a folder entries/NAME with entry.yaml and"
             " the folder of a sweep named sweep."
         )
-    entries = [check_entry(folder, arguments.vocabulary) for folder in rules.entries]
+    entries = [check_entry(rules, folder, arguments.vocabulary) for folder in rules.entries]
     made = f"Lockstep {trainer.__version__}: python -m trainer challenge table {arguments.folder}"
     report = make_table(rules, entries, made)
     folder = Path(arguments.output or rules.folder / "report")

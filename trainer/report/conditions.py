@@ -15,12 +15,17 @@ from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
-from trainer.sweep.alike import arguments, differing_arguments, unlike_loss, values_text
+from trainer.sweep.alike import (
+    WITHOUT_EFFECT,
+    arguments,
+    differing_arguments,
+    unlike_loss,
+    values_text,
+)
 from trainer.sweep.tuned import unequally_tuned
 
 # Arguments of the root in which arms may differ: what is compared, and what changes no result.
-_MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
-_MAY_DIFFER += ("best_mode", "diagnostics", "hooks", "writers", "watchdog", "steps_per_call")
+_MAY_DIFFER = ("optimizer", "seed", *WITHOUT_EFFECT)
 # Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
 # found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")

@@ -90,7 +90,8 @@ def _values(workload: Workload, arm: str, runs: Sequence[Result]) -> tuple[list[
     rows = []
     for run, curve in zip(runs, curves, strict=True):
         count = len(curve.steps)
-        if not np.array_equal(curve.steps, steps[:count]) or (count < len(steps) and _done(run)):
+        cut = count < len(steps) and run.end == "done"
+        if cut or not np.array_equal(curve.steps, steps[:count]):
             raise NotJudgedError(
                 f"{arm} is not judged by the rule of the target, because {run.name} was evaluated"
                 f" after other steps than {runs[0].name}."
@@ -98,10 +99,6 @@ def _values(workload: Workload, arm: str, runs: Sequence[Result]) -> tuple[list[
         values = np.where(np.isfinite(curve.values), curve.values, worst)
         rows.append(np.concatenate([values, np.full(len(steps) - count, worst)]))
     return steps.astype(int).tolist(), np.stack(rows)
-
-
-def _done(run: Result) -> bool:
-    return run.end == "done"
 
 
 def _planned(workload: Workload, arm: str, runs: int) -> int:

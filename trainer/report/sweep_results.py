@@ -156,7 +156,7 @@ def _goal(
         relevant=None if second else goal.relevant,
         primary=goal.metric if second else "",
         # A target or a rule of --target or of an extension was chosen when results were known.
-        rule=goal.reached if target is None and not second and _same_goals(plan) else None,
+        rule=goal.target_rule if target is None and not second and _same_goals(plan) else None,
     )
 
 

@@ -12,46 +12,34 @@ Start with `read_challenge` and `check_entry`.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.config import Builder, Call, Config, Tree, load
+from trainer.config import Builder, Config, load
 from trainer.config.full import complete
-from trainer.config.nodes import with_calls
-from trainer.config.tree import child_trees, join, leaves
+from trainer.config.nodes import plain, with_calls
+from trainer.config.tree import Source, leaves
 from trainer.config.vocabulary import CHALLENGE
+from trainer.config.yaml_reader import read
 from trainer.messages import UserError, joined
 from trainer.report.reaching import NotJudgedError, judge
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
+from trainer.studies.passes import passes_of
+from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
 from trainer.sweep.definition import Goal
 from trainer.sweep.plan import PlannedArm
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.target_rule import Exchange, Reached, TargetRule, sigma_bound
+from trainer.writers.files import read_regular
 
 CHALLENGE_FILE, ENTRY_FILE = "challenge.yaml", "entry.yaml"
 # What every entry may change: the optimizer and the length of the run, and what changes neither the
 # data nor the model nor what is evaluated.
-FREE = (
-    "optimizer",
-    "steps",
-    "ema_decay",
-    "log_every",
-    "eval_every",
-    "save_every",
-    "steps_per_call",
-    "keep_latest",
-    "best_metric",
-    "best_mode",
-    "train_metrics",
-    "diagnostics",
-    "watchdog",
-    "hooks",
-    "writers",
-)
-_ABSENT = object()  # not None, which is a value
+FREE = ("optimizer", "steps", "ema_decay", "eval_every", "train_metrics", *WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +67,7 @@ class Challenge:
     exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.goal, Goal) or self.goal.reached is None:
+        if not isinstance(self.goal, Goal) or self.goal.target_rule is None:
             raise ValueError(
                 "goal needs a rule by which the target is reached, such as {metric: loss, target:"
                 " 3.28, rule: earliest_step, sigma: 0.0013}."
@@ -106,6 +94,11 @@ class Rules:
     def title(self) -> str:
         """What the challenge is called; the name of its folder if the file does not say."""
         return self.challenge.title or self.folder.name
+
+    @cached_property
+    def passes(self) -> int:
+        """How often a step of the baseline applies the model; it is built and traced once."""
+        return passes_of(self.baseline)
 
     @property
     def entries(self) -> list[Path]:
@@ -179,7 +172,7 @@ def read_challenge(folder: Path) -> Rules:
     names = [challenge.baseline] if isinstance(challenge.baseline, str) else challenge.baseline
     baseline = load([folder / name for name in names])
     _check_free(challenge.free, baseline, config)
-    return Rules(folder.absolute(), challenge, baseline, challenge.goal.reached)
+    return Rules(folder.absolute(), challenge, baseline, challenge.goal.target_rule)
 
 
 def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
@@ -191,21 +184,20 @@ def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
             raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
 
 
-def check_entry(folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
+def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
     """Computes the verdict of an entry from its runs.
 
     It compares the files of the sweep with its ledger, the plan's config with the baseline, default
     arguments included, and the rows with the target. It does not compute the runs again.
 
     Args:
+        rules: of the challenge.
         folder: CHALLENGE/entries/NAME.
         vocabulary: packages of the entry's own, whose functions its config names.
 
     Raises:
         UserError: the folder is not that of an entry, or a file of it cannot be read.
     """
-    folder = folder.absolute()
-    rules = read_challenge(folder.parent.parent)
     text = _read_text(folder / ENTRY_FILE)
     plan = read_plan(folder / "sweep")
     check_vocabulary(folder / "sweep", plan, vocabulary)
@@ -225,18 +217,17 @@ def check_entry(folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
 
 def _read_text(file: Path) -> EntryText:
     """Reads entry.yaml."""
-    import yaml
-
     known = [field.name for field in dataclasses.fields(EntryText)]
     try:
-        content = yaml.safe_load(file.read_text())
+        node = read(read_regular(file).decode(), Source(str(file), 1))
     except FileNotFoundError as error:
         raise UserError(
             f"{file.parent} is not an entry, because it has no {ENTRY_FILE}: write it with a title,"
             " such as title: Muon with a tuned learning rate."
         ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}.") from error
+    content = None if node is None else plain(node)
     if not isinstance(content, dict) or not content.get("title"):
         raise UserError(f"{file} needs a title: title: Muon with a tuned learning rate.")
     for key in content:
@@ -247,26 +238,6 @@ def _read_text(file: Path) -> EntryText:
 
 def _is_under(path: str, roots: Sequence[str]) -> bool:
     return any(path == root or path.startswith((f"{root}.", f"{root}[")) for root in roots)
-
-
-def _values(config: Config, vocabulary: Sequence[str]) -> dict[str, Any]:
-    """Returns path -> value of a config with all its defaults; calls by their names."""
-    root, _ = complete(config, vocabulary)
-    found: dict[str, Any] = dict(_with_names(root, ""))
-    return found
-
-
-def _with_names(tree: Tree, path: str) -> list[tuple[str, Any]]:
-    """Lists the leaves of a tree with their paths, and the names of its calls."""
-    items: list[tuple[str, Any]] = []
-    children = child_trees(tree)
-    if isinstance(tree, Call):
-        items.append((path, f"!{tree.name}"))
-    elif not children:
-        items.append((path, tree))
-    for key, child in children.items():
-        items += _with_names(child, join(path, key))
-    return items
 
 
 def _against_rules(
@@ -280,28 +251,20 @@ def _against_rules(
         return [], [
             f"An entry is one configuration, and its sweep searches {joined([*arm.space])}."
         ]
-    theirs, ours = _values(rules.baseline, ()), _values(arm.config, vocabulary)
-    changed = [
-        path
-        for path in dict.fromkeys([*theirs, *ours])
-        if not _same(theirs.get(path, _ABSENT), ours.get(path, _ABSENT))
-    ]
+    roots = {
+        "baseline": complete(rules.baseline)[0],
+        "entry": complete(arm.config, vocabulary)[0],
+    }
+    differing = differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
     free = [*FREE, *rules.challenge.free]
+    changes = [path for path in differing if _is_under(path, free)]
     offences = [
-        f"It changes {path} from {_shown(theirs, path)} to {_shown(ours, path)}, which the"
-        " challenge does not allow."
-        for path in changed
-        if not _is_under(path, free)
+        f"It changes {path} from {values['baseline']} to {values['entry']}, which the challenge"
+        " does not allow."
+        for path, values in differing.items()
+        if path not in changes
     ]
-    return [path for path in changed if _is_under(path, free)], offences
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
-
-
-def _shown(values: Mapping[str, Any], path: str) -> str:
-    return str(values[path]) if path in values else "nothing"
+    return changes, offences
 
 
 def _against_goal(
@@ -348,10 +311,8 @@ def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[st
 
 def _passes(rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[str]) -> list[str]:
     """Compares how often a step of the entry applies the model with a step of the baseline."""
-    from trainer.studies.passes import passes_of
-
     (arm,) = arms.values()
-    ours, theirs = passes_of(arm.config, vocabulary), passes_of(rules.baseline, ())
+    ours, theirs = passes_of(arm.config, vocabulary), rules.passes
     if ours <= theirs:
         return []
     return [

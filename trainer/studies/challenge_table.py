@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.sweep.target_rule import LEVEL, Comparison, Reached, compare, limit_of_planned
+from trainer.sweep.target_rule import LEVEL, Comparison, Reached, compare
 
 _NOTE = (
     "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
@@ -83,7 +83,7 @@ def _verdict_on(rules: Rules, old: Entry, found: Reached) -> str:
         return f"{old.name} had not reached the target."
     if found.step is not None and found.step <= claimed:
         return f"It confirms {old.name}: {runs} have reached the target after {found.step} steps."
-    if found.statistic <= -rules.rule.sigma * limit_of_planned(LEVEL):
+    if found.statistic <= -rules.rule.margin:
         return (
             f"It refutes {old.name}: where the mean of {runs} is closest to the target, it is worse"
             f" than it by {-found.statistic:.3g} / sqrt(runs), at p at most {LEVEL:g}."

@@ -8,6 +8,10 @@ from trainer.config.tree import child_trees, join
 from trainer.config.wording import brief
 from trainer.messages import joined
 
+# Arguments of a run's root that change none of its results.
+WITHOUT_EFFECT = ("log_every", "save_every", "keep_latest", "best_metric", "best_mode")
+WITHOUT_EFFECT += ("diagnostics", "hooks", "writers", "watchdog", "steps_per_call")
+
 
 class UnlikeLoss(NamedTuple):
     """Why the losses of arms cannot be compared.

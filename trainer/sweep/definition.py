@@ -173,7 +173,7 @@ class Goal:
             )
 
     @property
-    def reached(self) -> TargetRule | None:
+    def target_rule(self) -> TargetRule | None:
         """The rule by which runs have reached the target; None if there is none."""
         if self.rule is None or self.target is None or self.sigma is None:
             return None
