@@ -85,8 +85,9 @@ def _verdict_on(rules: Rules, old: Entry, found: Reached) -> str:
         return f"It confirms {old.name}: {runs} have reached the target after {found.step} steps."
     if found.statistic <= -rules.rule.margin:
         return (
-            f"It refutes {old.name}: where the mean of {runs} is closest to the target, it is worse"
-            f" than it by {-found.statistic:.3g} / sqrt(runs), at p at most {LEVEL:g}."
+            f"It refutes {old.name}: where the mean of {runs} is closest to the target, after"
+            f" {found.closest:,} steps, it is {found.mean:.6g}, and worse than the target at p at"
+            f" most {LEVEL:g}."
         )
     return f"It neither confirms nor refutes {old.name}: {runs} do not decide."
 
@@ -113,8 +114,9 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         f" least {rules.rule.margin:.3g}, which is p = {LEVEL:g} for a standard deviation of"
         f" {rules.rule.sigma:g}."
     )
-    changed = [f"{row.entry.name}: {joined(row.entry.offences)}" for row in rows]
-    refused = tuple(text for row, text in zip(rows, changed, strict=True) if row.entry.offences)
+    refused = tuple(
+        f"{row.entry.name}: {' '.join(row.entry.offences)}" for row in rows if row.entry.offences
+    )
     unchecked = tuple(
         f"{row.entry.name} names {joined(row.entry.packages)}, whose code is not checked."
         for row in rows
