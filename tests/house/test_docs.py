@@ -208,7 +208,7 @@ def run_trainer(words: list[str]) -> None:
     match arguments.command:
         case "explain" | "config" | "compare":
             assert main(words) == 0
-        case "train" | "verify":
+        case "train" | "verify" | "coordinate_check":
             read = resolving.read_config(arguments, RUN)
             resolving.make_program(read, arguments.vocabulary, declared=True)
         case "sweep" if arguments.action is None:

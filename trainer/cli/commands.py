@@ -31,6 +31,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.inspect_checkpoints import run
         case "compare":
             from trainer.cli.comparing import run
+        case "coordinate_check":
+            from trainer.cli.coordinates import run
         case "explain":
             from trainer.cli.explaining import run
         case "optimizers":

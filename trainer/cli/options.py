@@ -2,7 +2,8 @@
 
 import argparse
 
-from trainer.cli import values
+from trainer.cli import study_options, values
+from trainer.cli.config_options import config_parser, search_paths, vocabulary
 from trainer.parser import Actions, Parser
 from trainer.report import FORMATS
 
@@ -17,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
         "checkpoint: start the same command again.",
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
-    config = _config()
+    config = config_parser()
     _train(commands.add_parser("train", parents=[config], help="train (the default)"))
     resolved = commands.add_parser(
         "config", parents=[config], help="print the resolved config as YAML"
@@ -45,14 +46,14 @@ def parser() -> argparse.ArgumentParser:
     )
     _plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
     _report(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
-    _challenge(commands.add_parser("challenge", help="check entries of a race to a target"))
+    study_options.add(commands, config)
     compare = commands.add_parser("compare", help="show how two configs or runs differ")
     _compare(compare)
-    _search_paths(compare)
-    _vocabulary(compare)
+    search_paths(compare)
+    vocabulary(compare)
     _sweep(
         commands.add_parser(
-            "sweep", parents=[_config(required=False)], help="compute many runs from one file"
+            "sweep", parents=[config_parser(required=False)], help="compute many runs from one file"
         ),
         config,
     )
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print instead the tags that a config may have, for yaml.customTags of the editor",
     )
-    _vocabulary(schema)
+    vocabulary(schema)
     _optimizers(
         commands.add_parser(
             "optimizers", help="list what a config can name as an optimizer, or describe one"
@@ -85,63 +86,6 @@ def parser() -> argparse.ArgumentParser:
     )
     _sample(commands.add_parser("sample", help="continue a text with the model of a run"))
     return parser
-
-
-def _config(required: bool = True) -> Parser:
-    config = Parser(add_help=False)
-    config.add_argument(
-        "--config",
-        "--gin_file",
-        dest="files",
-        action="append",
-        metavar="FILE",
-        required=required,
-        default=[],
-        help="a .gin or .yaml file; may be given several times, later files override",
-    )
-    _search_paths(config)
-    config.add_argument(
-        "--gin_bindings",
-        "--gin_binding",
-        dest="bindings",
-        action="append",
-        default=[],
-        metavar="BINDING",
-        help="Gin statements that override the files, such as 'optax.adamw.b2 = 0.95'",
-    )
-    config.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="edits one leaf of the resolved config, such as steps=100",
-    )
-    _vocabulary(config)
-    return config
-
-
-def _search_paths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--gin_search_paths",
-        dest="search_paths",
-        action="append",
-        type=values.folders,
-        default=[],
-        metavar="FOLDER,...",
-        help="folders where a config and what it includes are looked for, after the folder of the"
-        " including file and the current one; may be given several times",
-    )
-
-
-def _vocabulary(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--vocabulary",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="a package of yours whose functions the config may name",
-    )
 
 
 def _train(train: argparse.ArgumentParser) -> None:
@@ -232,7 +176,7 @@ def _replay(replay: argparse.ArgumentParser) -> None:
         metavar="N",
         help="counted from 1; default the last one in WORKDIR/nonfinite.json",
     )
-    _vocabulary(replay)
+    vocabulary(replay)
 
 
 def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
@@ -266,7 +210,7 @@ def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
         help="the parameters that are trained, and not their averages, which are evaluated",
     )
     export.add_argument("--force", action="store_true", help="replace files that exist")
-    _vocabulary(export)
+    vocabulary(export)
 
 
 def _optimizers(optimizers: argparse.ArgumentParser) -> None:
@@ -278,7 +222,7 @@ def _optimizers(optimizers: argparse.ArgumentParser) -> None:
         help="such as optim.muon, muon or parts.floor: print its update rule, arguments, memory and"
         " FLOPs, paper, a config to paste and a search space; default the list of all",
     )
-    _vocabulary(optimizers)
+    vocabulary(optimizers)
 
 
 def _step(parser: argparse.ArgumentParser) -> None:
@@ -332,22 +276,7 @@ def _sample(sample: argparse.ArgumentParser) -> None:
         help="how many texts; default 1",
     )
     _step(sample)
-    _vocabulary(sample)
-
-
-def _challenge(challenge: argparse.ArgumentParser) -> None:
-    """Adds the actions of `challenge`."""
-    actions = challenge.add_subparsers(dest="action", metavar="action", required=True)
-    check = actions.add_parser("check", help="compute the verdict of an entry from its runs")
-    check.add_argument("entry", metavar="ENTRY", help="the folder CHALLENGE/entries/NAME")
-    table = actions.add_parser("table", help="write the history of all entries as a report")
-    table.add_argument("folder", metavar="CHALLENGE", help="the folder with challenge.yaml")
-    table.add_argument("--output", help="the folder of the report; default CHALLENGE/report")
-    table.add_argument("--formats", type=values.report_formats, help="as in report")
-    sigma = actions.add_parser("sigma", help="print the sigma of a rule, from 20 runs or more")
-    sigma.add_argument("sweep", metavar="SWEEP", help="the folder of a sweep of one configuration")
-    for each in (check, table):
-        _vocabulary(each)
+    vocabulary(sample)
 
 
 def _report(report: argparse.ArgumentParser) -> None:
@@ -509,7 +438,7 @@ def _sweep(sweep: argparse.ArgumentParser, config: Parser) -> None:
     _locks(work)
     _allow_changed(work)
     _watched(work)  # for the workers of one command, which shows how far they are
-    _vocabulary(work)
+    vocabulary(work)
     extend = actions.add_parser(
         "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
     )

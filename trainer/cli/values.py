@@ -30,6 +30,30 @@ def workers(text: str) -> int:
     return int(text)
 
 
+def integers(text: str) -> list[int]:
+    """Converts an argument such as "64,128" to integers of at least 1, in increasing order."""
+    found = text.split(",")
+    if not all(re.fullmatch("[1-9][0-9]{0,8}", each) for each in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers of at least 1; write one such as 64,128"
+        )
+    numbers = [int(each) for each in found]
+    twice = next((x for x in numbers if numbers.count(x) > 1), None)
+    if twice is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} has {twice} twice; write each number once")
+    return sorted(numbers)
+
+
+def power(text: str) -> tuple[str, float]:
+    """Converts an argument such as "model.num_heads=1" to a path and a power."""
+    path, _, exponent = text.rpartition("=")
+    if not path.strip():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a path and a power; write them as in model.num_heads=1"
+        )
+    return path.strip(), number(exponent)
+
+
 def step(text: str) -> int:
     """Converts an argument to an integer, a number of steps."""
     try:

@@ -187,7 +187,13 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
         model = packed if "documents" in batch else alone
         return model.apply(params, model_state, batch, **more)
 
-    return alone._replace(init=init, apply=apply)
+    def capture(params: Any, model_state: Any, batch: Mapping[str, Any]) -> Any:
+        _check_tokens(batch, inputs)
+        model = packed if "documents" in batch else alone
+        assert model.capture is not None
+        return model.capture(params, model_state, batch)
+
+    return alone._replace(init=init, apply=apply, capture=capture)
 
 
 def _check_tokens(batch: Mapping[str, Any], inputs: str) -> None:

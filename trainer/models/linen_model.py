@@ -99,7 +99,34 @@ def from_linen(
         )
         return outputs, {**model_state, **nn.unbox(changed)}
 
-    return Model(init, apply, lambda train: {**fields, **mode(train)}, module=module)
+    def capture(
+        params: Mapping[str, Any], model_state: Mapping[str, Any], batch: Mapping[str, jax.Array]
+    ) -> tuple[Any, dict[str, tuple[Any, ...]]]:
+        outputs, seen = module.apply(
+            {"params": params, **model_state},
+            *pick_inputs(batch, inputs),
+            **mode(False),
+            # In evaluation, dropout returns its argument.
+            capture_intermediates=lambda module, method: (
+                method == "__call__" and not isinstance(module, nn.Dropout)
+            ),
+            mutable=["intermediates"],
+        )
+        tree: Any = seen.get("intermediates", {})
+        return outputs, _by_module(tree)
+
+    return Model(
+        init, apply, lambda train: {**fields, **mode(train)}, module=module, capture=capture
+    )
+
+
+def _by_module(tree: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, ...]]:
+    """Returns path of a module -> its results; other values that modules have sown are left out."""
+    found = {path: tree["__call__"]} if path and "__call__" in tree else {}
+    for name, below in tree.items():
+        if isinstance(below, Mapping):
+            found |= _by_module(below, f"{path}/{name}" if path else name)
+    return found
 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:

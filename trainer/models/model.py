@@ -53,6 +53,9 @@ class Model(NamedTuple):
         module: the flax linen module that it calls; None for any other model.
         bind: `bind(params, model_state)` returns the flax nnx module that it calls, with these
             values, in evaluation mode; None for any other model.
+        capture: `capture(params, model_state, batch)` returns the outputs, in evaluation mode, and
+            what each module returned, such as "blocks/mlp" -> its results, one for each call; those
+            of stacked layers have a leading axis. None for a model that is no flax linen module.
     """
 
     init: Callable[..., Any]
@@ -62,6 +65,7 @@ class Model(NamedTuple):
     width_scaling: WidthScaling | None = None
     module: Any = None
     bind: Callable[..., Any] | None = None
+    capture: Callable[..., tuple[Any, dict[str, tuple[Any, ...]]]] | None = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

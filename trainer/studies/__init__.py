@@ -1,1 +1,1 @@
-"""Studies that stand on sweeps: a challenge is a race to a target, with rules that are checked."""
+"""Studies: races to a target, with rules that are checked; checks that are made before a sweep."""

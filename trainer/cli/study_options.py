@@ -1,0 +1,99 @@
+"""The options of studies: challenge and coordinate_check."""
+
+import argparse
+from typing import Any
+
+from trainer.cli import values
+from trainer.cli.config_options import vocabulary
+from trainer.parser import Parser
+from trainer.report import FORMATS
+
+
+def add(commands: Any, config: Parser) -> None:
+    """Adds the commands to the parsers of all commands; `config` has the options of a config."""
+    _challenge(commands.add_parser("challenge", help="check entries of a race to a target"))
+    _coordinate_check(
+        commands.add_parser(
+            "coordinate_check",
+            parents=[config],
+            help="compare changes of activations in the first steps over widths of the model",
+        )
+    )
+
+
+def _challenge(challenge: argparse.ArgumentParser) -> None:
+    """Adds the actions of `challenge`."""
+    actions = challenge.add_subparsers(dest="action", metavar="action", required=True)
+    check = actions.add_parser("check", help="compute the verdict of an entry from its runs")
+    check.add_argument("entry", metavar="ENTRY", help="the folder CHALLENGE/entries/NAME")
+    table = actions.add_parser("table", help="write the history of all entries as a report")
+    table.add_argument("folder", metavar="CHALLENGE", help="the folder with challenge.yaml")
+    table.add_argument("--output", help="the folder of the report; default CHALLENGE/report")
+    table.add_argument("--formats", type=values.report_formats, help="as in report")
+    sigma = actions.add_parser("sigma", help="print the sigma of a rule, from 20 runs or more")
+    sigma.add_argument("sweep", metavar="SWEEP", help="the folder of a sweep of one configuration")
+    for each in (check, table):
+        vocabulary(each)
+
+
+def _coordinate_check(check: argparse.ArgumentParser) -> None:
+    """Adds the options of `coordinate_check`."""
+    check.add_argument(
+        "--widths",
+        type=values.integers,
+        required=True,
+        metavar="N,...",
+        help="the widths, such as 64,128,256,512",
+    )
+    check.add_argument(
+        "--width_path",
+        metavar="PATH",
+        help="where the config has the width; default model.width",
+    )
+    check.add_argument(
+        "--scale",
+        action="append",
+        type=values.power,
+        default=[],
+        metavar="PATH=POWER",
+        help="multiplies another number of the config by (width / the config's width)^POWER, as in"
+        " optimizer.groups.matrices.width_scaling=1 or model.num_heads=1; may be given several"
+        " times; by default all but the width stays",
+    )
+    check.add_argument(
+        "--steps",
+        type=values.integers,
+        default=[1, 3, 10],
+        metavar="N,...",
+        help="after how many steps activations are measured; default 1,3,10",
+    )
+    check.add_argument(
+        "--seeds",
+        type=values.positive,
+        default=3,
+        metavar="N",
+        help="how many runs at each width: the config's seed and those after it; default 3",
+    )
+    check.add_argument(
+        "--keep_schedules",
+        action="store_true",
+        help="train by the schedules of the config; by default each schedule of a learning rate is"
+        " replaced by its largest value, as a warm-up would begin with a rate of 0",
+    )
+    _report_files(check)
+
+
+def _report_files(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for a folder with a page, tables and pictures."""
+    parser.add_argument(
+        "--output",
+        type=values.folder,
+        metavar="DIR",
+        help="write a page, tables and pictures into this folder; default none",
+    )
+    parser.add_argument(
+        "--formats",
+        type=values.report_formats,
+        metavar="NAME,...",
+        help=f"with --output: which files are written: {', '.join(FORMATS)}; default all",
+    )

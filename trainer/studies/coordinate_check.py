@@ -1,0 +1,326 @@
+"""Measures how activations, and their changes in the first steps, depend on the width of a model.
+
+A coordinate check (Yang et al., arXiv:2203.03466, appendix D.1) trains a model for a few steps at
+several widths. If initial values and learning rates scale with the width as they should, the
+changes of all activations have the same size at all widths. Begin with `check`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optim.dtypes import widen
+from trainer.engine.loading import load_located
+from trainer.engine.program import Program
+from trainer.engine.step import StepMetrics
+from trainer.logits import ChunkedLogits
+from trainer.messages import UserError, plural
+from trainer.studies.rate_paths import with_constant_rates
+from trainer.studies.width_series import WidthSeries
+
+LIMIT = 0.25  # half of the smallest wrong power of the width in the theory, 1/2
+LEVEL = 0.05  # of the intervals of all slopes together
+_ROUNDING = 1e-5  # a change of less than this share of an activation may be that of rounding
+# Of the change until the last step. Behind kernels that start at 0, the first step has no gradient,
+# and only weight decay changes the weights, by as much as the learning rate was divided.
+_NEGLIGIBLE = 0.01
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A fit of log(size) = a constant for each seed + value * log(width).
+
+    Attributes:
+        value: the power of the width with which the size grows.
+        error: its standard error, from the residuals; they hold what differs between seeds, and how
+            far the sizes are from a power.
+        degrees: of freedom of the residuals.
+    """
+
+    value: float
+    error: float
+    degrees: int
+
+    def half_width(self, slopes: int) -> float:
+        """Returns half the width of the interval that holds for so many slopes together."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.degrees, 1 - LEVEL / 2 / slopes)) * self.error
+
+
+def fit(widths: Sequence[int], sizes: np.ndarray) -> Slope | None:
+    """Fits a power of the width to sizes [seeds, widths]; None if one is 0 or not finite.
+
+    Example:
+        >>> sizes = np.array([[1.0, 2.0, 4.0], [3.0, 6.0, 12.0]])
+        >>> slope = fit([10, 20, 40], sizes)
+        >>> round(slope.value, 6), round(slope.error, 6), slope.degrees
+        (1.0, 0.0, 3)
+    """
+    if not np.all(np.isfinite(sizes) & (sizes > 0)):
+        return None
+    x, y = np.log(np.asarray(widths, float)), np.log(sizes)
+    x, y = x - x.mean(), y - y.mean(1, keepdims=True)
+    spread = len(y) * float(x @ x)
+    value = float((y @ x).sum()) / spread
+    degrees = y.size - len(y) - 1
+    error = math.sqrt(float(np.square(y - value * x).sum()) / degrees / spread)
+    return Slope(value, error, degrees)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a coordinate check has measured.
+
+    Attributes:
+        series: the configs.
+        seeds: the seeds of the runs.
+        steps: after how many steps activations were measured, increasing.
+        sizes: module -> root mean squares of its activations, [1 + steps, seeds, widths], the first
+            at the start; NaN after a step that was not finite.
+        changes: module -> root mean squares of the changes since the start, [steps, seeds, widths].
+        constants: config path -> the learning rate that replaced a schedule.
+        warnings: of the plan, about learning rates that do not fit the width.
+        examples: in the batch of which activations were measured.
+    """
+
+    series: WidthSeries
+    seeds: tuple[int, ...]
+    steps: tuple[int, ...]
+    sizes: Mapping[str, np.ndarray]
+    changes: Mapping[str, np.ndarray]
+    constants: Mapping[str, float]
+    warnings: tuple[str, ...]
+    examples: int
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths, increasing."""
+        return list(self.series.by_width)
+
+    def slopes(self) -> dict[tuple[str, int], Slope]:
+        """Returns (module, number of steps) -> the slope of its changes, if they have one.
+
+        There is none for changes that rounding may have made, or of less than 1% of those until the
+        last step.
+        """
+        fits: dict[tuple[str, int], Slope | None] = {}
+        for module, changes in self.changes.items():
+            least = np.maximum(_ROUNDING * self.sizes[module][0], _NEGLIGIBLE * changes[-1])
+            for step, change in zip(self.steps, changes, strict=True):
+                if not np.any(change < least):
+                    fits[module, step] = fit(self.widths, change)
+        return {key: slope for key, slope in fits.items() if slope is not None}
+
+    def ended(self) -> list[tuple[int, int]]:
+        """Returns the (width, seed) of the runs that had a step that was not finite."""
+        last = next(iter(self.changes.values()))[-1]
+        return [
+            (width, seed)
+            for i, width in enumerate(self.widths)
+            for j, seed in enumerate(self.seeds)
+            if not np.isfinite(last[j, i])
+        ]
+
+
+def check(
+    series: WidthSeries,
+    seeds: int = 3,
+    steps: Sequence[int] = (1, 3, 10),
+    keep_schedules: bool = False,
+    vocabulary: Sequence[str] = (),
+    log: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """Trains the model at each width, and measures the activations of one batch.
+
+    The batch is the one after those of the steps, of which the first microbatch is taken. The model
+    computes in float32 and in evaluation mode.
+
+    Args:
+        series: the configs, from `width_series.make_series`.
+        seeds: number of runs at each width, with the seed of the config and those after it.
+        steps: after how many steps activations are measured.
+        keep_schedules: False replaces schedules of learning rates by their largest values: a
+            warm-up from 0 would leave the first steps without a change.
+        vocabulary: packages of the user whose functions the configs may name.
+        log: called with a line after each width.
+
+    Raises:
+        UserError: there are too few widths or seeds for a slope with an error, or the runs are
+            shorter than the steps.
+    """
+    widths, stops = list(series.by_width), tuple(sorted(set(steps)))
+    if len(widths) < 2 or seeds * (len(widths) - 1) < 2:
+        raise UserError(
+            f"A slope with its error needs three widths, or two widths and two seeds. The check was"
+            f" given {plural(len(widths), 'width')} and {plural(seeds, 'seed')}."
+        )
+    # All programs are built before the first is trained, as a width may not fit the model.
+    constants: dict[str, float] = {}
+    programs: dict[int, Program] = {}
+    for width, config in series.by_width.items():
+        programs[width] = load_located(config, vocabulary)
+        if not keep_schedules:
+            own = programs[width].experiment
+            constant, constants = with_constant_rates(config, own, vocabulary)
+            programs[width] = load_located(constant, vocabulary) if constants else programs[width]
+        programs[width].abstract_state()
+    own = programs[widths[-1]].experiment
+    if stops[-1] > own.steps:
+        raise UserError(
+            f"The config has {plural(own.steps, 'step')}, and activations are to be measured after"
+            f" {stops[-1]}. Write smaller numbers in --steps, or more with --set steps=N."
+        )
+    numbers = tuple(range(own.seed, own.seed + seeds))
+    examples = own.data.batch_size // own.microbatches
+    found: list[list[list[dict[str, np.ndarray]]]] = []  # [widths][seeds][1 + steps]
+    for width, program in programs.items():
+        runs = Runs(program, stops, examples)
+        found.append([list(runs.measure(seed)) for seed in numbers])
+        log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
+    warnings = tuple(_warnings(programs[widths[-1]]))
+    return Found(series, numbers, stops, *_arrays(found), constants, warnings, examples)
+
+
+def _warnings(program: Program) -> list[str]:
+    from trainer.engine.plan_widths import width_warnings
+
+    scaling = getattr(program.experiment.model, "width_scaling", None)
+    if scaling is None:
+        return []
+    params = program.abstract_state().params
+    return width_warnings(program.experiment.optimizer, params, scaling)
+
+
+def _arrays(
+    found: Sequence[Sequence[Sequence[Mapping[str, np.ndarray]]]],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths].
+
+    Of modules that have the same numbers, such as a block and its last layer, only the one with the
+    shortest path is kept.
+    """
+    modules = sorted(found[0][0][0], key=lambda name: (name == "outputs", name.count("/"), name))
+    seen: set[bytes] = set()
+    sizes, changes = {}, {}
+    for module in modules:
+        # [widths, seeds, 1 + steps, 2]
+        both = np.array([[[each[module] for each in run] for run in runs] for runs in found])
+        if both.tobytes() in seen:
+            continue
+        seen.add(both.tobytes())
+        sizes[module], changes[module] = both[..., 0].T, both[..., 1].T[1:]
+    order = sorted(sizes, key=lambda name: (name == "outputs", name))
+    return {name: sizes[name] for name in order}, {name: changes[name] for name in order}
+
+
+class Runs:
+    """The runs at one width, which share the compiled programs.
+
+    Args:
+        program: of the experiment.
+        stops: after how many steps to measure.
+        examples: how many of the batch are measured.
+    """
+
+    def __init__(self, program: Program, stops: Sequence[int], examples: int):
+        self._program = program
+        self._stops = stops
+        self._examples = examples
+        self._measured = jax.jit(self._sizes)
+        program.compile(program.abstract_state())
+
+    def measure(self, seed: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yields module -> (size, change) at the start and after each of the stops."""
+        own = self._program.experiment
+        program = self._program.with_values(self._program.inputs.values, seed, own.data_seed)
+        state, batches = program.init(seed), program.feed.batches(0)
+        # Copies, because the step donates the state.
+        first = jax.tree.map(jnp.copy, (state.params, state.model_state))
+        probe = next(program.feed.batches(self._stops[-1]))
+        batch = {name: x[: self._examples] for name, x in probe.items()}
+        start = jax.device_get(self._measured(first, first, batch))
+        yield start
+        done = 0
+        for stop in self._stops:
+            while done < stop:
+                count = min(program.block_rule.steps, stop - done)
+                state, metrics = program.advance(state, [next(batches) for _ in range(count)])
+                done += count
+                if not np.all(StepMetrics.stack_on_host(metrics)["finite"][:count]):
+                    lost = {name: np.full(2, np.nan) for name in start}
+                    yield from [lost] * sum(each >= stop for each in self._stops)
+                    return
+            yield jax.device_get(self._measured(first, (state.params, state.model_state), batch))
+
+    def _sizes(self, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
+        before = activations(self._program, *first, batch)
+        after = activations(self._program, *now, batch)
+        return {
+            name: jnp.stack([_rms(x), _rms(x - before[name])])  # the size, and the change
+            for name, x in after.items()
+        }
+
+
+def _rms(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x)))
+
+
+def activations(program: Program, params: Any, model_state: Any, batch: Any) -> dict[str, Any]:
+    """Computes what each module of a model returns for a batch, in float32 and evaluation mode.
+
+    Returns path of the module -> array; "outputs" are those of the model, the only ones of a model
+    that is no flax linen module. What does not depend on the examples, such as a kernel that a
+    module returns, is left out.
+    """
+    params, model_state = widen((params, model_state))
+    model = program.experiment.model
+
+    capture = getattr(model, "capture", None)
+
+    def forward(batch: Any) -> dict[str, Any]:
+        if capture is None:
+            outputs = model.apply(params, model_state, batch, key=None, train=False)[0]
+            seen: dict[str, tuple[Any, ...]] = {}
+        else:
+            outputs, seen = capture(params, model_state, batch)
+        named = dict(_leaves("outputs", _whole(outputs)))
+        for module, calls in seen.items():
+            for index, result in enumerate(calls):
+                name = f"{module}[{index}]" if len(calls) > 1 else module
+                named |= _leaves(name, _whole(result))
+        return named
+
+    more = {name: jnp.concatenate([x, x[:1]]) for name, x in batch.items()}
+    larger = jax.eval_shape(forward, more)
+    found = {
+        name: x.astype(jnp.float32)
+        for name, x in forward(batch).items()
+        if x.shape != larger[name].shape and jnp.issubdtype(x.dtype, jnp.floating)
+    }
+    # The place of an array is left out where it is the only one: "embed" for "embed[0]".
+    short = [name.partition("[")[0] for name in found]
+    return {
+        brief if short.count(brief) == 1 else name: x
+        for brief, (name, x) in zip(short, found.items(), strict=True)
+    }
+
+
+def _whole(result: Any) -> Any:
+    """Returns a result with logits as arrays."""
+
+    def is_chunked(x: Any) -> bool:
+        return isinstance(x, ChunkedLogits)
+
+    return jax.tree.map(lambda x: x.whole() if is_chunked(x) else x, result, is_leaf=is_chunked)
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a result, by the name of the module and their places in it."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield name + jax.tree_util.keystr(path), jnp.asarray(leaf)
