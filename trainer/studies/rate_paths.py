@@ -8,8 +8,11 @@ import jax.numpy as jnp
 
 from trainer import config as configs
 from trainer.config import Builder, Call, Config, Source, Tree, join
+from trainer.config.full import complete
 from trainer.config.tree import child_trees
+from trainer.config.wording import known_names
 from trainer.engine.experiment import Experiment, units_of
+from trainer.messages import UserError, joined
 
 _MOST = 1_000_000  # steps of a schedule that are looked at
 
@@ -44,3 +47,48 @@ def with_constant_rates(
             steps = jnp.arange(min(experiment.steps, _MOST))
             found[path] = float(jnp.max(jnp.asarray(jax.vmap(schedule)(steps))))
     return configs.replace(config, found, Source("the largest value of the schedule")), found
+
+
+def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] = ()) -> str:
+    """Returns the config path of the learning rate of a group.
+
+    Args:
+        config: the config.
+        group: the name of the group; None for the only one.
+        vocabulary: packages of the user whose functions the config may name.
+
+    Raises:
+        UserError: there is no such group, or it has no learning rate or several.
+    """
+    root, _ = complete(config, vocabulary)
+    optimizer = root.kwargs.get("optimizer")
+    groups = child_trees(optimizer).get("groups") if isinstance(optimizer, Call) else None
+    if not isinstance(groups, dict):
+        if group not in (None, "all"):
+            raise UserError(
+                f"--group={group}: the config's optimizer has no groups; it is one for all"
+                " parameters. Leave --group out."
+            )
+        above = "optimizer"
+    else:
+        names = [str(name) for name in groups]
+        if group is None and len(names) > 1:
+            raise UserError(
+                f"The config's optimizer has the groups {joined(names)}. Name one, as in"
+                f" --group={names[0]}."
+            )
+        group = names[0] if group is None else group
+        if group not in names:
+            known = known_names(group, names, "It has the groups")
+            raise UserError(f"--group={group}: the config's optimizer has no such group. {known}")
+        above = f"optimizer.groups.{group}"
+    found = [path for path, _ in _rates(root, "") if f"{path}.".startswith(f"{above}.")]
+    if len(found) == 1:
+        return found[0]
+    which = f"the group {group!r}" if isinstance(groups, dict) else "the optimizer"
+    if not found:
+        raise UserError(f"No argument learning_rate is in {which}, so that none can rise.")
+    raise UserError(
+        f"{which.capitalize()} has several learning rates: {joined(found, 4)}. The test raises one:"
+        " name it by its path, as in --rate_path=" + found[0] + "."
+    )
