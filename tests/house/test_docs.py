@@ -208,7 +208,7 @@ def run_trainer(words: list[str]) -> None:
     match arguments.command:
         case "explain" | "config" | "compare":
             assert main(words) == 0
-        case "train" | "verify" | "coordinate_check":
+        case "train" | "verify" | "coordinate_check" | "rate_test":
             read = resolving.read_config(arguments, RUN)
             resolving.make_program(read, arguments.vocabulary, declared=True)
         case "sweep" if arguments.action is None:

@@ -43,6 +43,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.sampling import run
         case "plot":
             from trainer.cli.plotting import run
+        case "rate_test":
+            from trainer.cli.rates import run
         case "report":
             from trainer.cli.reporting import run
         case "sweep":

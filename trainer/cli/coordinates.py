@@ -8,7 +8,7 @@ from pathlib import Path
 import trainer
 from trainer.cli.resolving import config_options, ignore_optimizer_warnings, read_config
 from trainer.cli.terminal import show
-from trainer.messages import DONE, FAILED
+from trainer.messages import DONE, FAILED, plural
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = ", ".join(arguments.files)
         report = make_report(found, f"Coordinate check of {names}", _made(arguments))
         files = write(report, Path(arguments.output), arguments.formats or FORMATS)
-        show(f"{arguments.output}: {len(files)} files, of which {files[0].name} is the page.")
+        show(f"{arguments.output}: {plural(len(files), 'file')}")
     return DONE if passed(found) else FAILED
 
 

@@ -1,4 +1,4 @@
-"""The options of studies: challenge and coordinate_check."""
+"""The options of studies: challenge, coordinate_check and rate_test."""
 
 import argparse
 from typing import Any
@@ -19,6 +19,44 @@ def add(commands: Any, config: Parser) -> None:
             help="compare changes of activations in the first steps over widths of the model",
         )
     )
+    _rate_test(
+        commands.add_parser(
+            "rate_test",
+            parents=[config],
+            help="raise a learning rate until training diverges, and suggest a range to search",
+        )
+    )
+
+
+def _rate_test(test: argparse.ArgumentParser) -> None:
+    """Adds the options of `rate_test`."""
+    test.add_argument(
+        "--group", metavar="NAME", help="the group whose rate rises; needed if there are several"
+    )
+    test.add_argument(
+        "--rate_path",
+        metavar="PATH",
+        help="the learning rate by its path in the config, of a group with several",
+    )
+    test.add_argument(
+        "--low", type=values.number, default=1e-6, metavar="RATE", help="default 1e-6"
+    )
+    test.add_argument("--high", type=values.number, default=10.0, metavar="RATE", help="default 10")
+    test.add_argument(
+        "--steps",
+        type=values.positive,
+        default=200,
+        metavar="N",
+        help="the steps in which the rate rises from low to high; default 200",
+    )
+    test.add_argument(
+        "--seeds",
+        type=values.positive,
+        default=3,
+        metavar="N",
+        help="how many runs: the config's seed and those after it; default 3",
+    )
+    _report_files(test)
 
 
 def _challenge(challenge: argparse.ArgumentParser) -> None:

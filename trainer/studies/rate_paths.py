@@ -60,7 +60,7 @@ def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] =
     Raises:
         UserError: there is no such group, or it has no learning rate or several.
     """
-    root, _ = complete(config, vocabulary)
+    root = _completed(config, vocabulary)
     optimizer = root.kwargs.get("optimizer")
     groups = child_trees(optimizer).get("groups") if isinstance(optimizer, Call) else None
     if not isinstance(groups, dict):
@@ -92,3 +92,18 @@ def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] =
         f"{which.capitalize()} has several learning rates: {joined(found, 4)}. The test raises one:"
         " name it by its path, as in --rate_path=" + found[0] + "."
     )
+
+
+def rate_at(config: Config, path: str, vocabulary: Sequence[str] = ()) -> str:
+    """Returns a config path if a learning rate is there; raises UserError if not."""
+    root = _completed(config, vocabulary)
+    known = [found for found, _ in _rates(root, "")]
+    if path not in known:
+        rates = joined(known, 4) or "none"
+        raise UserError(f"--rate_path={path}: no learning rate is there. The config has {rates}.")
+    return path
+
+
+def _completed(config: Config, vocabulary: Sequence[str]) -> Call:
+    Builder(config, vocabulary).check()
+    return complete(config, vocabulary)[0]

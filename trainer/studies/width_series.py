@@ -48,7 +48,9 @@ def make_series(
     Raises:
         UserError: a path does not exist or has no number, or an integer would not stay one.
     """
-    root, builder = complete(config, vocabulary)[0], Builder(config, vocabulary)
+    builder = Builder(config, vocabulary)
+    builder.check()
+    root, _ = complete(config, vocabulary)
     path = path or _width_path(root)
     own = _number(builder, root, path, "--width_path")
     if not isinstance(own, int) or own < 1:

@@ -1,0 +1,308 @@
+"""Raises a learning rate exponentially until training diverges: a learning rate range test.
+
+The test is that of Smith (arXiv:1506.01186) for one group of the optimizer. What the rate does is
+told apart from what the other groups learn meanwhile by a second run of each seed, with the same
+batches, whose rate stays at its first value: the difference of the two losses is what is judged.
+Begin with `rate_test`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer import config as configs
+from trainer.config import Call, Config, Source
+from trainer.engine.loading import load_located
+from trainer.engine.program import Program
+from trainer.engine.step import StepMetrics
+from trainer.messages import UserError, plural
+
+_RUNNING = 5  # steps in a row whose loss is above that of the run whose rate stays
+_OF_NOISE, _OF_GAIN, _OF_LOSS = 4.0, 0.1, 0.1  # see `diverged_at`
+_WINDOW = 20  # the part of the steps that is half a window of `local_line`
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A learning rate that rises exponentially.
+
+    Attributes:
+        path: its config path.
+        low: the first rate.
+        high: the last rate.
+        steps: the number of steps from the first to the last.
+    """
+
+    path: str
+    low: float
+    high: float
+    steps: int
+
+    @property
+    def values(self) -> np.ndarray:
+        """The rate of each step, [steps]."""
+        return self.low * (self.high / self.low) ** (np.arange(self.steps) / (self.steps - 1))
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The losses of a range test.
+
+    Attributes:
+        rates: the rate of each step.
+        seeds: the seeds of the runs.
+        losses: of the runs whose rate rises, [seeds, steps]; NaN after a run has diverged.
+        steady: of the runs whose rate stays at the first value, [seeds, steps].
+        ends: the step at which each run diverged, counted from 0; None for one that did not.
+        paste: the config path to which a value of the rate is written in a space.
+    """
+
+    rates: Rates
+    seeds: tuple[int, ...]
+    losses: np.ndarray
+    steady: np.ndarray
+    ends: tuple[int | None, ...]
+    paste: str
+
+    @property
+    def differences(self) -> np.ndarray:
+        """What the rising rate has changed in the loss, [seeds, steps]; below 0 it is better."""
+        return self.losses - self.steady
+
+    @property
+    def last(self) -> int:
+        """How many steps all runs have in common."""
+        return min(self.rates.steps if end is None else end for end in self.ends)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean difference over the seeds, smoothed, of the steps that all runs have."""
+        return self._line()[0]
+
+    @property
+    def lowest(self) -> int:
+        """The step of the smallest mean difference."""
+        return int(np.argmin(np.where(self._inner(), self.mean, np.inf)))
+
+    @property
+    def steepest(self) -> int:
+        """The step of the steepest descent of the mean difference, before the lowest."""
+        before = self._inner() & (np.arange(self.last) <= self.lowest)
+        return int(np.argmin(np.where(before, self._line()[1], np.inf)))
+
+    @property
+    def onset(self) -> int:
+        """The step from which on, to the lowest, the gain is at least a tenth of the largest."""
+        small = self.mean[: self.lowest] > 0.1 * self.mean[self.lowest]
+        return int(np.flatnonzero(small)[-1]) + 1 if small.any() else 0
+
+    @property
+    def fell(self) -> bool:
+        """Whether the rising rate lowered the loss by more than twice the noise of a step."""
+        if not self._inner().any():
+            return False
+        return -self.mean[self.lowest] > 2 * _noise(self.differences[:, : self.last].mean(0))
+
+    def _line(self) -> tuple[np.ndarray, np.ndarray]:
+        return local_line(self.differences[:, : self.last].mean(0), self.rates.steps)
+
+    def _inner(self) -> np.ndarray:
+        """Returns at which steps a whole window of `local_line` lies before the divergence."""
+        half, at = _half(self.rates.steps), np.arange(self.last)
+        return (at >= half) & (at < self.last - half)
+
+
+def _half(steps: int) -> int:
+    return max(2, steps // _WINDOW)
+
+
+def _noise(differences: np.ndarray) -> float:
+    """Returns the standard deviation of one of the differences [n] about their course."""
+    if len(differences) < 2:
+        return 0.0
+    # The median of the absolute difference of two normal numbers is 0.954 of their deviation.
+    return float(np.median(np.abs(np.diff(differences)))) / 0.954
+
+
+def local_line(values: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fits a line to the values around each one: returns its value there, and its slope a step.
+
+    Args:
+        values: [n].
+        steps: the length of the test, of which a window has a tenth.
+
+    Example:
+        >>> level, slope = local_line(np.array([0.0, 2.0, 4.0, 6.0, 8.0]), 100)
+        >>> level.tolist(), slope.round(6).tolist()
+        ([0.0, 2.0, 4.0, 6.0, 8.0], [2.0, 2.0, 2.0, 2.0, 2.0])
+    """
+    half = _half(steps)
+    level, slope = np.empty(len(values)), np.empty(len(values))
+    for at in range(len(values)):
+        near = np.arange(max(0, at - half), min(len(values), at + half + 1))
+        x, y = near - near.mean(), values[near]
+        slope[at] = float(x @ y) / max(float(x @ x), 1.0)
+        level[at] = y.mean() + slope[at] * (at - near.mean())
+    return level, slope
+
+
+def diverged_at(losses: np.ndarray, steady: np.ndarray) -> int | None:
+    """Returns the first step of a divergence, counted from 0, or None.
+
+    A run has diverged if its loss is not finite; or if it is above that of the run whose rate stays
+    for five steps, in the mean by more than 4 times the noise of a difference, a tenth of the
+    largest gain so far, and a tenth of the loss.
+
+    Args:
+        losses: of the run whose rate rises, [steps].
+        steady: of the run whose rate stays, [steps].
+
+    Example:
+        >>> steady = np.full(9, 2.0)
+        >>> diverged_at(np.array([2.0, 1.9, 1.5, 1.6, 2.5, 3.0, 4.0, 5.0, 6.0]), steady)
+        4
+        >>> diverged_at(np.array([2.0, 1.9, 1.5, 1.6, np.nan, 1.6, 1.6, 1.6, 1.6]), steady)
+        4
+    """
+    differences = losses - steady
+    bad = np.flatnonzero(~np.isfinite(differences))
+    end = int(bad[0]) if len(bad) else len(losses)
+    for at in range(end - _RUNNING + 1):
+        window = differences[at : at + _RUNNING]
+        if np.all(window > 0):
+            before = differences[: at + 1]
+            gain = max(0.0, -float(before.min()))
+            of_loss = _OF_LOSS * abs(float(steady[at]))
+            if window.mean() > max(_OF_NOISE * _noise(before), _OF_GAIN * gain, of_loss):
+                return at
+    return end if end < len(losses) else None
+
+
+def rate_test(
+    config: Config,
+    rates: Rates,
+    seeds: int = 3,
+    vocabulary: Sequence[str] = (),
+    log: Callable[[str], None] = lambda _: None,
+) -> RangeTest:
+    """Trains each seed with the rising rate, and with one that stays at the first value.
+
+    All runs share one compiled program, because rates are inputs of it; they are computed side by
+    side, a block of each after the other, until all have diverged.
+
+    Args:
+        config: the config. The other groups follow their schedules in it.
+        rates: the rising rate.
+        seeds: number of seeds: that of the config, and those after it.
+        vocabulary: packages of the user whose functions the config may name.
+        log: called with a line for each tenth of the steps.
+
+    Raises:
+        UserError: the range is empty, or the test is longer than a run.
+    """
+    if not 0 < rates.low < rates.high:
+        raise UserError(
+            f"--low must be above 0 and below --high, and they are {rates.low:g} and"
+            f" {rates.high:g}."
+        )
+    if rates.steps < 20:
+        raise UserError(
+            f"--steps={rates.steps}: the test needs at least 20 steps, a tenth of which are"
+            " smoothed together."
+        )
+    rising = {
+        "init_value": rates.low,
+        "transition_steps": rates.steps - 1,
+        "decay_rate": rates.high / rates.low,
+    }
+    call, source = Call("optax.exponential_decay", rising), Source("the rising learning rate")
+    program = load_located(configs.replace(config, {rates.path: call}, source), vocabulary)
+    own, growth = program.experiment, f"{rates.path}.decay_rate"
+    if rates.steps > own.steps:
+        raise UserError(
+            f"--steps={rates.steps}: the config has {plural(own.steps, 'step')}, and the other"
+            " groups follow their schedules in it. Write a smaller number, or --set steps="
+            f"{rates.steps} for schedules of that length."
+        )
+    program.compile(program.abstract_state())
+    numbers = tuple(range(own.seed, own.seed + seeds))
+    values = program.inputs.values
+    if growth not in values:
+        raise UserError(
+            f"{rates.path} cannot rise: the optimizer decides by it in Python, as the plan of"
+            " explain says of constants."
+        )
+    runs = [
+        (Run(program, values, seed), Run(program, {**values, growth: 1.0}, seed))
+        for seed in numbers
+    ]
+    done = 0
+    while done < rates.steps and not all(diverged(*pair) for pair in runs):
+        count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
+        for pair in runs:
+            if not diverged(*pair):
+                for run in pair:
+                    run.advance(count)
+        done += count
+        if done * 10 // rates.steps > (done - count) * 10 // rates.steps:
+            log(f"{done} of {rates.steps} steps, learning rate {rates.values[done - 1]:.3g}")
+    return _tested(config, rates, numbers, runs)
+
+
+def diverged(rising: "Run", steady: "Run") -> bool:
+    """Returns whether a run has diverged, compared with the one whose rate stays."""
+    return diverged_at(np.array(rising.losses), np.array(steady.losses)) is not None
+
+
+def _tested(
+    config: Config, rates: Rates, seeds: tuple[int, ...], runs: Sequence[tuple["Run", "Run"]]
+) -> RangeTest:
+    shape = len(runs), rates.steps
+    losses, steady = np.full(shape, np.nan), np.full(shape, np.nan)
+    ends: list[int | None] = []
+    for index, pair in enumerate(runs):
+        for array, run in zip((losses, steady), pair, strict=True):
+            array[index, : len(run.losses)] = run.losses
+        count = len(pair[0].losses)
+        ends.append(diverged_at(losses[index, :count], steady[index, :count]))
+    return RangeTest(rates, seeds, losses, steady, tuple(ends), _paste(config, rates.path))
+
+
+def _paste(config: Config, path: str) -> str:
+    """Returns the path of the largest value of a learning rate, for the space of a sweep."""
+    tree = config.at(path) if path in config.sources else None
+    if isinstance(tree, Call):
+        for name in ("peak_value", "init_value", "value"):
+            if isinstance(tree.kwargs.get(name), int | float):
+                return configs.join(path, name)
+    return path
+
+
+class Run:
+    """A run of a range test, which is computed a few steps at a time.
+
+    Args:
+        program: a compiled program.
+        values: of its inputs.
+        seed: of the run.
+
+    Attributes:
+        losses: of the steps so far.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, float], seed: int):
+        data_seed = program.experiment.data_seed
+        self._program = program.with_values(values, seed, data_seed)
+        self._state = self._program.init(seed)
+        self._batches = self._program.feed.batches(0)
+        self.losses: list[float] = []
+
+    def advance(self, steps: int) -> None:
+        """Computes some steps, and reads their losses; NaN from the first that is not finite."""
+        batches = [next(self._batches) for _ in range(steps)]
+        self._state, metrics = self._program.advance(self._state, batches)
+        found = StepMetrics.stack_on_host(metrics)
+        finite = np.logical_and.accumulate(np.asarray(found["finite"][:steps], bool))
+        losses = np.where(finite, np.asarray(found["train/loss"][:steps], float), np.nan)
+        self.losses += losses.tolist()
