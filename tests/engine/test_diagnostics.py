@@ -416,3 +416,60 @@ def test_all_names_every_diagnostic():
     found = Diagnosed(experiment(optim.optimizer(TWO, clip_norm=1.0)))
     assert {name.partition("/")[0] for name in found.values} == set(ALL)
     assert json.dumps(found.values)
+
+
+NOISE = ["gradient_square", "gradient_noise"]
+
+
+def half_gradients(found: Diagnosed, rows: Any) -> np.ndarray:
+    """The gradient of the mean loss of some rows of the batch, as one vector of the kernels."""
+    found.batch = {name: np.asarray(x)[rows] for name, x in found.batch.items()}
+    return found.vector(found.gradient(), "kernel")
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_the_noise_of_a_step_is_that_of_the_two_halves_of_its_batch(microbatches: int):
+    of = experiment(optim.optimizer(TWO), diagnostics=NOISE, microbatches=microbatches)
+    found = Diagnosed(of)
+    assert set(found.values) == {f"{name}/{group}" for name in NOISE for group in TWO}
+    batch = found.batch
+    first = half_gradients(found, slice(0, None, 2))
+    found.batch = batch
+    second = half_gradients(found, slice(1, None, 2))
+    assert found.values["gradient_square/matrices"] == pytest.approx(first @ second, rel=1e-4)
+    apart = 64 / 4 * np.sum((first - second) ** 2)
+    assert found.values["gradient_noise/matrices"] == pytest.approx(apart, rel=1e-4)
+
+
+def test_the_noise_of_gradients_is_the_variance_over_single_examples():
+    of = experiment(optim.optimizer(TWO), diagnostics=NOISE)
+    program, batches = Program(of), of.data.train(0, 0)
+    state = program.init()
+    rows = [program.diagnose(state, next(batches)) for _ in range(2000)]
+    means = {name: np.mean([float(row[name]) for row in rows]) for name in rows[0]}
+    model: Any = of.model
+
+    def loss(by_path: dict[str, Any], image: Any, label: Any) -> Any:
+        params = optim.paths.unflatten(state.params, by_path)
+        logits, _ = model.apply(params, {}, {"image": image[None]}, key=None, train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(logits[0], label)
+
+    every: Any = next(data.digits(batch_size=None).train(0, 0))
+    single = jax.vmap(jax.grad(loss), (None, 0, 0))
+    grads = jax.device_get(single(flatten(state.params), every["image"], every["label"]))
+    for group, pattern in (("matrices", "kernel"), ("rest", "bias")):
+        chosen = [np.float64(x) for path, x in grads.items() if pattern in path]
+        each = np.concatenate([x.reshape(len(x), -1) for x in chosen], 1)  # [examples, elements]
+        square = np.sum(each.mean(0) ** 2)
+        trace = np.sum(each.var(0))
+        # In the mean over 2,000 batches, of the definitions in the paper.
+        assert means[f"gradient_noise/{group}"] == pytest.approx(trace, rel=0.04)
+        assert means[f"gradient_square/{group}"] == pytest.approx(square, rel=0.1)
+
+
+def test_the_noise_of_gradients_needs_two_halves():
+    with pytest.raises(ValueError, match="batch size 60 does not divide into two halves of 4 micr"):
+        experiment(ADAM, data=data.digits(batch_size=60), microbatches=4, diagnostics=NOISE)
+    experiment(ADAM, data=data.digits(batch_size=60), microbatches=2, diagnostics=NOISE)
+    plan = make_plan(Program(experiment(ADAM, diagnostics=NOISE)))
+    assert "in about the time of two steps: gradient_square, gradient_noise" in render(plan)

@@ -33,23 +33,32 @@ Diagnostic = Literal[
     "stable_rank",
     "rotation",
     "clipped",
+    "gradient_square",
+    "gradient_noise",
 ]
-ALL: tuple[Diagnostic, ...] = get_args(Diagnostic)
+NAMES: tuple[Diagnostic, ...] = get_args(Diagnostic)
+OF_HALVES = ("gradient_square", "gradient_noise")  # they differentiate the batch once more
+ALL = tuple(name for name in NAMES if name not in OF_HALVES)
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
 _POWER_STEPS, _STARTS = 20, 8
 
 
-def check_diagnostics(asked: Sequence[str] | str, clip_norm: Any) -> None:
-    """Raises ValueError for a name that is not a diagnostic, or `clipped` without a clip_norm."""
+def check_diagnostics(
+    asked: Sequence[str] | str, clip_norm: Any, batch_size: int, microbatches: int
+) -> None:
+    """Raises ValueError for a name that is not a diagnostic, or for one that does not fit.
+
+    `clipped` needs a clip_norm, and the noise of gradients a batch with two halves.
+    """
     if asked == "all":
         return
     for name in [asked] if isinstance(asked, str) else asked:
-        if name not in ALL:
-            near = difflib.get_close_matches(str(name), ALL, n=1)
+        if name not in NAMES:
+            near = difflib.get_close_matches(str(name), NAMES, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"diagnostics has {name!r}, which is not one.{hint} They are {', '.join(ALL)}; or "
-                f"'all' in place of the list."
+                f"diagnostics has {name!r}, which is not one.{hint} They are {', '.join(NAMES)}; "
+                f"or 'all' in place of the list."
             )
     if isinstance(asked, str):
         raise ValueError(f"diagnostics must be a list of names, or 'all': write [{asked}].")
@@ -57,6 +66,13 @@ def check_diagnostics(asked: Sequence[str] | str, clip_norm: Any) -> None:
         raise ValueError(
             "diagnostics has 'clipped', but the optimizer clips no gradients. Set clip_norm of "
             "optim.optimizer, or remove 'clipped'."
+        )
+    of_halves = [name for name in asked if name in OF_HALVES]
+    if of_halves and batch_size % (2 * microbatches):
+        raise ValueError(
+            f"diagnostics has {of_halves[0]!r}, which compares the gradients of two halves of a "
+            f"batch, but the batch size {batch_size} does not divide into two halves of "
+            f"{microbatches} microbatches each. Choose a multiple of {2 * microbatches}."
         )
 
 
@@ -139,11 +155,56 @@ def compute(
     for group, updates in split(step.updates).items():
         of_group = Group(updates, step.weights, grads, found)
         for name in names:
+            if name in OF_HALVES:  # see `compute_noise`
+                continue
             if name in _OF_MATRICES and not of_group.matrices or name == "clipped":
                 continue
             values[f"{name}/{group}"] = getattr(of_group, name)()
     if "clipped" in names and step.clip_scale is not None:
         values["clipped"] = step.clip_scale < 1
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+def compute_noise(
+    asked: Sequence[str] | str,
+    first: dict[str, jax.Array],
+    second: Mapping[str, jax.Array],
+    examples: int,
+    split: Callable[[dict[str, Any]], Mapping[str, Mapping[str, Any]]],
+) -> dict[str, jax.Array]:
+    """Computes the diagnostics of two halves of a batch, as a pure function.
+
+    Of gradients g1 and g2 of two halves with B / 2 examples each, "gradient_square" is <g1, g2>,
+    and "gradient_noise" is B |g1 - g2|^2 / 4. Over batches of independent examples, their means are
+    |G|^2, of the gradient of the expected loss, and the trace of the covariance of the gradients of
+    single examples. These are the estimates of McCandlish et al. (arXiv:1812.06162, appendix A.1)
+    from the batch sizes B / 2 and B; the quotient of their means, not the mean of their quotients,
+    is the gradient noise scale.
+
+    Args:
+        asked: names of diagnostics; others than these two are left out.
+        first: path name -> g1, of the trainable parameters.
+        second: path name -> g2.
+        examples: B.
+        split: as for `compute`.
+
+    Returns:
+        "<name>/<group>" -> float32 scalar, for each group that is not frozen.
+
+    Example:
+        >>> halves = {"w": jnp.asarray([3.0, 1.0])}, {"w": jnp.asarray([1.0, 1.0])}
+        >>> found = compute_noise(OF_HALVES, *halves, 8, lambda params: {"all": params})
+        >>> print(found["gradient_square/all"], found["gradient_noise/all"])
+        4.0 8.0
+    """
+    first, second = widen((first, second))
+    values: dict[str, Any] = {}
+    for group, own in split(first).items():
+        apart = {path: g - second[path] for path, g in own.items()}
+        if "gradient_square" in asked:
+            values[f"gradient_square/{group}"] = _inner(own, second)
+        if "gradient_noise" in asked:
+            values[f"gradient_noise/{group}"] = examples / 4 * _inner(apart, apart)
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
 

@@ -61,8 +61,10 @@ class Experiment:
         diagnostics: what is computed of the update of each logged step, by group, and logged as
             "<name>/<group>": "update_rms", "weight_rms", "update_ratio", "gradient_cosine",
             "weight_cosine", "spectral_norm", "stable_rank", "rotation" and "clipped", as
-            `engine.diagnostics.Group` defines them; or "all". They do not change what is trained,
-            and take about the time of one more step for each row.
+            `engine.diagnostics.Group` defines them; or "all" of these. "gradient_square" and
+            "gradient_noise", which have to be named, are those of `diagnostics.compute_noise`. They
+            do not change what is trained, and take about the time of one more step for each row,
+            or of two with the last two.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.
@@ -182,7 +184,9 @@ class Experiment:
                 f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both average the "
                 f"parameters for evaluation. Remove one of them."
             )
-        check_diagnostics(self.diagnostics, self.optimizer.clip_norm)
+        check_diagnostics(
+            self.diagnostics, self.optimizer.clip_norm, self.data.batch_size, self.microbatches
+        )
         self._check_hooks()
 
     def _check_hooks(self) -> None:

@@ -24,6 +24,7 @@ from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
+from trainer.engine.diagnostics import OF_HALVES
 from trainer.engine.memory import too_large
 from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
@@ -447,8 +448,9 @@ def _diagnostics(program: Program) -> str:
     asked = experiment.diagnostics
     names = "all" if asked == "all" else ", ".join(asked)
     matrices = [f"{_sizes(found)} in group {group!r}" for group, found in by_group.items()]
+    time = "two steps" if set(asked) & set(OF_HALVES) else "a step"
     return (
-        f"diagnostics, every {plural(experiment.log_every, 'step')}, in about the time of a step: "
+        f"diagnostics, every {plural(experiment.log_every, 'step')}, in about the time of {time}: "
         f"{names}; their matrices: {'; '.join(matrices) or 'none'}"
     )
 

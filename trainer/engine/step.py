@@ -21,7 +21,7 @@ from optim.layouts import Layout
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.engine.contracts import Batch, calling
-from trainer.engine.diagnostics import compute
+from trainer.engine.diagnostics import OF_HALVES, compute, compute_noise
 from trainer.engine.experiment import Experiment
 from trainer.engine.metric_sums import (
     TrainMetrics,
@@ -32,9 +32,9 @@ from trainer.engine.metric_sums import (
     train_rows,
 )
 
-# Folded into the step's key, so that stochastic rounding and the gradients of single examples draw
-# other random numbers than the model.
-_ROUNDING, _EXAMPLES = 0x5EED, 0x5EEE
+# Folded into the step's key, so that stochastic rounding and the gradients of single examples and
+# of halves of a batch draw other random numbers than the model.
+_ROUNDING, _EXAMPLES, _HALVES = 0x5EED, 0x5EEE, 0x5EEF
 
 
 class State(NamedTuple):
@@ -155,8 +155,27 @@ def diagnose_step(
     optimizer, found = experiment.optimizer, _differentiate(experiment, state, batch)
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
-    split = optimizer.bind(state.params).split
-    return compute(experiment.diagnostics, updates, found.grads, layouts, split)
+    split, asked = optimizer.bind(state.params).split, experiment.diagnostics
+    values = compute(asked, updates, found.grads, layouts, split)
+    if set(asked) & set(OF_HALVES):
+        first, second = _half_gradients(experiment, state, batch, found.key)
+        examples = next(iter(batch.values())).shape[0]
+        values |= compute_noise(asked, first, second, examples, split)
+    return values
+
+
+def _half_gradients(
+    experiment: Experiment, state: State, batch: Batch, key: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Computes the gradients of two halves of a batch, one after the other, by path."""
+
+    def of_half(half: Any) -> dict[str, Any]:
+        own_batch, own_key = half
+        return _gradients(experiment, experiment.optimizer, state, own_batch, own_key)[1]
+
+    halves = _split(batch, 2), jax.random.split(jax.random.fold_in(key, _HALVES))
+    stacked = jax.lax.map(of_half, halves)
+    return {p: g[0] for p, g in stacked.items()}, {p: g[1] for p, g in stacked.items()}
 
 
 def _on_mesh(mesh: AbstractMesh | None) -> AbstractContextManager[Any]:
