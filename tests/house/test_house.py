@@ -346,8 +346,8 @@ def test_imports_have_no_circles() -> None:
 # What answers at once, such as `--help`, options, `config` and the start of workers: an import of
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
-lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer
-trainer.__main__ trainer.cli trainer.cli.challenges trainer.cli.commands trainer.cli.docstrings
+lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
+trainer.cli trainer.cli.challenges trainer.cli.commands trainer.cli.docstrings
 trainer.cli.explaining trainer.cli.extend_sweep trainer.cli.live trainer.cli.optimizer_families
 trainer.cli.optimizers trainer.cli.options trainer.cli.reporting trainer.cli.resolving
 trainer.cli.sampling trainer.cli.schemas trainer.cli.terminal trainer.cli.values trainer.config
@@ -360,10 +360,10 @@ trainer.engine.peaks trainer.messages trainer.parser trainer.report trainer.repo
 trainer.report.figures trainer.report.figures.style trainer.report.formats
 trainer.report.formats.latex trainer.report.formats.markdown trainer.report.formats.tables
 trainer.report.html trainer.report.html.selection trainer.report.panels trainer.report.wording
-trainer.studies trainer.sweep trainer.sweep.alike trainer.sweep.arm_paths trainer.sweep.encoding
-trainer.sweep.local trainer.sweep.published_spaces trainer.sweep.slurm trainer.sweep.spaces
-trainer.sweep.tuned trainer.sweep.warning_text trainer.train trainer.train.peers
-trainer.train.runtime trainer.train.signals trainer.train.watchdog
+trainer.studies trainer.sweep trainer.sweep.ablation trainer.sweep.alike trainer.sweep.arm_paths
+trainer.sweep.encoding trainer.sweep.ladder trainer.sweep.local trainer.sweep.published_spaces
+trainer.sweep.slurm trainer.sweep.spaces trainer.sweep.tuned trainer.sweep.warning_text
+trainer.train trainer.train.peers trainer.train.runtime trainer.train.signals trainer.train.watchdog
 """
 
 
