@@ -1,6 +1,6 @@
 """Measures the CPU time of a sweep over that of one command for each of its trials.
 
-    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,calls,trial,programs]
+    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,calls,trial,programs,ladder]
 
 CPU time is that of all processes that a side starts. Both sides run alternately. All sweeps are
 computed by one worker and have no final runs. Of the single commands only some are measured, and
@@ -210,6 +210,23 @@ def programs(sweeps: Sweeps) -> None:
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def ladder(sweeps: Sweeps, options: argparse.Namespace) -> None:
+    """Compares a ladder of four rungs with four sweeps, one for each rung."""
+    steps = [100, 200, 400, 800]
+    apart = [sweeps.file("perceptron", TRIALS, steps=each) for each in steps]
+    together = sweeps.file("perceptron", TRIALS, steps=steps[0])
+    together.write_text(f"{together.read_text()}ladder: {{path: steps, values: {steps}}}\n")
+    ours, theirs = [], []
+    for number in range(options.rounds):
+        for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            if side == "ours":
+                ours.append(sweeps.sweep(together)[0])
+            else:
+                theirs.append(sum(sweeps.sweep(each)[0] for each in apart))
+    name = f"a ladder of 4 rungs with {TRIALS} trials each, CPU"
+    report(name, ours, theirs, 1.0, "s", "four sweeps")
+
+
 def count(command: list[str]) -> None:
     """Computes a sweep in this process, and prints how many programs it compiled."""
     import jax
@@ -242,7 +259,7 @@ def main() -> None:
     """Measures what --only names, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="warm,cold,blocks,calls,trial,programs")
+    parser.add_argument("--only", default="warm,cold,blocks,calls,trial,programs,ladder")
     parser.add_argument("--runs", type=int, default=4, help="single commands that are measured")
     parser.add_argument("--vit_steps", type=int, default=100)
     parser.add_argument("--convnet_steps", type=int, default=100)
@@ -263,6 +280,8 @@ def main() -> None:
             trial(sweeps, options)
         if "programs" in only:
             programs(sweeps)
+        if "ladder" in only:
+            ladder(sweeps, options)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ STUDIES = {
     "optimizers_vit": "final.seeds",
     "learning_rate_sensitivity": "seeds",
     "muon_gpt": "final.seeds",
+    "horizon": "final.seeds",
 }
 RECORDED = 8
 LEVEL = 0.99

@@ -26,7 +26,9 @@ from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
+from trainer.sweep.ablation import Ablation
 from trainer.sweep.definition import Arm, Final, Goal, Sweep
+from trainer.sweep.ladder import Ladder
 from trainer.sweep.published_spaces import OURS, PUBLISHED, SearchSpace
 
 PAGES = Path(__file__).resolve().parent.parent / "docs"
@@ -192,6 +194,8 @@ def sweep_keys() -> str:
         ("An arm, one of `arms`; in Gin `@arm()`:", Arm),
         ("The `goal`:", Goal),
         ("The `final` runs; in Gin `@final()`:", Final),
+        ("The `ladder`, if the arms are compared on [several rungs](ladders.md):", Ladder),
+        ("What an [ablation](#ablations) takes out, below `ablate`:", Ablation),
     ):
         text += f"\n{title}\n\n{keys(node)}"
     return text

@@ -162,8 +162,7 @@ def _dry_run(
     needs = []
     for number, program in enumerate(plan.programs, 1):
         _log(
-            f"Compiling and timing program {number:,} of {len(plan.programs):,}"
-            f" ({program.trials[0]})."
+            f"Compiling and timing program {number:,} of {len(plan.programs):,} ({program.first})."
         )
         needs.append(measure(plan, program))
     show(render(definition, plan, needs, power), end="")

@@ -80,6 +80,8 @@ SWEEP = Language(
         "arm": "trainer.sweep.definition.Arm",
         "goal": "trainer.sweep.definition.Goal",
         "final": "trainer.sweep.definition.Final",
+        "ladder": "trainer.sweep.ladder.Ladder",
+        "ablate": "trainer.sweep.ablation.Ablation",
     },
     # The values that a sweep sets may be calls of functions of a run.
     modules={**_OF_A_RUN, "space": "trainer.sweep.spaces", "method": "trainer.sweep.methods"},

@@ -12,6 +12,7 @@ from trainer.report.panels.arms import arms_block
 from trainer.report.panels.axes import axes_block
 from trainer.report.panels.cost import cost_block
 from trainer.report.panels.curves import curves_block
+from trainer.report.panels.ladder import ladder_block, speedup_sentences
 from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
 from trainer.report.panels.method_text import methods_block
 from trainer.report.panels.pairs import pairs_block
@@ -22,7 +23,7 @@ from trainer.report.panels.workloads import workloads_block
 from trainer.report.results import Workload
 from trainer.report.run_results import read_runs
 from trainer.report.spaces import axes_of
-from trainer.report.sweep_results import read_sweep
+from trainer.report.sweep_results import on_rungs, read_sweep
 from trainer.report.verdict import verdict
 from trainer.report.wording import joined
 from trainer.sweep.warning_text import by_sentence
@@ -66,8 +67,8 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     names = axes_of(workloads)
     tables = [trials_of(part.workload, part.prefix, names, folder) for part in parts]
     return Report(
-        title=joined([each.name for each in workloads]),
-        verdict=tuple(part.verdict for part in parts),
+        title=name_of(workloads),
+        verdict=(*speedup_sentences(workloads), *(part.verdict for part in parts)),
         arms=tuple(dict.fromkeys(arm for each in workloads for arm in each.arms)),
         panels=tuple(_panels(parts, names)),
         trials=tuple(table for table in tables if table is not None),
@@ -97,7 +98,9 @@ def _panels(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Iterato
         yield Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates)
     targets = blocks(lambda part: targets_block(part.workload, part.prefix))
     yield Panel("target", "Steps and time to a target", "tests", targets)
-    if len(parts) > 1:
+    if workloads[0].ladder is not None:
+        yield Panel("ladder", "Ladder", "tests", (ladder_block(workloads),))
+    elif len(parts) > 1:
         yield Panel("workloads", "Across workloads", "tests", (workloads_block(workloads),))
     curves = blocks(lambda part: curves_block(part.workload, part.prefix))
     yield Panel("curves", "Learning curves", "describes", curves)
@@ -117,6 +120,14 @@ def _prefixes(names: Sequence[str]) -> list[str]:
         f"w{index}_{stem}_" if folded.count(stem.casefold()) > 1 or stem[0] == "_" else f"{stem}_"
         for index, stem in enumerate(stems, 1)
     ]
+
+
+def name_of(workloads: Sequence[Workload]) -> str:
+    """Returns what a report is about: the name of a ladder, or those of its workloads."""
+    first = workloads[0]
+    if first.ladder is not None and first.path is not None:
+        return first.path.absolute().name
+    return joined([each.name for each in workloads])
 
 
 def _verdict_block(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Block:
@@ -146,7 +157,8 @@ def _verdict_block(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> 
     if len(splits) > 1:
         listed = joined([f"{each.name} {each.goal.report_on}" for each in workloads])
         warnings.append(f"The sweeps report on different splits ({listed}).")
-    return Block(text=tuple(part.verdict for part in parts), warnings=tuple(warnings))
+    text = (*speedup_sentences(workloads), *(part.verdict for part in parts))
+    return Block(text=text, warnings=tuple(warnings))
 
 
 def check_different(workloads: Sequence[Workload]) -> None:
@@ -201,7 +213,13 @@ def read_workloads(
         )
     workloads = [read_sweep(Path(each), target, metric, better) for each in folders]
     check_different(workloads)
-    return workloads
+    ladders = [each for each in workloads if each.ladder is not None]
+    if ladders and len(workloads) > 1:
+        raise UserError(
+            f"{ladders[0].path} is a ladder, whose rungs are compared in a report of their own:"
+            " report it apart."
+        )
+    return on_rungs(workloads[0]) if ladders else workloads
 
 
 def default_folder(folders: Sequence[str]) -> Path:

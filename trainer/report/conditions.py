@@ -36,6 +36,8 @@ _LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 def conditions(workload: Workload) -> list[str]:
     """Returns sentences for the verdict on the respects in which arms are not alike."""
     sentences = []
+    if workload.chosen_from:
+        sentences.append("The hyperparameters were searched for on lower rungs, and not here.")
     found = unlike_arguments(workload)
     if found:
         listed = "; ".join(f"{path} {values_text(values)}" for path, values in found.items())

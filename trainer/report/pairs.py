@@ -121,21 +121,42 @@ def standings(workload: Workload) -> list[Standing]:
 
 
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms; the pairs of the arm with the best mean come first.
+    """Compares every two arms, or in an ablation each with the whole one.
+
+    The pairs of the arm with the best mean come first.
 
     Arms are compared unit by unit if every unit of one has its counterpart in the other; single
     runs of other seeds are compared as independent samples. The error is divided over all pairs of
-    the workload, also those of arms without results.
+    the workload, and of other rungs of a ladder, also those of arms without results.
     """
-    comparisons = max(1, math.comb(len(workload.arms), 2))
+    comparisons = max(1, number_of_pairs(len(workload.arms), workload.ablated)) * workload.families
     judge = not reason_not_to_judge(workload)
     couples = itertools.combinations(standings(workload), 2)
-    return [_pair(a, b, workload, comparisons, judge) for a, b in couples]
+    only = workload.ablated
+    return [
+        _pair(a, b, workload, comparisons, judge)
+        for a, b in couples
+        if not only or only in (a.arm, b.arm)
+    ]
+
+
+def number_of_pairs(arms: int, ablated: str = "") -> int:
+    """Returns how many pairs are compared: every two arms, or each with the whole one.
+
+    Args:
+        arms: their number.
+        ablated: the whole arm of an ablation; "" if there is none.
+    """
+    return arms - 1 if ablated else math.comb(arms, 2)
 
 
 def trials_of_search(workload: Workload, arm: str) -> int:
-    """Returns the number of points of each search of an arm; 0 for single runs."""
-    return len({run.number for run in workload.trials_of(arm) if run.search == 0})
+    """Returns the number of points of each search of an arm; 0 for single runs.
+
+    On a rung of a ladder that is not searched, it is that of the search on lower rungs.
+    """
+    own = len({run.number for run in workload.trials_of(arm) if run.search == 0})
+    return workload.chosen_from.get(arm, own)
 
 
 def reason_not_to_judge(workload: Workload) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.messages import UserError, plural
-from trainer.report.pairs import FEWEST_TRIALS, trials_of_search
+from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
 from trainer.report.results import Workload
 from trainer.report.statistics import (
     Looks,
@@ -21,6 +22,7 @@ from trainer.report.statistics import (
 )
 from trainer.report.sweep_results import read_sweep
 from trainer.report.wording import joined, shown
+from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, searches_of
 
 POWER = 0.8
@@ -76,6 +78,10 @@ def read_pilot(folder: str, plan: Plan) -> Pilot:
             " out."
         )
     pilot = read_sweep(Path(folder))
+    if pilot.ladder is not None or plan.ladder is not None:
+        raise UserError(
+            "--pilot is not for ladders, whose rungs have different results: leave it out."
+        )
     if pilot.searches < _FEWEST_SEARCHES:
         raise UserError(
             f"The pilot {folder} has {plural(pilot.searches, 'search')} of each arm, and how much"
@@ -128,6 +134,11 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     the metric.
     """
     searches, arms = len(plan.offsets), len(plan.arms)
+    rungs = 1
+    if plan.ladder is not None:
+        on_rungs = Counter(map(rung_of, plan.arms))
+        arms = max(on_rungs.values())
+        rungs = sum(count > 1 for count in on_rungs.values())
     if arms < 2:
         return []
     fewest = min(plan.counts.values())
@@ -139,22 +150,24 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
         ]
     units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
     looks = looks_at_any(units) if plan.looks == "any" else looks_of_plan(units, (), plan.skewed)
-    effect = _effect(units, looks, arms)
+    effect = _effect(units, looks, number_of_pairs(arms, plan.ablated) * rungs)
     noun = _noun(searches, plan.final_seeds)
     if effect is None:
         return [f"power: {plural(units, noun)} of each arm cannot decide anything."]
     whose = f"{arms} arms" if searches > 1 else f"the configurations that are found for {arms} arms"
     most = " at most" if plan.looks == "any" else ""
+    on = f" on {rungs} rungs" if rungs > 1 else ""
     text = (
-        f"power: {whose} are compared over {plural(units, noun)}, in pairs. A difference of{most}"
-        f" {effect:.2g} {_DEVIATIONS} is found with a power of {POWER:g}."
+        f"power: {whose} are compared over {plural(units, noun)}{on}, in pairs. A difference"
+        f" of{most} {effect:.2g} {_DEVIATIONS} is found with a power of {POWER:g}."
     )
     if searches == 1:
         text += (
             " One search of each arm says nothing about other searches: `searches: 5` compares the"
             " arms."
         )
-    return [text, *(_in_units(plan, pilot, effect, _level(looks, arms)) if pilot else ())]
+    level = _level(looks, number_of_pairs(arms, plan.ablated))
+    return [text, *(_in_units(plan, pilot, effect, level) if pilot else ())]
 
 
 def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str]:
@@ -198,8 +211,9 @@ def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
             " judged, and the added ones change no verdict."
         ]
     looks = looks_of_plan(_units(planned), (now,))
-    first = _effect(_units(planned), looks, arms)
-    later = detectable_effect(now, POWER, looks.later_level / math.comb(arms, 2), later=True)
+    pairs = number_of_pairs(arms, revision.get("ablated", ""))
+    first = _effect(_units(planned), looks, pairs)
+    later = detectable_effect(now, POWER, looks.later_level / pairs, later=True)
     text = f"power: the results are judged again at {plural(now, noun)}, "
     if later is None:
         text += "which cannot decide anything"
@@ -230,11 +244,11 @@ def _noun(searches: int, final_seeds: Sequence[int]) -> str:
     return "search" if searches > 1 else "final seed" if final_seeds else "seed"
 
 
-def _level(looks: Looks, arms: int) -> float:
+def _level(looks: Looks, pairs: int) -> float:
     level = looks.later_level if looks.planned is None else looks.planned_level
-    return level / math.comb(arms, 2)
+    return level / pairs
 
 
-def _effect(units: int, looks: Looks, arms: int) -> float | None:
+def _effect(units: int, looks: Looks, pairs: int) -> float | None:
     """Returns the effect that the planned look finds or, without a planned look, the last look."""
-    return detectable_effect(units, POWER, _level(looks, arms), later=looks.planned is None)
+    return detectable_effect(units, POWER, _level(looks, pairs), later=looks.planned is None)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
+from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.per_example_file import read_examples
 from trainer.sweep.target_rule import TargetRule
 from trainer.sweep.tuned import Linked
@@ -216,6 +217,15 @@ class Workload:
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
         linked: arm -> the paths that one entry of its space sets together, for each revision that
             added points; see `trainer.sweep.tuned`.
+        ablated: the arm with which all others are compared, which are without one of its parts; ""
+            if every two arms are compared.
+        ladder: that of the sweep, or None. Arms of a whole ladder have the names of the plan, such
+            as "muon@2x"; see `on_rungs`.
+        rung: what follows the names of the arms in the plan, such as "2x", of a workload that is
+            one rung of a ladder; "" otherwise.
+        families: among how many workloads of the sweep the error of a verdict is divided.
+        chosen_from: arm -> the number of points of each search on lower rungs, for a rung on which
+            the arms have the hyperparameters of these; empty otherwise.
     """
 
     name: str
@@ -241,6 +251,11 @@ class Workload:
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
+    ablated: str = ""
+    ladder: PlannedLadder | None = None
+    rung: str = ""
+    families: int = 1
+    chosen_from: Mapping[str, int] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 

@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from trainer.report.results import Goal, Result, Revision, Space, Workload, with
 from trainer.report.wording import joined
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
+from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
@@ -79,6 +81,73 @@ def read_sweep(
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
+        ablated=plan.ablated,
+        ladder=plan.ladder,
+    )
+
+
+def on_rungs(workload: Workload) -> list[Workload]:
+    """Returns the rungs of a ladder, from the lowest, each a workload of the arms of the file.
+
+    A rung on which arms are searched beside the rule comes twice, "4x" and "4x-retuned". Returns
+    the workload itself if the sweep has no ladder. The error of 5% is divided among the rungs on
+    which several arms are compared.
+    """
+    ladder = workload.ladder
+    if ladder is None:
+        return [workload]
+    suffixes = dict.fromkeys(map(rung_of, workload.arms))
+    order = [label + again for label in ladder.labels for again in ("", RETUNED)]
+    rungs = [_on_rung(workload, ladder, each) for each in order if each in suffixes]
+    families = max(1, sum(len(each.arms) > 1 for each in rungs))
+    return [
+        # What is missing concerns the whole sweep, and is said once.
+        replace(each, families=families, missing=workload.missing if n == 0 else ())
+        for n, each in enumerate(rungs)
+    ]
+
+
+def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload:
+    """Returns what a ladder has on one rung, whose arms end in a suffix of the plan."""
+    names = {arm: split_name(arm)[0] for arm in workload.arms if rung_of(arm) == suffix}
+
+    def of_arms(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {names[arm]: value for arm, value in values.items() if arm in names}
+
+    def of_runs(runs: Sequence[Result]) -> tuple[Result, ...]:
+        return tuple(replace(run, arm=names[run.arm]) for run in runs if run.arm in names)
+
+    revisions = tuple(
+        replace(
+            each,
+            trials=of_arms(each.trials),
+            arms=tuple(names[arm] for arm in each.arms if arm in names),
+            new_winners=tuple(names[arm] for arm in each.new_winners if arm in names),
+            points=of_arms(each.points),
+            spaces=of_arms(each.spaces),
+        )
+        for each in workload.revisions
+    )
+    winners = workload.winners.items()
+    moved = {arm: ladder.sources(arm)[-1] for arm in names if ladder.is_moved(arm)}
+    return replace(
+        workload,
+        name=f"{ladder.path.rpartition('.')[2]} {suffix.replace(RETUNED, ', re-tuned')}",
+        arms=tuple(names.values()),
+        trials=of_runs(workload.trials),
+        finals=of_runs(workload.finals),
+        spaces=of_arms(workload.spaces),
+        winners={(names[a], s): number for (a, s), number in winners if a in names},
+        revisions=revisions,
+        replaced=of_runs(workload.replaced),
+        configs=of_arms(workload.configs),
+        warnings=of_arms(workload.warnings),
+        linked=of_arms(workload.linked),
+        rung=suffix,
+        chosen_from={
+            names[arm]: len({run.number for run in workload.trials_of(source)})
+            for arm, source in moved.items()
+        },
     )
 
 

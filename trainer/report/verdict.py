@@ -51,6 +51,8 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
         return writer.unjudged(ordered)
+    if workload.ablated:
+        return writer.ablation()
     beaten = {pair.worse for pair in pairs if pair.decided}
     # An arm without a mean, because a run has no value, may still be better by counting signs.
     best = next((each for each in ordered if each.arm not in beaten), first)
@@ -100,6 +102,42 @@ class _Writer:
         parts += [*self._on_other_test_sets(against), *conditions(self._workload)]
         parts.append(self._when_judged(involved[0]))
         parts.append(self._one_search(against))
+        return " ".join(part for part in parts if part)
+
+    def ablation(self) -> str:
+        """Returns the verdict on an arm that was compared with itself without each part."""
+        whole = self._workload.ablated
+        found: dict[str, list[str]] = {"worse": [], "better": [], "open": [], "lost": []}
+        for pair in self._pairs:
+            ours = pair.better == whole
+            name, bad = (pair.worse, pair.diverged[1]) if ours else (pair.better, pair.diverged[0])
+            if pair.valueless or pair.low is None or pair.high is None:
+                of = plural(pair.n, unit(self._workload))
+                found["lost"].append(f"{name} (without a value in {bad} of {of})" if bad else name)
+                continue
+            ends = (-pair.high, -pair.low) if self._goal.sign > 0 else (pair.low, pair.high)
+            low, high = ends if ours else (-ends[1], -ends[0])
+            gain = abs(pair.difference) if ours else -abs(pair.difference)
+            kind = "open" if not pair.decided else "worse" if ours else "better"
+            found[kind].append(f"{name} {shown(gain)} ({shown(low)} to {shown(high)})")
+        tests = f"paired t tests over {plural(max(p.n for p in self._pairs), unit(self._workload))}"
+        parts = [
+            f"By how much {self._subject(whole)} has a better mean {self._goal.words} than without"
+            f" a part, with simultaneous 95% intervals ({tests})."
+        ]
+        for kind, text in (
+            ("worse", "It is better than"),
+            ("better", "It is worse than"),
+            ("open", "Not decided:"),
+            ("lost", "No interval:"),
+        ):
+            parts += [f"{text} {joined(found[kind])}."] if found[kind] else []
+        parts += [*conditions(self._workload), self._when_judged(self._pairs[0])]
+        if self._workload.searches == 1:
+            parts.append(
+                "With one search an arm this is about the configurations that were found:"
+                " `searches: 5` is about the arms."
+            )
         return " ".join(part for part in parts if part)
 
     def _better(self, against: Sequence[Pair]) -> str:
@@ -176,6 +214,8 @@ class _Writer:
         test = f"no test with {units}"
         if pair.p is not None:
             all_pairs = f"all {count} pairs and " if (count := len(self._pairs)) > 1 else ""
+            if self._workload.families > 1:
+                all_pairs = "all pairs of all rungs and "
             test = f"{pair.test} over {units}, {p_sentence(pair.p)}"
             test += f" adjusted for {all_pairs}all looks"
         if pair.valueless:
@@ -313,6 +353,8 @@ class _Writer:
         what, total = unit(self._workload), len(self._workload.units)
         ended = min(len(each.values) for each in ordered)
         ended = 0 if len(ordered) < len(self._workload.arms) else ended
+        if self._workload.rung and ended == total and self._workload.completed == 0:
+            return "Not judged yet: other rungs of the ladder have not ended."
         if not self._workload.revisions or ended == total:
             return f"Not decided: there is no test with {plural(ended or 1, what)}."
         noun = plural(total, what).partition(" ")[2]

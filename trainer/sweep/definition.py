@@ -7,14 +7,17 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
 from trainer.config.files import SHIPPED
 from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
+from trainer.config.wording import known_names
+from trainer.sweep.ablation import Ablation, Removal, removals
 from trainer.sweep.arm_paths import ArmPaths
+from trainer.sweep.ladder import Ladder, check_spaces, name_on, on_rung, rungs_of
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
 from trainer.sweep.spaces import Space
 from trainer.sweep.target_rule import RuleName, TargetRule
@@ -221,6 +224,10 @@ class Sweep:
         space: path or selector -> the values among which to search; only without arms.
         trials: number of trials for each arm, and each search of it; None for as many as the method
             determines, such as a grid.
+        ladder: rungs at which the arms are compared, such as several numbers of steps; see
+            `trainer.sweep.ladder.Ladder`. None for the configs as they are.
+        ablate: what is taken out of the one arm, one thing at a time; see
+            `trainer.sweep.ablation.Ablation`. None for nothing.
         searches: how many independent searches each arm has, 1 or at least 3. With several, each
             has a winner, and arms are compared over the searches, paired: search r has the same
             points of the unit cube and the same seeds in every arm. None for 1, or for as many as
@@ -250,6 +257,8 @@ class Sweep:
     set: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Space] | None = None
     trials: int | None = None
+    ladder: Ladder | None = None
+    ablate: Ablation | None = None
     searches: int | None = None
     seeds: int | Sequence[int] = 1
     method: Method = Grid()
@@ -286,6 +295,15 @@ class Sweep:
         _check_kind("method", self.method, Grid, Sampled, Explicit)
         _check_kind("goal", self.goal, Goal)
         _check_kind("final", self.final, Final)
+        _check_kind("ladder", self.ladder, Ladder)
+        _check_kind("ablate", self.ablate, Ablation)
+        self._check_ladder()
+        if self.ablate is not None and (len(self.arms) != 1 or self.ladder is not None):
+            what = "a ladder" if self.ladder is not None else f"{len(self.arms)} arms"
+            raise ValueError(
+                f"ablate takes parts out of one arm, and the sweep has {what}: write the stack as"
+                " the only one of arms, and one sweep for each question."
+            )
         if self.goal.rule is not None and self.searches not in (None, 1):
             raise ValueError(
                 f"goal has the rule {self.goal.rule!r} and searches is {self.searches}, but the"
@@ -314,10 +332,26 @@ class Sweep:
                     " lower case and would share a folder: rename one."
                 )
 
+    def _check_ladder(self) -> None:
+        """Raises ValueError for a ladder whose baseline or final runs do not exist."""
+        ladder = self.ladder
+        if ladder is None:
+            return
+        if ladder.baseline is not None and ladder.baseline not in self.arms:
+            raise ValueError(
+                f"ladder has the baseline {ladder.baseline!r}, which is not an arm."
+                f" {known_names(ladder.baseline, self.arms)}"
+            )
+        if self.final is None and ladder.searched < len(ladder.values):
+            raise ValueError(
+                "final is null, but on the rungs that the ladder does not search, an arm has the"
+                " final runs of its winners only: write final: {seeds: 1}, or rule: retuned."
+            )
+
 
 # Arguments whose values stay trees: they are values of a config, and are not built here.
 _TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
-_TREES |= {("method.explicit", "trials")}
+_TREES |= {("method.explicit", "trials"), ("ladder", "also"), ("ablate", "settings")}
 
 
 @dataclass(frozen=True)
@@ -335,6 +369,8 @@ class ArmConfig:
         trials: the number of trials that the file asks for; None if it does not.
         at: the path of the arm in the config of the sweep; "" is its root.
         sweep: the config of the sweep.
+        moved: whether it is an arm on a rung of a ladder that is not searched, and has the
+            hyperparameters of its winners on lower rungs.
     """
 
     name: str
@@ -347,6 +383,7 @@ class ArmConfig:
     trials: int | None
     at: str
     sweep: Config
+    moved: bool = False
 
     @property
     def listed(self) -> dict[str, list[Tree]]:
@@ -420,15 +457,19 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    config = with_calls(config, ("goal", "final"), {"arms": "arm"})
+    config = with_calls(config, ("goal", "final", "ladder", "ablate"), {"arms": "arm"})
     builder = Builder(config, vocabulary)
     builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
     reader = _Reader(sweep, config, search_paths)
-    arms = [reader.arm(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
-    return Definition(
-        sweep, config, tuple(arms or [reader.arm("base", Arm(space=sweep.space), "")])
-    )
+    named = [(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
+    named = named or [("base", Arm(space=sweep.space), "")]
+    if sweep.ablate is not None:
+        named += reader.without_parts(sweep.ablate, *named[0])
+    arms = [each for one in named for each in reader.arms(*one)]
+    if sweep.ladder is not None:
+        check_spaces(sweep.ladder, {arm.title: arm.places for arm in arms}, config)
+    return Definition(sweep, config, tuple(arms))
 
 
 def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
@@ -448,8 +489,50 @@ class _Reader:
         self._config = config
         self._search_paths = search_paths
 
-    def arm(self, name: str, arm: Arm, at: str) -> ArmConfig:
-        """Returns an arm; `at` is its path in the config of the sweep."""
+    def arms(self, name: str, arm: Arm, at: str) -> Iterator[ArmConfig]:
+        """Yields an arm, or that arm on each rung of the ladder; for `at` see `_arm`."""
+        ladder = self._sweep.ladder
+        if ladder is None:
+            yield self._arm(name, arm, at)
+            return
+        for index, again in rungs_of(ladder, name):
+            yield self._arm(name_on(name, ladder.labels[index], again), arm, at, index, again)
+
+    def without_parts(
+        self, ablation: Ablation, name: str, arm: Arm, at: str
+    ) -> list[tuple[str, Arm, str]]:
+        """Returns the name, the arm and its place for each arm without a part."""
+        whole = self._arm(name, arm, at)
+        found = removals(ablation, whole.title, whole.config, self._config)
+        if name in [each.name for each in found]:
+            text = f"ablate has an arm named {name!r}, as the whole one is: rename that one."
+            raise ConfigError(text, self._config.sources["ablate"])
+        return [(each.name, self._without(each, whole, arm), at) for each in found]
+
+    def _without(self, removal: Removal, whole: ArmConfig, arm: Arm) -> Arm:
+        """Returns an arm without a part, and without what its space has within that part."""
+        space = {}
+        for key, each in (arm.space or {}).items():
+            within = [not removal.keeps(whole.paths[inner]) for inner in each.paths or (key,)]
+            if any(within) and not all(within):
+                raise ConfigError(
+                    f"{whole.title} moves {key!r} together with paths of what {removal.name} takes"
+                    " out: search them apart, or keep that part.",
+                    self._config.argument_source(whole.places[next(iter(each.paths or (key,)))]),
+                )
+            if not any(within):
+                space[key] = each
+        values = {**arm.set, **removal.values}
+        return replace(arm, set=values, space=space or None)
+
+    def _arm(
+        self, name: str, arm: Arm, at: str, rung: int | None = None, again: bool = False
+    ) -> ArmConfig:
+        """Returns an arm.
+
+        `at` is its path in the config of the sweep, `rung` the index of its rung on the ladder, and
+        `again` whether it is searched there beside the rule.
+        """
         place = join(at, "files") if arm.files else "base"
         files = [*self._files("base", self._sweep.base), *self._files(join(at, "files"), arm.files)]
         title = f"The arm {name!r}" if at else "The base"
@@ -464,6 +547,8 @@ class _Reader:
             for key, value in values.items():
                 source = self._config.argument_source(join(place, key)) or self._config.sources[at]
                 config = paths.set(config, key, value, source)
+        if rung is not None and self._sweep.ladder is not None:
+            config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
         method, space = arm.method or self._sweep.method, arm.space or {}
         places = self._places(space, method, at)
         return ArmConfig(
@@ -480,7 +565,11 @@ class _Reader:
             trials=arm.trials if arm.trials is not None else self._sweep.trials,
             at=at,
             sweep=self._config,
+            moved=rung is not None and not again and self._is_moved(rung),
         )
+
+    def _is_moved(self, rung: int) -> bool:
+        return self._sweep.ladder is not None and rung >= self._sweep.ladder.searched
 
     def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
         """Returns the paths of files, relative to the file that names them."""

@@ -118,6 +118,11 @@ def make_extension(
     what was planned, or adds nothing; ConfigError if the arms have unequal budgets with the new
     trials.
     """
+    if stored.ladder is not None or plan.ladder is not None:
+        raise UserError(
+            "A sweep with a ladder cannot be extended, because its rungs are judged together and"
+            f" once: start another sweep in another --workdir. Nothing in {folder} was changed."
+        )
     changed = _changes(stored, plan)
     points: dict[ArmSearch, list[_Point]] = {}
     for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):

@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from trainer.config import Tree
 from trainer.config.wording import brief, listing
+from trainer.sweep.encoding import Decoder, encoded
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of, seed_of_search
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
@@ -25,6 +27,9 @@ ArmSearch = tuple[str, int]  # an arm, and a search of it
 class _Winner(TypedDict):
     number: int
     value: float
+    # The encoded values of an arm that a ladder moves, which has no points of its own. `value` is
+    # then that of the winner on the highest rung that was searched.
+    values: NotRequired[dict[str, Any]]
 
 
 class _Choice(TypedDict):
@@ -42,11 +47,13 @@ class Choice:
         revision: its number.
         seeds: those on which the winners of search 0 run again.
         winners: arm and search -> the number of its best point; None if every point diverged.
+        moved: arm and search -> the values of an arm that a ladder moves, whose number is 0.
     """
 
     revision: int
     seeds: tuple[int, ...]
     winners: Mapping[ArmSearch, int | None]
+    moved: Mapping[ArmSearch, Mapping[str, Tree]] = field(default_factory=dict)
 
 
 def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, dict[int, float]]:
@@ -101,7 +108,27 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
         # A search of which every point diverged has no winner.
         winner = _Winner(number=number, value=value) if math.isfinite(value) else None
         winners[arm].append(winner)
+    for arm in plan.arms:
+        if arm not in plan.searched:
+            winners[arm] = [_moved(plan, arm, s, winners) for s in range(len(plan.offsets))]
     return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
+
+
+def _moved(
+    plan: Plan, arm: str, search: int, winners: Mapping[str, Sequence[_Winner | None]]
+) -> _Winner | None:
+    """Returns what an arm takes from the winners on lower rungs; None if a search has no winner."""
+    assert plan.ladder is not None
+    won = [(source, winners[source][search]) for source in plan.ladder.sources(arm)]
+    points = {(t.arm, t.search, t.number): t.values for t in plan.trials}
+    values, last = [], None
+    for source, last in won:
+        if last is None:
+            return None
+        values.append(points[source, search, last["number"]])
+    assert last is not None
+    found = encoded(plan.ladder.moved(arm, values))
+    return _Winner(number=0, value=last["value"], values=found)
 
 
 def read_choices(folder: Path, plan: Plan) -> list[Choice]:
@@ -120,17 +147,19 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
             raise damaged(file, f"its seeds are {brief(each['seeds'])}", _ADVICE)
         if set(each["winners"]) != set(planned["arms"]):
             raise damaged(file, f"its arms are {listing(list(each['winners']))}", _ADVICE)
-        winners = {}
+        winners, moved = {}, {}
         for arm, won in each["winners"].items():
             for search, winner in enumerate(won if isinstance(won, list) else [won]):
                 winners[arm, search] = None if winner is None else winner["number"]
-                if winner is not None and (arm, search, winner["number"]) not in points:
+                if winner is not None and arm not in plan.searched:
+                    moved[arm, search] = Decoder().values(winner.get("values", {}))
+                elif winner is not None and (arm, search, winner["number"]) not in points:
                     point = point_name(search, winner["number"])
                     raise damaged(file, f"{arm} has no point {point}", _ADVICE)
         wanted = {(arm, s) for arm in planned["arms"] for s in range(searches_of(planned))}
         if set(winners) != wanted:
             raise damaged(file, "its searches are not those of the plan", _ADVICE)
-        choices.append(Choice(number, tuple(each["seeds"]), winners))
+        choices.append(Choice(number, tuple(each["seeds"]), winners, moved))
     return choices
 
 
@@ -164,11 +193,23 @@ def _is_same(one: _Winner | None, other: _Winner | None) -> bool:
     if one is None or other is None:
         return one is other
     close = math.isclose(one["value"], other["value"], rel_tol=1e-9)
-    return one["number"] == other["number"] and close
+    a, b = one.get("values", {}), other.get("values", {})
+    same = a.keys() == b.keys() and all(_is_same_value(a[path], b[path]) for path in a)
+    return one["number"] == other["number"] and close and same
+
+
+def _is_same_value(one: Any, other: Any) -> bool:
+    if type(one) is float and type(other) is float:
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
 
 
 def _shown(winner: _Winner | None) -> str:
-    return "none" if winner is None else f"point {winner['number']} with {winner['value']:.6g}"
+    if winner is None:
+        return "none"
+    if "values" in winner:
+        return f"moved to {', '.join(f'{path} {x}' for path, x in winner['values'].items())}"
+    return f"point {winner['number']} with {winner['value']:.6g}"
 
 
 def final_trials(folder: Path, plan: Plan) -> list[Trial] | None:
@@ -197,7 +238,9 @@ def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
         since = won.index(number)
         before = any(other not in (None, number) for other in won[:since])
         name = f"final.{choices[since].revision}" if before else "final"
-        trial = first[arm, search, number]
+        trial = first.get((arm, search, number)) or Trial(
+            arm, 0, 0, choices[-1].moved[arm, search], plan.arms[arm].config, search=search
+        )
         trials += [
             replace(trial, seed=seed_of_search(seed, plan.offsets[search]), final=name)
             for seed in choices[-1].seeds

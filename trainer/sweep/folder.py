@@ -91,7 +91,7 @@ class SweepFolder:
         self._program_of = {
             name: index
             for index, program in enumerate(self.plan.programs)
-            for name in program.trials
+            for name in (*program.trials, *(program.moved or ()))
         }
         self._tuning = {trial.folder: trial for trial in self.plan.trials}
         self._final: dict[str, Trial] | None = None
@@ -142,7 +142,8 @@ class SweepFolder:
 
     def program_of(self, trial: Trial) -> int:
         """Returns the index in the plan of a trial's program."""
-        return self._program_of[trial.name if not trial.final else self._tuning_name(trial)]
+        name = self._tuning_name(trial) if trial.final else trial.name
+        return self._program_of[trial.arm if name not in self._program_of else name]
 
     def identity_of(self, trial: Trial) -> Callable[[], RunIdentity]:
         """Returns a function that returns what loggers call a trial; it may use a file."""

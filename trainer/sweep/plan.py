@@ -1,5 +1,6 @@
 """The plan of a sweep: its trials, a pure function of its files, and the programs they share."""
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -13,9 +14,19 @@ from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.sweep.definition import ArmConfig, Definition, Goal
 from trainer.sweep.encoding import canonical, encoded
+from trainer.sweep.ladder import (
+    FITTED,
+    Ladder,
+    PlannedLadder,
+    factors_of,
+    label_of,
+    rung_of,
+    split_name,
+)
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
+from trainer.writers.json_files import as_json
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
@@ -108,6 +119,8 @@ class SharedProgram:
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
         warnings: arm -> sentences about what is probably a mistake in its config.
+        moved: the arms of a ladder that take their hyperparameters from lower rungs, whose final
+            runs share the program; None if there are none.
     """
 
     trials: tuple[str, ...]
@@ -117,11 +130,17 @@ class SharedProgram:
     flops: int
     state_bytes: int
     warnings: Warnings = field(default_factory=dict)  # plans of earlier versions have none
+    moved: tuple[str, ...] | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def arms(self) -> set[str]:
-        """The names of the arms that the trials are of."""
-        return {name.partition("/")[0] for name in self.trials}
+        """The names of the arms that the trials or the final runs are of."""
+        return {name.partition("/")[0] for name in self.trials} | {*(self.moved or ())}
+
+    @property
+    def first(self) -> str:
+        """The name of its first trial; of the first arm if it has final runs only."""
+        return (*self.trials, *(self.moved or ()))[0]
 
     @property
     def total_steps(self) -> int:
@@ -150,6 +169,8 @@ class Plan:
         looks, skewed: how the results are judged; see `definition.Sweep`.
         offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
         per_example: whether final runs keep their results on single test examples.
+        ladder: the rungs on which the arms are, or None. Arms that it moves have no trials.
+        ablated: the arm of which the others are without a part; "" if there is none.
         programs: the programs of the trials, in the same order; empty before `find_programs`.
         reasons: sentences about what makes more than one program.
         vocabulary: further packages whose public functions the configs may name.
@@ -169,6 +190,8 @@ class Plan:
     skewed: bool = False
     offsets: tuple[int, ...] = (0,)
     per_example: bool = True
+    ladder: PlannedLadder | None = None
+    ablated: str = ""
     programs: tuple[SharedProgram, ...] = ()
     reasons: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
@@ -195,14 +218,41 @@ class Plan:
         return {trial.name: trial for trial in self.trials}
 
     @property
+    def searched(self) -> list[str]:
+        """The arms that have trials: all but those that a ladder moves."""
+        ladder = self.ladder
+        return [arm for arm in self.arms if ladder is None or not ladder.is_moved(arm)]
+
+    @property
     def counts(self) -> dict[str, int]:
-        """For each arm the number of points of its first search."""
-        points = {arm: {t.number for t in self.of_arm(arm) if not t.search} for arm in self.arms}
+        """For each arm that is searched, the number of points of its first search."""
+        arms = self.searched
+        points = {arm: {t.number for t in self.of_arm(arm) if not t.search} for arm in arms}
         return {arm: len(numbers) for arm, numbers in points.items()}
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order."""
         return [trial for trial in self.trials if trial.arm == name]
+
+    def example_of(self, program: SharedProgram) -> Trial:
+        """Returns a trial that has a program."""
+        return self.by_name.get(program.first) or self.examples_of(program.first)[0]
+
+    def examples_of(self, name: str) -> list[Trial]:
+        """Returns the trials of an arm; for one that a ladder moves, those that it may be moved to.
+
+        The latter are the trials from which it takes its hyperparameters, moved as winners are, but
+        for powers that are not fitted yet.
+        """
+        ladder = self.ladder
+        if ladder is None or not ladder.is_moved(name):
+            return self.of_arm(name)
+        source, base = ladder.sources(name)[-1], self.arms[name].config
+        return [
+            dataclasses.replace(each, arm=name, values=values, base=base)
+            for each in self.of_arm(source)
+            for values in (ladder.expected(name, each.values),)
+        ]
 
     def keeps_examples(self, trial: Trial) -> bool:
         """Returns whether a trial keeps its results on single test examples."""
@@ -220,6 +270,8 @@ class Plan:
         rule |= {"skewed": True} if self.skewed else {}
         rule |= {} if self.per_example else {"per_example": False}
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
+        rule |= {"ladder": as_json(self.ladder)} if self.ladder is not None else {}
+        rule |= {"ablated": self.ablated} if self.ablated else {}
         return {
             "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
@@ -254,6 +306,7 @@ class Plan:
                 linked_of(self.revisions, name) if self.revisions else [arm.linked],
             )
             for name, arm in self.arms.items()
+            if name in self.searched
         }
 
     @property
@@ -287,7 +340,8 @@ def make_plan(definition: Definition) -> Plan:
     seeds, final_seeds = _seeds(definition)
     offsets = _offsets(definition)
     _refuse_shared_seeds(definition, (*seeds, *final_seeds), offsets)
-    counts = {arm.name: _count(arm) for arm in definition.arms}
+    searched = [arm for arm in definition.arms if not arm.moved]
+    counts = {arm.name: _count(arm) for arm in searched}
     refuse_unequal(definition, "trials", counts)
     runs = sum(counts.values()) * len(seeds) * len(offsets)
     if runs > _MOST_RUNS:
@@ -298,7 +352,7 @@ def make_plan(definition: Definition) -> Plan:
         )
     trials = [
         Trial(arm.name, number, seed_of_search(seed, offset), values, arm.config, search=search)
-        for arm in definition.arms
+        for arm in searched
         for search, offset in enumerate(offsets)
         for number, values in enumerate(_points(arm, search, counts[arm.name]))
         for seed in seeds
@@ -317,6 +371,32 @@ def make_plan(definition: Definition) -> Plan:
         skewed=sweep.skewed,
         offsets=offsets,
         per_example=sweep.final is None or sweep.final.per_example,
+        ladder=None if sweep.ladder is None else _planned_ladder(sweep.ladder, definition.arms),
+        ablated="" if sweep.ablate is None else definition.arms[0].name,
+    )
+
+
+def _planned_ladder(ladder: Ladder, arms: Sequence[ArmConfig]) -> PlannedLadder:
+    """Returns a ladder with the rule by the paths of each arm.
+
+    Raises ConfigError if the rule moves a value by a power that is not a number above 0.
+    """
+    powers: dict[str, dict[str, float | str]] = {}
+    rule = {} if isinstance(ladder.rule, str) else ladder.rule
+    for arm in arms:
+        name, _, _ = split_name(arm.name)
+        for key, power in rule.items():
+            for path in arm.paths.get(key, ()):
+                powers.setdefault(name, {})[path] = power if power == FITTED else float(power)
+    return PlannedLadder(
+        path=ladder.path,
+        labels=ladder.labels,
+        factors=factors_of(ladder),
+        rule=ladder.rule if ladder.rule in ("retuned", "fixed") else "powers",
+        searched=ladder.searched,
+        retuned=tuple(map(label_of, ladder.retuned)),
+        baseline=ladder.baseline,
+        powers=powers,
     )
 
 
@@ -416,8 +496,15 @@ def _count(arm: ArmConfig) -> int:
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
     """Raises ConfigError if the arms have unequal budgets, unless the sweep's file allows them.
 
-    `budgets` has the number of `what`, which is "trials", "steps" or "examples", for each arm.
+    `budgets` has the number of `what`, which is "trials", "steps" or "examples", for each arm. On a
+    ladder the arms of each rung are compared.
     """
+    for rung in dict.fromkeys(map(rung_of, budgets)):
+        of_rung = {name: count for name, count in budgets.items() if rung_of(name) == rung}
+        _refuse_unequal_on(definition, what, of_rung)
+
+
+def _refuse_unequal_on(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
     if definition.sweep.budgets == "unequal" or len(set(budgets.values())) == 1:
         return
     shown = listing([f"{name} {count:,}" for name, count in budgets.items()])

@@ -23,6 +23,7 @@ from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Definition, Goal
 from trainer.sweep.encoding import Decoder, canonical
+from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.plan_differences import differences
@@ -60,6 +61,8 @@ class _Revision(TypedDict):
     plan: str
     vocabulary: NotRequired[list[str]]
     linked: NotRequired[dict[str, list[list[str]]]]  # plans of earlier versions have none
+    ladder: NotRequired[PlannedLadder]
+    ablated: NotRequired[str]
 
 
 class _PlanFile(TypedDict):
@@ -331,6 +334,8 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         skewed=last.get("skewed", False),
         offsets=tuple(last.get("offsets", (0,))),
         per_example=last.get("per_example", True),
+        ladder=as_dataclass(last["ladder"], PlannedLadder) if "ladder" in last else None,
+        ablated=last.get("ablated", ""),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revisions=tuple(revisions),
     )

@@ -77,6 +77,9 @@ def _arms(definition: Definition, plan: Plan) -> list[str]:
     rows: list[Sequence[str]] = [("arm", "trials", "method", "path", "space")]
     counts = plan.counts
     for arm in definition.arms:
+        if arm.moved:
+            rows.append((arm.name, "0", "-", "-", "as on lower rungs"))
+            continue
         head = (arm.name, f"{counts[arm.name]:,}", arm.method.text)
         spaces = [(key, space.text) for key, space in arm.space.items()]
         spaces += [(key, "listed") for key in arm.paths if not arm.space]
@@ -96,7 +99,7 @@ def _programs(plan: Plan) -> list[str]:
                 f"{program.steps:,}",
                 f"{program.batch_size:,}",
                 f"{program.flops:,}",
-                program.trials[0],
+                program.first,
             )
         )
     return table(rows, right=(0, 1, 2, 3, 4))
@@ -109,7 +112,8 @@ def _totals(plan: Plan) -> list[str]:
     searches = len(plan.offsets)
     if searches > 1:
         seeds = f"{searches} searches of each arm; search 0: {seeds}"
-    lines = [f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs"]
+    lines = [] if plan.ladder is None else [plan.ladder.text()]
+    lines.append(f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs")
     if plan.final_seeds:
         steps = flops = 0
         for arm in plan.arms:
@@ -188,7 +192,7 @@ def _goal(plan: Plan) -> str:
 def _repeats(plan: Plan) -> list[str]:
     """Counts the points that a method drew more than once, as it may from a space of few values."""
     lines = []
-    for arm in plan.arms:
+    for arm in plan.searched:
         points = [repr(t.values) for t in plan.of_arm(arm) if t.seed == plan.seeds[0]]
         if repeated := len(points) - len(set(points)):
             verb = "repeats" if repeated == 1 else "repeat"
@@ -202,6 +206,8 @@ def _first_trials(definition: Definition, plan: Plan) -> list[str]:
     lines = ["first runs of each arm:"]
     for arm in definition.arms:
         of_arm = plan.of_arm(arm.name)
+        if arm.moved:
+            continue
         paths = {key: paths[0] for key, paths in arm.paths.items()}
         for trial in of_arm[:_SHOWN_TRIALS]:
             values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())

@@ -38,6 +38,7 @@ from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.alike import unlike_loss
 from trainer.sweep.definition import ArmConfig, Definition
+from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
 from trainer.sweep.warning_text import merge_warnings
 from trainer.writers.lines import PREFIXES
@@ -81,9 +82,10 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     """
     by_arm: dict[str, list[_Traced]] = {}
     for arm in definition.arms:
-        trials = plan.of_arm(arm.name)
+        trials = plan.examples_of(arm.name)
         check_types(arm, trials, vocabulary)
-        by_arm[arm.name] = _group(definition, arm, trials, vocabulary)
+        found = _group(definition, arm, trials, vocabulary)
+        by_arm[arm.name] = [_of_moved(arm, found)] if arm.moved else found
     _refuse_unlike_losses(definition, plan, vocabulary)
     for what, of in (("steps", _steps), ("examples", _examples)):
         budgets = {name: sum(of(each.program) for each in own) for name, own in by_arm.items()}
@@ -98,6 +100,29 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     )
 
 
+def _of_moved(arm: ArmConfig, found: Sequence[_Traced]) -> _Traced:
+    """Returns the program of the final runs of an arm whose hyperparameters a ladder moves.
+
+    `found` are the programs of the points that may be moved. Raises ConfigError for several.
+    """
+    if len(found) > 1:
+        paths = [
+            path
+            for path in found[0].first.values
+            if any(path not in each.program.inputs for each in found)
+            or len({type(each.first.values[path]) for each in found}) > 1
+        ]
+        raise ConfigError(
+            f"{arm.title} is not searched on the rung {rung_of(arm.name)}, and its space makes"
+            f" {len(found)} programs, because of {listing(paths)}. Which of them a winner needs is"
+            " not known before: search floats that are inputs of the program only, write one arm"
+            " for each of the other values, or write rule: retuned.",
+            arm.source("space"),
+        )
+    program = dataclasses.replace(found[0].program, trials=(), moved=(arm.name,))
+    return dataclasses.replace(found[0], program=program)
+
+
 def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequence[str]) -> None:
     """Raises ConfigError if trials are compared by their losses, and these are not one function."""
     if plan.goal.metric != "loss":
@@ -105,7 +130,7 @@ def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequen
     configs: dict[str, Config] = {}
     searched: dict[str, Source] = {}
     for arm in definition.arms:
-        first, *others = plan.of_arm(arm.name)
+        first, *others = plan.examples_of(arm.name)
         configs[arm.name] = config_with_sources(arm, first)
         for path, value in first.values.items():
             if not all(same(trial.values[path], value) for trial in others):
@@ -132,6 +157,7 @@ def _merge(every: Sequence[_Traced]) -> list[_Traced]:
             program = dataclasses.replace(
                 each.program,
                 trials=(*first.program.trials, *each.program.trials),
+                moved=(*(first.program.moved or ()), *(each.program.moved or ())) or None,
                 warnings=merge_warnings([first.program.warnings, each.program.warnings]),
             )
             each = dataclasses.replace(each, program=program, first=first.first)
@@ -140,11 +166,12 @@ def _merge(every: Sequence[_Traced]) -> list[_Traced]:
 
 
 def _steps(program: SharedProgram) -> int:
-    return program.total_steps
+    # An arm that a ladder moves has final runs only.
+    return program.steps if program.moved else program.total_steps
 
 
 def _examples(program: SharedProgram) -> int:
-    return program.total_steps * program.batch_size
+    return _steps(program) * program.batch_size
 
 
 def _group(
@@ -257,10 +284,12 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
 
 
 def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> list[str]:
-    """Says where the programs of the arms differ from those of the first arm."""
-    (first, ours), *others = by_arm.items()
+    """Says where the programs of the arms differ from those of the first arm of their rung."""
+    firsts = {rung_of(name): name for name in reversed(list(by_arm))}
     lines = []
-    for name, theirs in others:
+    for name, theirs in by_arm.items():
+        first = firsts[rung_of(name)]
+        ours = by_arm[first]
         changed = diff(ours[0].structure, theirs[0].structure)
         if changed:
             lines.append(
@@ -422,7 +451,7 @@ class ProgramCost(NamedTuple):
 
 def measure(plan: Plan, shared: SharedProgram) -> ProgramCost:
     """Compiles a program of a plan and times a few of its steps."""
-    program = load_located(plan.by_name[shared.trials[0]].config, plan.vocabulary)
+    program = load_located(plan.example_of(shared).config, plan.vocabulary)
     state = program.init()
     program.compile(state)
     steps = program.block_rule.steps

@@ -144,7 +144,7 @@ class SweepReader:
         outcomes = staged | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
         ranked = self._rank()
-        arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.arms]
+        arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.searched]
         arms = [_with_best(arm, ranked) for arm in arms]
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
@@ -268,7 +268,7 @@ class SweepReader:
         most: dict[str, int] = {}
         for program in self.plan.programs:
             flops = program.steps * max(1, program.flops)
-            for arm in {name.split("/")[0] for name in program.trials}:
+            for arm in program.arms:
                 most[arm] = max(most.get(arm, 0), flops)
         return len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())
 

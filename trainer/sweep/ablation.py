@@ -1,0 +1,146 @@
+"""An ablation: an arm of a sweep without one of its parts at a time.
+
+Each part of a chain is replaced by one that does nothing, and each such arm is searched as the
+whole one is. Start with the fields of `Ablation`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config import Call, Config, ConfigError, Source, Tree, join
+from trainer.config.wording import known_names, listing
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_CHAIN = "optim.chain"
+_NOTHING = Call("optax.identity", {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What is taken out of the one arm of a sweep.
+
+    Attributes:
+        parts: config paths of optim.chain: each of its parts is replaced by optax.identity. A part
+            around another one, such as parts.cautious_decay, is replaced by that one, which is
+            taken out of it as well. The arm without parts.polar is named "no_polar".
+        keep: names of such arms that are left out, such as "no_momentum".
+        settings: name of a further arm -> path -> the value with which the path does nothing, such
+            as {no_clip: {optimizer.clip_norm: null}}.
+    """
+
+    parts: str | Sequence[str] = ()
+    keep: Sequence[str] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.parts and not self.settings:
+            raise ValueError(
+                "ablate takes nothing out: name the path of a chain in parts, or write settings."
+            )
+        for name, values in self.settings.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"settings has the name {name!r}, which cannot be that of a folder: use"
+                    " letters, digits, '_', '-' and '.', beginning with a letter or digit."
+                )
+            if not values:
+                raise ValueError(f"settings changes nothing for {name!r}: give it a path.")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of chains."""
+        return (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One thing that is taken out of an arm.
+
+    Attributes:
+        name: of the arm without it.
+        values: config path -> the value with which it does nothing.
+    """
+
+    name: str
+    values: Mapping[str, Tree]
+
+    def keeps(self, paths: Sequence[str]) -> bool:
+        """Returns whether none of the paths lies within what is taken out."""
+        return not any(
+            f"{path}.".startswith(f"{removed}.") for path in paths for removed in self.values
+        )
+
+
+def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> list[Removal]:
+    """Returns what an ablation takes out of an arm, in the order of the chains.
+
+    Args:
+        ablation: of the sweep.
+        title: the arm as the subject of a sentence.
+        config: that of the arm.
+        sweep: the config of the sweep, for places in its file.
+
+    Raises:
+        ConfigError: a path is not that of a chain, two arms have one name, `keep` has a name that
+            no arm has, or nothing is left.
+    """
+    source = sweep.argument_source("ablate") or sweep.sources[""]
+    found: list[Removal] = []
+    for path in ablation.paths:
+        found += _of_chain(path, title, config, sweep.argument_source("ablate.parts") or source)
+    found = _numbered(found)
+    found += [Removal(name, values) for name, values in ablation.settings.items()]
+    names = [each.name for each in found]
+    for name in ablation.keep:
+        if name not in names:
+            hint = known_names(name, names, "The arms without a part are")
+            text = f"keep has {name!r}, which is not the name of an arm without a part. {hint}"
+            raise ConfigError(text, sweep.argument_source("ablate.keep") or source)
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"ablate has two arms named {twice[0]!r}: rename settings.", source)
+    left = [each for each in found if each.name not in ablation.keep]
+    if not left:
+        raise ConfigError(f"ablate keeps all of {listing(names)}: nothing is taken out.", source)
+    return left
+
+
+def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator[Removal]:
+    """Yields the parts of a chain."""
+    try:
+        chain = config.at(path)
+    except KeyError:
+        hint = known_names(path, config.sources)
+        raise ConfigError(f"{title} has no path {path!r} to ablate. {hint}", source) from None
+    if not isinstance(chain, Call) or chain.name != _CHAIN:
+        what = chain.name if isinstance(chain, Call) else repr(chain)
+        raise ConfigError(
+            f"{title} has {what} at {path}, which is not {_CHAIN} and has no parts: write it as a"
+            " chain, or what does nothing in its place below settings.",
+            source,
+        )
+    for side in ("before", "after"):
+        parts = chain.kwargs.get(side) or []
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, Call) and part.name != _NOTHING.name:
+                inner = part.kwargs.get("around")
+                left = inner if isinstance(inner, Call) else _NOTHING
+                name = f"no_{part.name.rpartition('.')[2]}"
+                place = join(join(path, side), index)
+                yield Removal(name, {place: left})
+                if isinstance(inner, Call):
+                    name = f"no_{inner.name.rpartition('.')[2]}"
+                    yield Removal(name, {join(place, "around"): None})
+
+
+def _numbered(found: Sequence[Removal]) -> list[Removal]:
+    """Numbers parts of the same name: "no_momentum", "no_momentum_2"."""
+    counts: dict[str, int] = {}
+    numbered = []
+    for each in found:
+        counts[each.name] = counts.get(each.name, 0) + 1
+        more = f"_{counts[each.name]}" if counts[each.name] > 1 else ""
+        numbered.append(Removal(f"{each.name}{more}", each.values))
+    return numbered
