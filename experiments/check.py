@@ -33,6 +33,7 @@ STUDIES = {
     "learning_rate_sensitivity": "seeds",
     "muon_gpt": "final.seeds",
     "horizon": "final.seeds",
+    "ablation": "final.seeds",
 }
 RECORDED = 8
 LEVEL = 0.99

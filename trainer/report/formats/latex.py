@@ -190,7 +190,7 @@ def _missing(cell: Cell) -> str:
     return "{--}" if cell is None else "{not a number}"
 
 
-PANELS = ("verdict", "arms", "pairs", "ledger", "target")
+PANELS = ("verdict", "arms", "pairs", "ladder", "ledger", "target")
 _LINES = 45  # lines of text; a longer table does not fit on a page
 _HEAD = 11  # characters in a line of a heading
 _CELL = 24  # characters in a line of a cell
