@@ -115,10 +115,27 @@ def norms(x: jax.Array, axis: Any = (-2, -1)) -> Any:
     return np.linalg.norm(np.asarray(x, np.float64), axis=axis)
 
 
-def test_momentum_and_polar_have_the_bits_of_muon():
+@pytest.mark.parametrize(
+    ("given", "before"),
+    [
+        ({}, [parts.momentum(0.9), parts.polar()]),
+        (
+            {"momentum_dtype": "bfloat16", "ns_dtype": "bfloat16", "scale": "match_rms_adamw"},
+            [
+                parts.momentum(0.9, dtype="bfloat16"),
+                parts.polar(dtype="bfloat16", scale="match_rms_adamw"),
+            ],
+        ),
+        (
+            {"nesterov": False, "weight_decay": 0.1},
+            [parts.momentum(0.9, False), parts.polar(), optax.add_decayed_weights(0.1)],
+        ),
+    ],
+)
+def test_momentum_and_polar_have_the_bits_of_muon(given: Any, before: Any):
     params = {"kernel": draw(3, 4, 6), "other": draw(5, 2, seed=1)}
-    muon = optim.muon(0.02, momentum=0.9)
-    ours = optim.chain(0.02, [parts.momentum(0.9), parts.polar()])
+    muon = optim.muon(0.02, momentum=0.9, **given)
+    ours = optim.chain(0.02, before)
     states = [tx.init(params) for tx in (muon, ours)]
     for step in range(3):
         grads = jax.tree.map(lambda x, step=step: draw(*x.shape, seed=step + 2), params)
@@ -249,6 +266,8 @@ def test_a_part_receives_the_gradient_and_the_rate():
     [
         (lambda: parts.polar(norm="nuclear"), "norm must be 'frobenius' or 'gram'"),
         (lambda: parts.polar(scale="big"), "scale must be one of"),
+        (lambda: parts.polar(dtype="int8"), "dtype must be None or one of bfloat16"),
+        (lambda: parts.momentum(dtype="fp32"), "dtype must be None or one of bfloat16"),
         (lambda: parts.floor(0.1, by="row"), "by must be 'matrix' or 'output', got 'row'"),
         (lambda: parts.pin_radius("first"), "radius must be 'current' or 'initial'"),  # pyright: ignore
         (lambda: parts.pin_radius("initial", radial=True), "choose one"),
