@@ -13,7 +13,7 @@ from optim.dtypes import wide_zeros
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import Triple, orthogonalize_all, polynomials, shape_factor
-from optim.parts.base import Part, at_least, check_dtype, norm
+from optim.parts.base import Part, at_least, check_dtype, check_option, norm
 
 __all__ = ["momentum", "momentum_mixture", "normalize", "polar"]
 
@@ -197,8 +197,7 @@ def polar_of(
 
     Raises ValueError if `scale` or `norm` is unknown.
     """
-    if norm not in ("frobenius", "gram"):
-        raise ValueError(f"norm must be 'frobenius' or 'gram', got {norm!r}.")
+    check_option("norm", norm, ("frobenius", "gram"))
     shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
 
     def init(params: optax.Params) -> optax.EmptyState:

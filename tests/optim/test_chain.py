@@ -264,12 +264,12 @@ def test_a_part_receives_the_gradient_and_the_rate():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: parts.polar(norm="nuclear"), "norm must be 'frobenius' or 'gram'"),
+        (lambda: parts.polar(norm="nuclear"), "norm must be one of frobenius, gram"),
         (lambda: parts.polar(scale="big"), "scale must be one of"),
         (lambda: parts.polar(dtype="int8"), "dtype must be None or one of bfloat16"),
         (lambda: parts.momentum(dtype="fp32"), "dtype must be None or one of bfloat16"),
-        (lambda: parts.floor(0.1, by="row"), "by must be 'matrix' or 'output', got 'row'"),
-        (lambda: parts.pin_radius("first"), "radius must be 'current' or 'initial'"),  # pyright: ignore
+        (lambda: parts.floor(0.1, by="row"), "by must be one of matrix, output, got 'row'"),
+        (lambda: parts.pin_radius("first"), "radius must be one of current, initial, got 'first'"),  # pyright: ignore
         (lambda: parts.pin_radius("initial", radial=True), "choose one"),
         (lambda: parts.momentum_mixture([0.9], [0.5, 0.5]), "got 1 decays and 2 weights"),
         (lambda: parts.momentum_mixture([], []), "got 0 decays"),
@@ -436,7 +436,7 @@ def test_what_a_part_of_ones_own_says_that_it_keeps_is_checked():
     [
         ("ratio: 0.3825", "ration: 0.3825", "parts.floor has no argument 'ration'. Did you mean"),
         ("!parts.polar", "!parts.polr", "no function 'parts.polr'. Did you mean 'parts.polar'"),
-        ("by: output", "by: row", "by must be 'matrix' or 'output', got 'row'"),
+        ("by: output", "by: row", "by must be one of matrix, output, got 'row'"),
         ("match: blocks/.*/kernel", "match: embed/.*", "optim.parts.polar"),
         (
             "ratio: 0.3825",
