@@ -64,6 +64,12 @@ class Part(optax.GradientTransformationExtraArgs):
         part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
         return part
 
+    def _replace(self, **functions: Any) -> "Part":
+        """Returns the part with another `init` or `update`, as any named tuple does."""
+        part = super()._replace(**functions)
+        vars(part).update(vars(self))
+        return part
+
 
 def of_matrices(
     change: Callable[[jax.Array, jax.Array], jax.Array],

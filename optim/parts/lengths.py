@@ -24,6 +24,7 @@ from optim.parts.base import (
     norm,
     of_matrices,
 )
+from optim.transformations import with_known_extras
 
 __all__ = ["floor", "graft", "match_norm", "match_rms", "pin_radius", "radial_brake"]
 
@@ -181,7 +182,7 @@ def graft(
         raise ArgumentError(
             f"parts.graft takes the norms of a direction, and {onto.name} changes the step.", "onto"
         )
-    inner = optax.with_extra_args_support(onto)
+    inner = with_known_extras(onto)
     over = Matrices(matrices, "optim.parts.graft")
 
     def init(params: optax.Params) -> GraftState:

@@ -261,6 +261,36 @@ def test_a_part_receives_the_gradient_and_the_rate():
     np.testing.assert_array_equal(updates["w"], [-3.0, -3.0])
 
 
+def shifted(place: Any) -> Part:
+    """Makes a part that takes the gradient, and no other arguments than those that it names."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, grad: Any) -> Any:
+        del params
+        return jax.tree.map(jnp.add, updates, grad), state
+
+    return Part(lambda params: (), update, name="my_lab.shifted", place=place)
+
+
+def test_a_part_receives_only_the_arguments_that_it_names():
+    chain = optim.chain(0.5, [optax.scale(2.0), shifted("before")])
+    found = move(chain, jnp.zeros(2), jnp.asarray([1.0, 2.0]))
+    np.testing.assert_array_equal(found, [-1.5, -3.0])
+
+
+def test_a_part_without_further_arguments_stays_a_part_in_a_group():
+    params = {"w": jnp.ones((2, 2))}
+
+    def init(side: str) -> Any:
+        both = {"before": [optax.identity()], "after": []}
+        both[side] = [partial(shifted, "after")]
+        chain = partial(optim.chain, 0.1, **both)
+        return optim.optimizer({"all": optim.group(".*", chain)}).init(params)
+
+    init("after")
+    with pytest.raises(optim.GroupError, match="my_lab.shifted changes the step, and belongs in"):
+        init("before")
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
