@@ -78,6 +78,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.nonfinite
 	$(RUN) -m benchmarks.diagnostics
 	$(RUN) -m benchmarks.soap
+	$(RUN) -m benchmarks.optimizers
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.chunked_loss
 	$(RUN) -m benchmarks.division

@@ -24,7 +24,7 @@ from optim.dtypes import widen
 from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales, refuse_states
-from optim.lookahead import Lookahead
+from optim.lookahead import EmaNesterov, Lookahead
 from optim.norms import all_finite, clip, clip_scale
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
@@ -228,6 +228,15 @@ class BoundOptimizer(NamedTuple):
             own = self.readout.evaluated(weights, unpacked.readout, unpacked.step)
         return found | {path: x.astype(trainable[path].dtype) for path, x in own.items()}
 
+    def displacement(self, state: OptimizerState) -> jax.Array | None:
+        """Returns how far a lookahead displaces the parameters; see `Optimizer.displacement`."""
+        if not isinstance(self.lookahead, EmaNesterov):
+            return None
+        unpacked = self._unpacked(state)
+        last = unpacked.step - 1
+        peak, rate = unpacked.lookahead.peak, self._rate_of_lookahead(last)
+        return self.lookahead.displacement(last, peak, rate)
+
     def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
         wide = widen(trainable)
         split = self.split(wide)
@@ -287,17 +296,21 @@ class BoundOptimizer(NamedTuple):
         """
         weights, lookahead, readout = after, old.lookahead, old.readout
         if self.lookahead is not None:
-            by, rate = self.lookahead.scheduled_by, None
-            if by is not None:
-                rate = learning_rate_of(self.groups[by].optimizer)
-                rate = evaluate(rate, old.step, "learning_rate") if callable(rate) else rate
-            made = old.step + 1 - old.skipped
+            rate, made = self._rate_of_lookahead(old.step), old.step + 1 - old.skipped
             after, weights, lookahead = self.lookahead.advance(
                 after, lookahead, old.step, made, rate
             )
         if self.readout is not None:
             readout = self.readout.advance(weights, readout, old.step)
         return after, lookahead, readout
+
+    def _rate_of_lookahead(self, step: ArrayLike) -> Any:
+        """Returns the learning rate of the group that schedules the lookahead; None without one."""
+        by = None if self.lookahead is None else self.lookahead.scheduled_by
+        if by is None:
+            return None
+        rate = learning_rate_of(self.groups[by].optimizer)
+        return evaluate(rate, step, "learning_rate") if callable(rate) else rate
 
     def _updates(
         self, grads: dict, old: Unpacked, wide: dict, extra: Mapping[str, Any]

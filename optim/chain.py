@@ -12,6 +12,7 @@ from optim.descent import scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
 from optim.parts.base import Part
+from optim.transformations import with_known_extras
 
 __all__ = ["ChainState", "chain"]
 
@@ -77,9 +78,7 @@ def chain(
          [-0.014  1.   ]] 1.414
     """
     _check_order(before, after)
-    firsts, lasts = (
-        [optax.with_extra_args_support(part) for part in parts] for parts in (before, after)
-    )
+    firsts, lasts = ([with_known_extras(part) for part in parts] for parts in (before, after))
     # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate)
 

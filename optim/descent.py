@@ -92,21 +92,6 @@ def moving_average(
     return decay * mean.astype(new.dtype) + (1 - decay if weight is None else weight) * new
 
 
-def average_updates(
-    means: Any, updates: optax.Updates, decay: ArrayLike, nesterov: bool
-) -> tuple[Any, Any]:
-    """Averages updates over the steps, for Muon; returns the direction and the new means.
-
-    With `nesterov`, the direction averages the updates into the new means once more.
-    """
-
-    def follow(g: jax.Array, m: jax.Array) -> jax.Array:
-        return moving_average(m, g, scalar(decay, g))
-
-    moments = jax.tree.map(follow, updates, means)
-    return jax.tree.map(follow, updates, moments) if nesterov else moments, moments
-
-
 def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
     """Returns the divisor that corrects an average which started at 0: 1 - decay ** count."""
     # At count 0 the divisor would be 0; the average is 0 there as well.

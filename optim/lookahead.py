@@ -95,24 +95,30 @@ class EmaNesterov(NamedTuple):
             made: the number of steps so far that were not skipped, with this one.
             rate: the learning rate of the group `scheduled_by` at this step, or None.
         """
-        decay = evaluated(self.decay, step, "decay")
-        size = evaluated(self.step_size, step + 1, "step_size")
-        peak = state.peak
+        decay, peak = evaluated(self.decay, step, "decay"), state.peak
         if self.scheduled_by is not None:
-            rate = jnp.asarray(rate, peak.dtype)
-            peak = jnp.maximum(peak, rate)
-            # A warm-up may begin with a rate of 0.
-            size = size * (rate / jnp.where(peak > 0, peak, 1))
-        acts = step + 1 >= self.start
-        if self.stop is not None:
-            acts &= step + 1 < self.stop
-        size = jnp.where(acts, size, 0.0)
+            peak = jnp.maximum(peak, jnp.asarray(rate, peak.dtype))
+        size = self.displacement(step, peak, rate)
         moves, params = {}, {}
         for path, x in after.items():
             d = like(decay, x)
             moves[path] = d * state.moves[path] + (1 - d) * (x - state.weights[path])
             params[path] = x + like(size, x) * moves[path]
         return Ahead(params, after, EmaNesterovState(after, moves, peak))
+
+    def displacement(self, step: Any, peak: Any, rate: Any) -> jax.Array:
+        """Returns how far the parameters are ahead after a step, in units of `moves`; a scalar.
+
+        For `step` and `rate` see `advance`; `peak` is that of the state after the step.
+        """
+        size = evaluated(self.step_size, step + 1, "step_size")
+        if self.scheduled_by is not None:
+            # A warm-up may begin with a rate of 0.
+            size = size * (jnp.asarray(rate, peak.dtype) / jnp.where(peak > 0, peak, 1))
+        acts = step + 1 >= self.start
+        if self.stop is not None:
+            acts &= step + 1 < self.stop
+        return jnp.where(acts, size, 0.0)
 
     def weights(self, state: EmaNesterovState) -> ByPath:
         """Returns the weights to evaluate that differ from the parameters of the model."""

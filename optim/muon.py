@@ -1,22 +1,20 @@
 """Muon: momentum, orthogonalized by Newton-Schulz."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import optax
 
-from optim.descent import average_updates, descend
-from optim.dtypes import wide_zeros, widen
+from optim import parts
+from optim.descent import descend
+from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
+from optim.newton_schulz import polynomials
+from optim.parts.base import check_dtype
+from optim.parts.directions import polar_of
 
 __all__ = ["MuonState", "muon"]
-
-
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class MuonState(NamedTuple):
@@ -51,6 +49,9 @@ def muon(
     two axes of a parameter, [inputs, outputs] as in flax, and every axis before them is batch
     (stacked layers): set it for kernels of attention and convolutions. Other parameters, such as
     biases, must be in another group: this optimizer has no built-in Adam for them.
+
+    Its direction is that of `parts.momentum` and `parts.polar`, which `optim.chain` composes with
+    other parts: optim.chain(learning_rate, [parts.momentum(), parts.polar()]) has its bits.
 
     With several devices, under `jax.set_mesh`, each device orthogonalizes a share of the matrices.
 
@@ -105,24 +106,26 @@ def muon(
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Liu et al., Muon is
       Scalable for LLM Training (match_rms_adamw), https://arxiv.org/abs/2502.16982
     """
-    triples = polynomials(ns_coefficients, ns_steps)
-    over = Matrices(matrices, "optim.muon")
-    shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
     for name, dtype in (("momentum_dtype", momentum_dtype), ("ns_dtype", ns_dtype)):
-        if dtype is not None and dtype not in _DTYPES:
-            raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
+        check_dtype(name, dtype)
+    average = parts.momentum(momentum, nesterov, momentum_dtype)
+    over = Matrices(matrices, "optim.muon")
+    factor = polar_of(over, polynomials(ns_coefficients, ns_steps), scale, eps, ns_dtype)
 
     def init(params: optax.Params) -> MuonState:
-        over.declare(params, length=partial(length_of_factors, scale=scale))
-        return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
+        factor.init(params)  # it has no state: it checks the parameters
+        state: Any = average.init(params)
+        return MuonState(state.momentum)
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, MuonState]:
         del params
-        mixed, moments = average_updates(state.momentum, widen(updates), momentum, nesterov)
-        # Only the stored momentum is rounded to momentum_dtype; this step uses the exact one.
-        kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
-        return polar_factors(over, mixed, triples, scale, eps, ns_dtype), MuonState(kept)
+        averaged: Any = average.update(widen(updates), state)
+        mixed, new = averaged
+        moves: Any = factor.update(mixed, optax.EmptyState())
+        return moves[0], MuonState(new.momentum)
 
+    # Not parts.decay in `after` of a chain: -rate * (D + decay * W) has other bits than
+    # -rate * D - rate * decay * W.
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

@@ -12,13 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optim.descent import scalar
 from optim.division import divide
-from optim.layouts import Layout
-from optim.matrices import Matrices, product, transpose
+from optim.matrices import product, transpose
 
 __all__ = ["orthogonalize", "polynomials"]
 
@@ -179,31 +177,6 @@ def orthogonalize_all(
     flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
     found = divide(lambda x: orthogonalize(x, triples, eps, dtype, norm), flat, cost=cost)
     return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
-
-
-def polar_factors(
-    over: Matrices,
-    updates: optax.Updates,
-    triples: Sequence[Triple],
-    scale: str,
-    eps: ArrayLike,
-    dtype: DTypeLike | None,
-    norm: str = "frobenius",
-) -> optax.Updates:
-    """Orthogonalizes the matrices of updates, times the factor of `shape_factor`."""
-
-    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
-        # Each array is [matrices, inputs, outputs].
-        found = orthogonalize_all(batches, triples, eps, dtype, norm)
-        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
-
-    return over.map(orthogonal, [updates])[0]
-
-
-def length_of_factors(layout: Layout, scale: str) -> float:
-    """Returns the Frobenius norm of `polar_factors` of a parameter; see `declarations.declare`."""
-    count, rows, columns = layout.matrices
-    return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
 
 
 def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:

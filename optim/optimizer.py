@@ -184,6 +184,21 @@ class Optimizer(NamedTuple):
         # The last field but one of `packing.Unpacked`.
         return state.scalars["int32"][-2]
 
+    def displacement(self, state: OptimizerState, params: Any) -> jax.Array | None:
+        """Returns how far `ema_nesterov` has displaced the parameters in the last update.
+
+        Args:
+            state: what `update` returned.
+            params: the parameters that it returned.
+
+        Returns:
+            A scalar, 0 where the lookahead does not act: the step size of the lookahead, scaled by
+            its schedules, at which the gradient of the next update is taken. An update that was
+            skipped has displaced nothing, and this is what it would have had. None without
+            `ema_nesterov`.
+        """
+        return self.bind(params).displacement(state)
+
     def init(self, params: Any) -> OptimizerState:
         """Makes the state before the first step.
 

@@ -84,6 +84,10 @@ def soap(
     more than two axes it rotates every axis, or merges axes (merge_dims); here a parameter is
     always a batch of matrices.
 
+    A chain of `parts.momentum` and `parts.soap` is another program: it corrects no bias, begins its
+    mean with the first gradient, and keeps the mean as it is, where `optim.soap` keeps it in the
+    eigenbasis. So neither the bits nor the state of one are those of the other.
+
     Args:
         learning_rate: a float, a traced scalar or a schedule.
         b1: the decay of the mean of gradients.

@@ -15,7 +15,7 @@ def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     """
     # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
     # `params`, by which a lookahead is recognized, would be lost.
-    return _with_known_extras(_with_slow_params(_finished(made, name)))
+    return with_known_extras(_with_slow_params(_finished(made, name)))
 
 
 def _finished(made: Any, name: str) -> optax.GradientTransformation:
@@ -30,10 +30,10 @@ def _finished(made: Any, name: str) -> optax.GradientTransformation:
     return made
 
 
-def _with_known_extras(
+def with_known_extras(
     tx: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Drops the extra arguments that a transformation does not know.
+    """Drops the extra arguments that a transformation does not know, and keeps its class.
 
     `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
     one, and raises at any other.
@@ -49,7 +49,7 @@ def _with_known_extras(
         known = {name: value for name, value in extra.items() if name in parameters}
         return tx.update(updates, state, params, **known)
 
-    return optax.GradientTransformationExtraArgs(tx.init, update)
+    return tx._replace(update=update)
 
 
 class SlowParams(NamedTuple):

@@ -17,6 +17,8 @@ __all__ = ["Part"]
 Place = Literal["before", "after"]
 Length = Literal["keeps", "sets", "ignores"]
 
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
 
 class Part(optax.GradientTransformationExtraArgs):
     """An optax transformation that says where it stands in `optim.chain`.
@@ -60,6 +62,12 @@ class Part(optax.GradientTransformationExtraArgs):
         part.name, part.place, part.length = name, place, length
         part.keeps_zeros, part.decays, part.around = keeps_zeros, decays, around
         part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
+        return part
+
+    def _replace(self, **functions: Any) -> "Part":
+        """Returns the part with another `init` or `update`, as any named tuple does."""
+        part = super()._replace(**functions)
+        vars(part).update(vars(self))
         return part
 
 
@@ -127,6 +135,12 @@ def check_option(name: str, value: str, known: Sequence[str]) -> None:
     """Raises ValueError if the value of an argument is not one of those that are known."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def check_dtype(name: str, dtype: str | None) -> None:
+    """Raises ValueError if an argument names a dtype in which no update can be computed."""
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
 
 def check_count(name: str, value: int) -> None:

@@ -8,6 +8,7 @@ import optax
 
 from optim.descent import scalar
 from optim.parts.base import Part, learning_rate_of
+from optim.transformations import with_known_extras
 
 __all__ = ["cautious_decay", "decay"]
 
@@ -30,7 +31,7 @@ def cautious_decay(
 
     Reference: https://arxiv.org/abs/2510.12402
     """
-    inner = optax.with_extra_args_support(around or optax.identity())
+    inner = with_known_extras(around or optax.identity())
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any

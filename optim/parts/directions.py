@@ -1,19 +1,19 @@
 """Parts that compute a direction: averages over the steps, and the polar factor."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
-from optim.descent import average_updates, moving_average, scalar
+from optim.descent import moving_average, scalar
 from optim.dtypes import wide_zeros
-from optim.layouts import MatrixSpec
+from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import length_of_factors, polar_factors, polynomials, shape_factor
-from optim.parts.base import Part, at_least, norm
+from optim.newton_schulz import Triple, orthogonalize_all, polynomials, shape_factor
+from optim.parts.base import Part, at_least, check_dtype, check_option, norm
 
 __all__ = ["momentum", "momentum_mixture", "normalize", "polar"]
 
@@ -24,7 +24,9 @@ class MomentumState(NamedTuple):
     momentum: optax.Params
 
 
-def momentum(decay: float = 0.95, nesterov: bool = True) -> optax.GradientTransformationExtraArgs:
+def momentum(
+    decay: float = 0.95, nesterov: bool = True, dtype: str | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Averages the updates over the steps.
 
     With the update G, one step is
@@ -35,9 +37,14 @@ def momentum(decay: float = 0.95, nesterov: bool = True) -> optax.GradientTransf
     Args:
         decay: in [0, 1); a float, a traced scalar or, in a group, a schedule.
         nesterov: whether the update is averaged into the momentum a second time.
+        dtype: the dtype in which the mean is stored, such as "bfloat16"; None for the parameter's
+            dtype, at least float32. The direction is computed before the mean is rounded to it.
 
     Returns:
         The part.
+
+    Raises:
+        ValueError: the dtype is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,16 +54,23 @@ def momentum(decay: float = 0.95, nesterov: bool = True) -> optax.GradientTransf
         >>> float(state.momentum[0]), float(direction[0])
         (0.5, 0.75)
     """
+    check_dtype("dtype", dtype)
 
     def init(params: optax.Params) -> MomentumState:
-        return MomentumState(jax.tree.map(wide_zeros, params))
+        return MomentumState(jax.tree.map(lambda p: wide_zeros(p, dtype), params))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, MomentumState]:
         del params
-        mixed, moments = average_updates(state.momentum, updates, decay, nesterov)
-        return mixed, MomentumState(moments)
+
+        def follow(g: jax.Array, m: jax.Array) -> jax.Array:
+            return moving_average(m, g, scalar(decay, g))
+
+        moments = jax.tree.map(follow, updates, state.momentum)
+        mixed = jax.tree.map(follow, updates, moments) if nesterov else moments
+        kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
+        return mixed, MomentumState(kept)
 
     return Part(init, update, name="parts.momentum")
 
@@ -166,21 +180,44 @@ def polar(
 
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/
     """
-    if norm not in ("frobenius", "gram"):
-        raise ValueError(f"norm must be 'frobenius' or 'gram', got {norm!r}.")
-    triples = polynomials(polynomial, steps)
+    check_dtype("dtype", dtype)
     over = Matrices(matrices, "optim.parts.polar")
+    return polar_of(over, polynomials(polynomial, steps), scale, eps, dtype, norm)
+
+
+def polar_of(
+    over: Matrices,
+    triples: Sequence[Triple],
+    scale: str,
+    eps: ArrayLike,
+    dtype: str | None,
+    norm: str = "frobenius",
+) -> Part:
+    """Makes `polar` of matrices that are named already, and of the coefficients of its steps.
+
+    Raises ValueError if `scale` or `norm` is unknown.
+    """
+    check_option("norm", norm, ("frobenius", "gram"))
     shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
 
     def init(params: optax.Params) -> optax.EmptyState:
-        over.declare(params, length=partial(length_of_factors, scale=scale))
+        over.declare(params, length=length)
         return optax.EmptyState()
+
+    def length(layout: Layout) -> float:
+        count, rows, columns = layout.matrices
+        return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
+
+    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
+        # Each array is [matrices, inputs, outputs].
+        found = orthogonalize_all(batches, triples, eps, dtype, norm)
+        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, Any]:
         del params
-        return polar_factors(over, updates, triples, scale, eps, dtype, norm), state
+        return over.map(orthogonal, [updates])[0], state
 
     return Part(init, update, name="parts.polar", length="ignores")
 

@@ -18,11 +18,13 @@ from optim.parts.base import (
     Part,
     at_least,
     check_count,
+    check_option,
     dot,
     gradient_of,
     norm,
     of_matrices,
 )
+from optim.transformations import with_known_extras
 
 __all__ = ["floor", "graft", "match_norm", "match_rms", "pin_radius", "radial_brake"]
 
@@ -49,8 +51,7 @@ def floor(
         ValueError: `by` is unknown; at init, a parameter is not a real matrix.
     """
     axes = {"matrix": (-2, -1), "output": -2}
-    if by not in axes:
-        raise ValueError(f"by must be 'matrix' or 'output', got {by!r}.")
+    check_option("by", by, tuple(axes))
 
     def lengthen(u: jax.Array, w: jax.Array) -> jax.Array:
         least = scalar(ratio, u) * at_least(norm(w, axes[by]), eps)
@@ -181,7 +182,7 @@ def graft(
         raise ArgumentError(
             f"parts.graft takes the norms of a direction, and {onto.name} changes the step.", "onto"
         )
-    inner = optax.with_extra_args_support(onto)
+    inner = with_known_extras(onto)
     over = Matrices(matrices, "optim.parts.graft")
 
     def init(params: optax.Params) -> GraftState:
@@ -274,8 +275,7 @@ def pin_radius(
 
     Reference: https://arxiv.org/abs/2606.16899
     """
-    if radius not in ("current", "initial"):
-        raise ValueError(f"radius must be 'current' or 'initial', got {radius!r}.")
+    check_option("radius", radius, ("current", "initial"))
     if radius == "initial" and radial:
         raise ValueError("radial=True moves the norm, and radius='initial' keeps it: choose one.")
     over = Matrices(matrices, "optim.parts.pin_radius")

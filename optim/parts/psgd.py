@@ -127,8 +127,7 @@ def psgd(
       Preconditioners, https://arxiv.org/abs/2402.04553; https://github.com/lixilinx/psgd_torch;
       https://github.com/KellerJordan/modded-nanogpt, records/track_3_optimization
     """
-    if whiten not in ("update", "gradient"):
-        raise ValueError(f"whiten must be 'update' or 'gradient', got {whiten!r}.")
+    check_option("whiten", whiten, ("update", "gradient"))
     check_option("geometry", geometry, ("EQ", "Q0.5EQ1.5"))
     triangular = geometry == "EQ"
     if triangular and not (damping is None and bound_decay is None):

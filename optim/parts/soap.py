@@ -36,6 +36,7 @@ from optim.parts.base import (
     gradient_of,
     norm,
 )
+from optim.transformations import with_known_extras
 
 __all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
 
@@ -352,7 +353,7 @@ def trust_gate(
 
     Reference: record 46 of the optimizer track of KellerJordan/modded-nanogpt
     """
-    inner = optax.with_extra_args_support(around)
+    inner = with_known_extras(around)
     over = Matrices(matrices, "optim.parts.trust_gate")
 
     def cosine(x: jax.Array, y: jax.Array) -> jax.Array:

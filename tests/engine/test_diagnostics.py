@@ -339,6 +339,20 @@ def test_the_step_is_the_one_without_diagnostics_and_off_compiles_nothing_more(c
     assert names[1] == [*names[0], "jit(diagnose)"]
 
 
+def test_the_memory_of_the_diagnosis_counts_where_it_is_larger_than_that_of_the_step():
+    """A step of SGD writes the gradient into the weights; a diagnosis keeps it and the update."""
+    found = []
+    for asked in ((), "all"):
+        optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.sgd, 0.1))})
+        given = dict(model=models.mlp(width=512, depth=3), data=data.digits(batch_size=8))
+        program = Program(experiment(optimizer, diagnostics=asked, **given))
+        assert program.temporary_bytes is None
+        program.compile(program.abstract_state())
+        found.append(program.temporary_bytes)
+    step, both = found
+    assert both > step + 4 * 512 * 512
+
+
 def test_trials_share_the_compiled_diagnostics(compilations):
     of = experiment(optim.optimizer(TWO))
     program = Program(of)

@@ -107,6 +107,28 @@ def evaluated(program: Program) -> Any:
     return jax.device_get(program.evaluation.params(state))
 
 
+def test_each_row_says_how_far_the_parameters_are_ahead(tmp_path):
+    """By the formula: the step size of the next step, times the last rate over its peak so far."""
+    program, _ = program_of(tmp_path)
+    state, batches, found = program.init(), program.feed.batches(0), []
+    for _ in range(40):
+        state, [metrics] = program.advance(state, [next(batches)])
+        found.append(metrics["lookahead.step_size"].item())
+    rates = [warmup_cosine(0.02, 2, t) for t in range(40)]
+    expected = [
+        warmup_cosine(0.5, 4, t + 1) * rates[t] / max(rates[: t + 1]) if 4 <= t + 1 < 30 else 0
+        for t in range(40)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def warmup_cosine(peak: float, warmup: int, step: int) -> float:
+    """The formula of a linear warm-up, and of half a cosine that ends at 0 at step 40."""
+    if step < warmup:
+        return peak * step / warmup
+    return peak * 0.5 * (1 + np.cos(np.pi * (step - warmup) / (40 - warmup)))
+
+
 # (what is replaced, by what, the line of the mistake or its option, words of the message)
 MISTAKES = [
     ("stop: 75%", "stop: 2", 10, "stop is 2 and start is 4, so that the lookahead would never act"),

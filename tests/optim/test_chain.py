@@ -115,10 +115,27 @@ def norms(x: jax.Array, axis: Any = (-2, -1)) -> Any:
     return np.linalg.norm(np.asarray(x, np.float64), axis=axis)
 
 
-def test_momentum_and_polar_have_the_bits_of_muon():
+@pytest.mark.parametrize(
+    ("given", "before"),
+    [
+        ({}, [parts.momentum(0.9), parts.polar()]),
+        (
+            {"momentum_dtype": "bfloat16", "ns_dtype": "bfloat16", "scale": "match_rms_adamw"},
+            [
+                parts.momentum(0.9, dtype="bfloat16"),
+                parts.polar(dtype="bfloat16", scale="match_rms_adamw"),
+            ],
+        ),
+        (
+            {"nesterov": False, "weight_decay": 0.1},
+            [parts.momentum(0.9, False), parts.polar(), optax.add_decayed_weights(0.1)],
+        ),
+    ],
+)
+def test_momentum_and_polar_have_the_bits_of_muon(given: Any, before: Any):
     params = {"kernel": draw(3, 4, 6), "other": draw(5, 2, seed=1)}
-    muon = optim.muon(0.02, momentum=0.9)
-    ours = optim.chain(0.02, [parts.momentum(0.9), parts.polar()])
+    muon = optim.muon(0.02, momentum=0.9, **given)
+    ours = optim.chain(0.02, before)
     states = [tx.init(params) for tx in (muon, ours)]
     for step in range(3):
         grads = jax.tree.map(lambda x, step=step: draw(*x.shape, seed=step + 2), params)
@@ -244,13 +261,45 @@ def test_a_part_receives_the_gradient_and_the_rate():
     np.testing.assert_array_equal(updates["w"], [-3.0, -3.0])
 
 
+def shifted(place: Any) -> Part:
+    """Makes a part that takes the gradient, and no other arguments than those that it names."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, grad: Any) -> Any:
+        del params
+        return jax.tree.map(jnp.add, updates, grad), state
+
+    return Part(lambda params: (), update, name="my_lab.shifted", place=place)
+
+
+def test_a_part_receives_only_the_arguments_that_it_names():
+    chain = optim.chain(0.5, [optax.scale(2.0), shifted("before")])
+    found = move(chain, jnp.zeros(2), jnp.asarray([1.0, 2.0]))
+    np.testing.assert_array_equal(found, [-1.5, -3.0])
+
+
+def test_a_part_without_further_arguments_stays_a_part_in_a_group():
+    params = {"w": jnp.ones((2, 2))}
+
+    def init(side: str) -> Any:
+        both = {"before": [optax.identity()], "after": []}
+        both[side] = [partial(shifted, "after")]
+        chain = partial(optim.chain, 0.1, **both)
+        return optim.optimizer({"all": optim.group(".*", chain)}).init(params)
+
+    init("after")
+    with pytest.raises(optim.GroupError, match="my_lab.shifted changes the step, and belongs in"):
+        init("before")
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: parts.polar(norm="nuclear"), "norm must be 'frobenius' or 'gram'"),
+        (lambda: parts.polar(norm="nuclear"), "norm must be one of frobenius, gram"),
         (lambda: parts.polar(scale="big"), "scale must be one of"),
-        (lambda: parts.floor(0.1, by="row"), "by must be 'matrix' or 'output', got 'row'"),
-        (lambda: parts.pin_radius("first"), "radius must be 'current' or 'initial'"),  # pyright: ignore
+        (lambda: parts.polar(dtype="int8"), "dtype must be None or one of bfloat16"),
+        (lambda: parts.momentum(dtype="fp32"), "dtype must be None or one of bfloat16"),
+        (lambda: parts.floor(0.1, by="row"), "by must be one of matrix, output, got 'row'"),
+        (lambda: parts.pin_radius("first"), "radius must be one of current, initial, got 'first'"),  # pyright: ignore
         (lambda: parts.pin_radius("initial", radial=True), "choose one"),
         (lambda: parts.momentum_mixture([0.9], [0.5, 0.5]), "got 1 decays and 2 weights"),
         (lambda: parts.momentum_mixture([], []), "got 0 decays"),
@@ -417,7 +466,7 @@ def test_what_a_part_of_ones_own_says_that_it_keeps_is_checked():
     [
         ("ratio: 0.3825", "ration: 0.3825", "parts.floor has no argument 'ration'. Did you mean"),
         ("!parts.polar", "!parts.polr", "no function 'parts.polr'. Did you mean 'parts.polar'"),
-        ("by: output", "by: row", "by must be 'matrix' or 'output', got 'row'"),
+        ("by: output", "by: row", "by must be one of matrix, output, got 'row'"),
         ("match: blocks/.*/kernel", "match: embed/.*", "optim.parts.polar"),
         (
             "ratio: 0.3825",

@@ -163,6 +163,22 @@ def test_a_schedule_is_the_learning_rate_relative_to_its_largest_so_far():
         after = optimizer.eval_params(state, params)["w"]
         np.testing.assert_allclose(params["w"] - after, 0.5 * share * (after - before), atol=1e-6)
         assert (after != before).any() == (t > 0)
+        assert optimizer.displacement(state, params) == pytest.approx(0.5 * share)
+
+
+def test_the_displacement_is_how_far_the_parameters_are_ahead_of_the_weights():
+    lookahead = optim.ema_nesterov(lambda t: 0.1 + 0.05 * t, 0.5, start=2, stop=5)
+    optimizer = sgd(0.1, lookahead=lookahead)
+    params = {"w": jnp.zeros(2)}
+    state, found = optimizer.init(params), []
+    for _ in range(6):
+        params, state = optimizer.update({"w": jnp.asarray([1.0, -2.0])}, state, params)
+        ahead = params["w"] - optimizer.eval_params(state, params)["w"]
+        found.append(float(optimizer.displacement(state, params)))  # pyright: ignore
+        np.testing.assert_allclose(ahead, found[-1] * state.lookahead.moves["w"], atol=1e-6)
+    # After so many updates, the next gradient is the third one: 2 updates were before it.
+    np.testing.assert_allclose(found, [0, 0.2, 0.25, 0.3, 0, 0], rtol=1e-6)
+    assert sgd(0.1).displacement(sgd(0.1).init(params), params) is None
 
 
 WRAPPERS = {

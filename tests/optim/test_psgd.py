@@ -265,7 +265,7 @@ def test_random_matrices_depend_on_seed_step_and_place():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="whiten must be 'update' or 'gradient', got 'grad'"):
+    with pytest.raises(ValueError, match="whiten must be one of update, gradient, got 'grad'"):
         parts.psgd(whiten="grad")
     with pytest.raises(ValueError, match=r"geometry must be one of EQ, Q0\.5EQ1\.5, got 'QEQ'"):
         parts.psgd(geometry="QEQ")  # pyright: ignore[reportArgumentType]

@@ -17,13 +17,14 @@ from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
+from trainer.engine import memory
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
 from trainer.sweep.definition import Definition, read_sweep
 from trainer.sweep.plan import Plan, make_plan
 from trainer.sweep.plan_file import write_plan
-from trainer.sweep.programs import find_programs
+from trainer.sweep.programs import find_programs, most_side_by_side
 
 BASE = """
 model: !models.mlp {width: 8}
@@ -477,6 +478,22 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     assert f"8 runs: at most 160 steps, {160 * flops:.3g} FLOPs" in out
     assert "seeds 10000 to 10007" in out and "the smallest loss of the validation split" in out
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("workers", "temporary", "expected"),
+    [
+        (1, None, 25),  # states and their copies take at most half of the memory
+        (2, None, 12),
+        (1, 400, 25),  # in the other half
+        (1, 800, 10),
+        (2, 400, 5),
+        (1, 2000, 1),
+    ],
+)
+def test_a_wave_leaves_room_for_what_a_step_needs(monkeypatch, workers, temporary, expected):
+    monkeypatch.setattr(memory, "host_memory", lambda: 1000)
+    assert most_side_by_side(10, workers, temporary) == expected
 
 
 def test_a_check_compiles_nothing_and_says_what_it_checked(folder, capsys, monkeypatch):

@@ -22,6 +22,7 @@ from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
 from trainer.engine.flops import count_flops
 from trainer.engine.inputs import Inputs
+from trainer.engine.memory import compiled_memory
 from trainer.engine.step import State, StepMetrics, diagnose_step, to_bfloat16, train_step
 
 
@@ -183,6 +184,17 @@ class Program:
     def compiled(self) -> Any:
         """The compiled block or step, a `jax.stages.Compiled`; None before `compile`."""
         return self._block or self._step
+
+    @property
+    def temporary_bytes(self) -> int | None:
+        """The memory besides state and batch of what `compile` compiled, on each device.
+
+        Step and diagnosis run one after the other: it is that of the larger one. None before
+        `compile`, or if the compiler does not tell.
+        """
+        compiled = [each for each in (self.compiled, self._diagnose) if each is not None]
+        found = [compiled_memory(each) for each in compiled]
+        return max((each.temporary for each in found if each is not None), default=None)
 
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))

@@ -85,8 +85,10 @@ def train_step(
         the step, scalars: "train/loss", "train/<name>" for every aux value of the loss and every
         entry of the experiment's `train_metrics`, "grad_norm", "learning_rate/<group>",
         "<argument>/<group>" for every other argument that follows a schedule, and "finite". With
-        on_nonfinite="skip" also "skipped", with "rollback" also "rollbacks": the number of steps of
-        the run that were not finite. "finite" is whether the loss and the gradients are finite and,
+        `optim.ema_nesterov` also "lookahead.step_size", the displacement of the parameters after
+        the update (see `optim.Optimizer.displacement`); with on_nonfinite="skip" also "skipped",
+        with "rollback" also "rollbacks": the number of steps of the run that were not finite.
+        "finite" is whether the loss and the gradients are finite and,
         unless on_nonfinite is "halt", whether the parameters after the update are. A run that halts
         checks its parameters with `Program.params_finite` instead, at some steps only, because that
         is cheaper.
@@ -122,6 +124,8 @@ def train_step(
         metrics["rollbacks"] = state.run_state["rollback"][0]
     metrics["finite"] = finite
     metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
+    if (displacement := optimizer.displacement(opt_state, params)) is not None:
+        metrics["lookahead.step_size"] = jnp.asarray(displacement, jnp.float32)
     return State(
         step=state.step + 1,
         params=params,

@@ -149,7 +149,7 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
         arms = collections.Counter(plan.by_name[name].arm for name in program.trials)
         bounds = (
             useful_width(program.flops * program.steps),
-            most_side_by_side(program.state_bytes, workers=1),
+            most_side_by_side(program.state_bytes, 1, need.temporary_bytes),
         )
         if (vmap := plan.vmap) is not None:
             bounds = (vmap,)

@@ -422,19 +422,22 @@ _SHARE = 0.5  # the part of the memory that the states of a wave may take
 _BLOCKS = 3  # how many are timed
 
 
-def most_side_by_side(state_bytes: int, workers: int) -> int:
+def most_side_by_side(state_bytes: int, workers: int, temporary_bytes: int | None = None) -> int:
     """Returns how many trials fit into memory side by side, at least 1.
 
-    The workers share the memory of a host; each has a GPU of its own.
+    The workers share the memory of a host; each has a GPU of its own. `temporary_bytes` is the
+    memory of `Program.temporary_bytes`, which one trial at a time needs; None if it is not known.
     """
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
     limit = memory.host_memory() if on_cpu else memory.device_memory(device)
     if limit is None:
         return 2**31
+    own = limit / workers if on_cpu else limit
+    states = min(_SHARE * own, own - (temporary_bytes or 0))
     # A host also has a copy of every state while it saves them.
-    share = _SHARE / (2 * workers if on_cpu else 1)
-    return max(1, int(limit * share / max(1, state_bytes)))
+    copies = 2 if on_cpu else 1
+    return max(1, int(states / (copies * max(1, state_bytes))))
 
 
 class ProgramCost(NamedTuple):
@@ -442,7 +445,8 @@ class ProgramCost(NamedTuple):
 
     Attributes:
         step_seconds: seconds of a step, without evaluations.
-        temporary_bytes: memory of a step besides its state; None if the compiler does not tell.
+        temporary_bytes: memory of a step, or of its diagnosis, besides its state; None if the
+            compiler does not tell.
     """
 
     step_seconds: float
@@ -463,5 +467,4 @@ def measure(plan: Plan, shared: SharedProgram) -> ProgramCost:
         state, _ = program.advance(state, block)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / steps)
-    step = memory.compiled_memory(program.compiled)
-    return ProgramCost(min(seconds[1:]), None if step is None else step.temporary)
+    return ProgramCost(min(seconds[1:]), program.temporary_bytes)

@@ -349,5 +349,11 @@ class Worker:
         return prepared.program.with_values(values, trial.seed, data_seed)
 
     def _fits(self, index: int) -> int:
-        """Returns how many trials of a program fit into memory side by side."""
-        return most_side_by_side(self.folder.plan.programs[index].state_bytes, self._workers)
+        """Returns how many trials of a program fit into memory side by side.
+
+        What it needs besides states is known once this worker has compiled it.
+        """
+        made = self._prepared.get(index)
+        need = None if made is None else made.program.temporary_bytes
+        state_bytes = self.folder.plan.programs[index].state_bytes
+        return most_side_by_side(state_bytes, self._workers, need)
