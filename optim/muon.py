@@ -35,6 +35,7 @@ def muon(
     momentum_dtype: str | None = None,
     ns_dtype: str | None = None,
     matrices: MatrixSpec = None,
+    add_eps: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Updates matrices along their orthogonalized momentum (Muon).
 
@@ -57,10 +58,10 @@ def muon(
 
     Defaults that differ from other programs: torch.optim.Muon has weight_decay=0.1 and
     learning_rate=1e-3, Keller Jordan's has weight_decay=0 and learning_rate=0.02. Both compute the
-    Newton-Schulz steps in bfloat16 (`ns_dtype`). Keller Jordan's adds 1e-7 to the norm; torch's
-    and this one take the larger of the two. Keller Jordan's flattens a convolution to [out, in *
-    height * width] (matrices='conv'), and its factor there is 1 for a square window, whatever the
-    channels; here, as in optax, it is the factor of the flattened matrix.
+    Newton-Schulz steps in bfloat16 (`ns_dtype`). Keller Jordan's adds 1e-7 to the norm (`add_eps`);
+    torch's and this one take the larger of the two. Keller Jordan's flattens a convolution to [out,
+    in * height * width] (matrices='conv'), and its factor there is 1 for a square window, whatever
+    the channels; here, as in optax, it is the factor of the flattened matrix.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule.
@@ -85,6 +86,8 @@ def muon(
             of a layer, such as 'attention' or 'conv', a spec, such as 'in heads head_dim -> in
             (heads head_dim)', or {pattern of paths: either}; see `optim.layouts`. With None, and
             for parameters that no pattern matches, the last two axes, [inputs, outputs].
+        add_eps: True adds eps to the norm by which a momentum is divided; False takes the larger of
+            the two.
 
     Returns:
         The optimizer.
@@ -110,7 +113,8 @@ def muon(
         check_dtype(name, dtype)
     average = parts.momentum(momentum, nesterov, momentum_dtype)
     over = Matrices(matrices, "optim.muon")
-    factor = polar_of(over, polynomials(ns_coefficients, ns_steps), scale, eps, ns_dtype)
+    triples = polynomials(ns_coefficients, ns_steps)
+    factor = polar_of(over, triples, scale, eps, ns_dtype, add_eps=add_eps)
 
     def init(params: optax.Params) -> MuonState:
         factor.init(params)  # it has no state: it checks the parameters

@@ -112,6 +112,7 @@ def orthogonalize(
     eps: ArrayLike = 1e-7,
     dtype: DTypeLike | None = None,
     norm: str = "frobenius",
+    add_eps: bool = False,
 ) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
@@ -126,10 +127,12 @@ def orthogonalize(
             dtype of `x` in any case: the square of 1e-5 is 0 in float16.
         norm: "frobenius", or "gram": the square root of the Frobenius norm of X X^T, which also is
             at least the largest singular value.
+        add_eps: whether eps is added to the norm.
 
     Returns:
         An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
-        and p is the composition of the steps' polynomials a s + b s^3 + c s^5.
+        and p is the composition of the steps' polynomials a s + b s^3 + c s^5; with `add_eps`,
+        p(s / (norm + eps)).
     """
     # The products of a step are then of the smaller side.
     tall = x.shape[-2] > x.shape[-1]
@@ -144,8 +147,9 @@ def orthogonalize(
     square = product(x, transpose(x)) if norm == "gram" else x
     length = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
     length = jnp.sqrt(length) if norm == "gram" else length
-    # eps bounds the norm of the matrix that was given, which is length * largest / power here.
-    x = x / jnp.maximum(length, scalar(eps, x) * power / largest)
+    # eps is for the norm of the matrix that was given, which is length * largest / power here.
+    least = scalar(eps, x) * power / largest
+    x = x / (length + least if add_eps else jnp.maximum(length, least))
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
     rows, columns = x.shape[-2:]
@@ -162,6 +166,7 @@ def orthogonalize_all(
     eps: ArrayLike = 1e-7,
     dtype: DTypeLike | None = None,
     norm: str = "frobenius",
+    add_eps: bool = False,
 ) -> list[jax.Array]:
     """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
 
@@ -175,7 +180,7 @@ def orthogonalize_all(
     # A matrix and its transpose cost the same; with one orientation, `divide` can stack them.
     tall = [x.shape[-2] > x.shape[-1] for x in batches]
     flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
-    found = divide(lambda x: orthogonalize(x, triples, eps, dtype, norm), flat, cost=cost)
+    found = divide(lambda x: orthogonalize(x, triples, eps, dtype, norm, add_eps), flat, cost=cost)
     return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
 
 

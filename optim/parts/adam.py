@@ -1,5 +1,6 @@
 """Parts of Adam's family that optax does not have, or not as their authors define them."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jax.typing import ArrayLike
 from optim.descent import bias_correction as correction
 from optim.descent import map_unzip, moving_average, scalar
 from optim.dtypes import compute_dtype, wide_zeros
-from optim.parts.base import Part, learning_rate_of
+from optim.parts.base import Part, check_dtype, learning_rate_of
 
 __all__ = ["adam", "laprop", "prodigy"]
 
@@ -35,6 +36,7 @@ def adam(
     eps: float = 1e-8,
     bias_correction: bool = True,
     nesterov: bool = False,
+    state_dtype: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Computes the direction of Adam, with or without the correction of its averages.
 
@@ -56,9 +58,16 @@ def adam(
         bias_correction: whether to correct that both averages begin at 0.
         nesterov: whether the gradient is averaged into M a second time, as in NAdam; M is then
             corrected for t + 1 updates, and the gradient for t, as in optax.
+        state_dtype: the dtype in which both averages are stored between the steps, such as
+            "bfloat16", as torch's fused AdamW has them for a parameter in bfloat16; None for the
+            parameter's dtype, at least float32. A step computes with the averages before they are
+            rounded to it. In bfloat16 a b2 above .99 loses most of what is added.
 
     Returns:
         The part.
+
+    Raises:
+        ValueError: if `state_dtype` is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,10 +80,12 @@ def adam(
     References: Kingma and Ba, Adam, https://arxiv.org/abs/1412.6980; Dozat, Incorporating Nesterov
       Momentum into Adam, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ
     """
+    check_dtype("state_dtype", state_dtype)
 
     def init(params: optax.Params) -> AdamState:
         count = jnp.zeros((), jnp.int32) if bias_correction else ()
-        mean, variance = (jax.tree.map(wide_zeros, params) for _ in range(2))
+        zeros = partial(wide_zeros, dtype=state_dtype)
+        mean, variance = (jax.tree.map(zeros, params) for _ in range(2))
         return AdamState(count, mean, variance)
 
     def update(
@@ -87,14 +98,15 @@ def adam(
             return x / correction(decay, count + later, x) if bias_correction else x
 
         def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-            keep = scalar(b1, g)
-            m = moving_average(m, g, keep)
-            v = moving_average(v, jnp.square(g), scalar(b2, g))
+            keep, kept = scalar(b1, g), m.dtype
+            m = moving_average(m.astype(g.dtype), g, keep)
+            v = moving_average(v.astype(g.dtype), jnp.square(g), scalar(b2, g))
             if nesterov:
                 ahead = moving_average(corrected(m, b1, later=1), corrected(g, b1), keep)
             else:
                 ahead = corrected(m, b1)
-            return ahead / (jnp.sqrt(corrected(v, b2)) + scalar(eps, g)), m, v
+            move = ahead / (jnp.sqrt(corrected(v, b2)) + scalar(eps, g))
+            return move, m.astype(kept), v.astype(kept)
 
         moves, mean, variance = map_unzip(one, 3, updates, state.mean, state.variance)
         return moves, AdamState(count, mean, variance)

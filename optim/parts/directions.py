@@ -192,6 +192,7 @@ def polar_of(
     eps: ArrayLike,
     dtype: str | None,
     norm: str = "frobenius",
+    add_eps: bool = False,
 ) -> Part:
     """Makes `polar` of matrices that are named already, and of the coefficients of its steps.
 
@@ -210,7 +211,7 @@ def polar_of(
 
     def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
         # Each array is [matrices, inputs, outputs].
-        found = orthogonalize_all(batches, triples, eps, dtype, norm)
+        found = orthogonalize_all(batches, triples, eps, dtype, norm, add_eps)
         return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
     def update(

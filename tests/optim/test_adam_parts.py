@@ -163,3 +163,43 @@ def test_a_part_that_needs_the_parameters_asks_for_them(make: Any):
     part, params = make(), {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"parts\.\w+ needs parameters"):
         part.update(params, part.init(params), learning_rate=0.1)
+
+
+# The dtype of the averages.
+
+
+def test_averages_in_bfloat16_are_those_of_torchs_fused_adamw(torch):
+    draw = np.random.default_rng(0)
+    start, grads = draw.normal(size=(40, 8)), draw.normal(size=(20, 40, 8))
+    b1, b2, eps, decay, rate = 0.8, 0.95, 1e-10, 0.1, 0.05
+    weights = torch.nn.Parameter(torch.tensor(start).bfloat16())
+    adamw = torch.optim.AdamW([weights], rate, (b1, b2), eps, decay, fused=True)
+    part = partial(parts.adam, b1, b2, eps, state_dtype="bfloat16")
+    recipe = partial(optim.chain, rate, [part], [partial(parts.decay, decay)])
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+    params = {"w": jnp.asarray(start, jnp.bfloat16)}
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for grad in grads:
+        weights.grad = torch.tensor(grad).bfloat16()
+        adamw.step()
+        params, state = update({"w": jnp.asarray(grad, jnp.bfloat16)}, state, params)
+    theirs = adamw.state[weights]
+    averages = {x.shape: [] for x in jax.tree.leaves(state)}
+    for x in jax.tree.leaves(state):
+        averages[x.shape].append(x)
+    for mine, other in zip(
+        [params["w"], *averages[start.shape]],
+        [weights.detach(), theirs["exp_avg"], theirs["exp_avg_sq"]],
+        strict=True,
+    ):
+        assert mine.dtype == jnp.bfloat16 and other.dtype == torch.bfloat16
+        mine, other = np.asarray(mine, np.float32), other.float().numpy()
+        # Sums in another order are rounded to another neighbor now and then.
+        assert np.mean(mine == other) > 0.97
+        np.testing.assert_allclose(mine, other, rtol=2**-7)
+
+
+def test_an_unknown_dtype_of_the_averages_is_refused():
+    with pytest.raises(ValueError, match="bfloat16, float16, float32, float64, got 'bf16'"):
+        parts.adam(state_dtype="bf16")

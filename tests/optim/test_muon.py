@@ -12,6 +12,7 @@ from optim import newton_schulz
 from optim.muon import muon
 from optim.newton_schulz import polynomials
 from tests import runs
+from tests.programs import keller_jordan
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (3, 5, 9), (2, 3, 8, 5), (1, 7)]
 
@@ -402,3 +403,20 @@ def test_sharded_updates_equal_the_unsharded_ones():
     assert "optim.muon" in refusal and "mesh axis x" in refusal
     assert len(out) == 9
     assert all(error < 3e-5 for error in out.values()), out
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-7, 1.0])
+def test_eps_may_be_added_to_the_norm_as_in_keller_jordans_program(size):
+    # His matrices are [out, in], and he adds 1e-7.
+    grads = [size * np.random.default_rng(step).normal(size=(6, 4)) for step in range(3)]
+    differences = {}
+    with jax.enable_x64(True):
+        for add_eps in (True, False):
+            tx, params = muon(0.02, add_eps=add_eps), jnp.zeros((4, 6))
+            state, found = tx.init(params), []
+            for grad, wanted in zip(grads, keller_jordan(grads), strict=True):
+                update, state = tx.update(jnp.asarray(grad.T), state, params)
+                found.append(np.abs(np.asarray(update).T - wanted).max())
+            differences[add_eps] = max(found)
+    assert differences[True] < 1e-12
+    assert differences[False] > {1e-9: 1e-5, 1e-7: 1e-4, 1.0: 1e-11}[size]
