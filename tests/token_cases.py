@@ -20,6 +20,7 @@ class Known(NamedTuple):
     losses: np.ndarray
     features: np.ndarray
     kernel: np.ndarray
+    bias: np.ndarray
 
 
 def known(
@@ -27,26 +28,33 @@ def known(
     kernel: Any,
     labels: Any,
     weights: Any,
+    bias: Any = 0.0,
     scale: float = 1.0,
     soft_cap: float | None = None,
+    soft_cap_form: str = "tanh",
     z_loss: float = 0.0,
     smoothing: float = 0.0,
 ) -> Known:
     """Computes the losses and the gradients of their sum with these weights, in float64."""
     features, kernel, weights = (np.asarray(x, np.float64) for x in (features, kernel, weights))
-    logits: Any = scale * (features @ kernel)
-    slope: Any = scale
-    if soft_cap is not None:
+    logits: Any = scale * (features @ kernel) + bias
+    slope: Any = 1.0
+    if soft_cap is not None and soft_cap_form == "algebraic":
+        length = np.hypot(logits, soft_cap)
+        logits, slope = soft_cap * logits / length, (soft_cap / length) ** 3
+    elif soft_cap is not None:
         logits = soft_cap * np.tanh(logits / soft_cap)
-        slope = scale * (1 - (logits / soft_cap) ** 2)
+        slope = 1 - (logits / soft_cap) ** 2
     size = kernel.shape[1]
     target = (1 - smoothing) * np.eye(size)[labels] + smoothing / size
     denominator: Any = logsumexp(logits, axis=-1, keepdims=True)
     values = -(target * (logits - denominator)).sum(-1) + z_loss * denominator[..., 0] ** 2
     probabilities: Any = softmax(logits, axis=-1)
     by_logits = probabilities * (1 + 2 * z_loss * denominator) - target
-    by_products = weights[..., None] * by_logits * slope
-    return Known(values, by_products @ kernel.T, np.einsum("bpw,bpv->wv", features, by_products))
+    by_bias = weights[..., None] * by_logits * slope
+    by_products = scale * by_bias
+    by_kernel = np.einsum("bpw,bpv->wv", features, by_products)
+    return Known(values, by_products @ kernel.T, by_kernel, by_bias.sum((0, 1)))
 
 
 def texts(examples: int, seed: int) -> dict[str, np.ndarray]:

@@ -26,6 +26,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gelu, no qk-norm": {"activation": "gelu", "qk_norm": False},
     "swiglu, grouped, tied": {"activation": "swiglu", "num_kv_heads": 2, "tied": True},
     "one head of keys, soft cap": {"num_kv_heads": 1, "soft_cap": 2.0, "mlp_dim": 24},
+    "biases, half of the pairs": {
+        "bias": True,
+        "rope": "half",
+        "num_kv_heads": 2,
+        "attention_scale": 0.8,
+        "soft_cap": 2.0,
+        "soft_cap_form": "algebraic",
+        "norm_epsilon": 0.3,
+        "embed_norm": True,
+        "activation": "swiglu",
+    },
+    "biases, of a tied head none": {"bias": True, "qk_norm": "unscaled", "tied": True},
 }
 
 
@@ -117,63 +129,104 @@ def test_initial_values():
     assert program.count("random_bits") == 1 and "dot_general" not in program
 
 
+def test_the_initial_values_of_modded_nanogpt():
+    arguments = {"init_scale": 0.33**0.5, "embed_init": 1.0, "zero_init": True, "bias": True}
+    model = models.gpt(width=128, depth=4, **arguments, embed_dtype="bfloat16")
+    found = flatten(start(model))
+    deviations = {path: float(np.std(x.astype(jnp.float32))) for path, x in found.items()}
+    assert deviations["embed/embedding"] == pytest.approx(1, rel=0.02)
+    for name in ("attn/qkv", "mlp/up"):
+        assert deviations[f"blocks/{name}/kernel"] == pytest.approx((0.33 / 128) ** 0.5, rel=0.02)
+    zeros = {path for path in found if path.endswith("bias")} | {"head/kernel"}
+    zeros |= {"blocks/attn/out/kernel", "blocks/mlp/down/kernel"}
+    assert len(zeros) == 8 and not any(np.any(found[path]) for path in zeros)
+    dtypes = {path: str(x.dtype) for path, x in found.items()}
+    assert dtypes.pop("embed/embedding") == "bfloat16" and set(dtypes.values()) == {"float32"}
+    # Without zero_init the factor is that of all kernels; what they start with stays the same.
+    half, whole = (flatten(start(small(init_scale=factor))) for factor in (0.5, 1.0))
+    for path, x in whole.items():
+        factor = 0.5 if path.endswith("kernel") else 1
+        np.testing.assert_allclose(half[path], factor * x, rtol=1e-6)
+
+
 # What it computes.
 
 
-def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+def numpy_norm(x: np.ndarray, scale: Any, epsilon: float = 1e-6) -> np.ndarray:
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * scale
 
 
-def numpy_rotate(x: np.ndarray, position: int, base: float) -> np.ndarray:
+def numpy_rotate(x: np.ndarray, position: int, base: float, rope: str = "full") -> np.ndarray:
     """Multiplies pairs of a vector, as complex numbers, by exp(i * angle)."""
     half = len(x) // 2
     pairs = x[:half] + 1j * x[half:]
-    pairs = pairs * np.exp(1j * position * base ** (-np.arange(half) / half))
+    if rope == "half":
+        turned = (1 / base) ** np.linspace(0, 1, half // 2)
+        pairs = pairs * np.exp(-1j * position * np.append(turned, np.zeros(half // 2)))
+    else:
+        pairs = pairs * np.exp(1j * position * base ** (-np.arange(half) / half))
     return np.concatenate([pairs.real, pairs.imag])
 
 
-def numpy_gpt(p: Any, batch: Any, heads: int, kv_heads: int, kind: str, cap: Any) -> np.ndarray:
+def linear(x: np.ndarray, layer: Any) -> Any:
+    """Multiplies by one kernel, or by each of several, and adds the biases, if there are any."""
+    if layer["kernel"].ndim == 2:
+        return x @ layer["kernel"] + layer.get("bias", 0)
+    biases = layer.get("bias", np.zeros(len(layer["kernel"])))
+    return [x @ kernel + bias for kernel, bias in zip(layer["kernel"], biases, strict=True)]
+
+
+def numpy_gpt(p: Any, batch: Any, heads: int, arguments: Any) -> np.ndarray:
     """One sequence, one token and one head after the other."""
-    rows = []
+    rows, kv_heads = [], arguments.get("num_kv_heads", heads)
+    kind, rope = arguments.get("activation", "relu2"), arguments.get("rope", "full")
+    norm = functools.partial(numpy_norm, epsilon=arguments.get("norm_epsilon", 1e-6))
     for index, tokens in enumerate(batch["tokens"]):
         documents = batch["documents"][index] if "documents" in batch else np.zeros(len(tokens))
         x = p["embed"]["embedding"][tokens]
+        if "norm" in p["embed"]:
+            x = norm(x, p["embed"]["norm"]["scale"])
         for name in sorted(name for name in p if name.startswith("block_")):
             attn, mlp = p[name]["attn"], p[name]["mlp"]
-            h = numpy_norm(x, p[name]["attn_norm"]["scale"])
+            h = norm(x, p[name]["attn_norm"]["scale"])
             if "qkv" in attn:
-                q, k, v = (h @ kernel for kernel in attn["qkv"]["kernel"])
+                q, k, v = linear(h, attn["qkv"])
             else:
-                q, (k, v) = h @ attn["q"]["kernel"], (h @ m for m in attn["kv"]["kernel"])
+                q, (k, v) = linear(h, attn["q"]), linear(h, attn["kv"])
             q, k, v = (
                 m.reshape(len(tokens), n, -1) for m, n in ((q, heads), (k, kv_heads), (v, kv_heads))
             )
-            if "q_norm" in attn:
-                q = numpy_norm(q, attn["q_norm"]["scale"])
-                k = numpy_norm(k, attn["k_norm"]["scale"])
+            if arguments.get("qk_norm", True):
+                q = norm(q, attn["q_norm"]["scale"] if "q_norm" in attn else 1)
+                k = norm(k, attn["k_norm"]["scale"] if "k_norm" in attn else 1)
             mixed = np.zeros_like(q)
             for t in range(len(tokens)):
                 seen = [s for s in range(t + 1) if documents[s] == documents[t]]
                 for head in range(heads):
                     group = head // (heads // kv_heads)
-                    query = numpy_rotate(q[t, head], t, 10000.0)
-                    keys = np.stack([numpy_rotate(k[s, group], s, 10000.0) for s in seen])
-                    weights = np.exp(keys @ query / np.sqrt(len(query)))
+                    query = numpy_rotate(q[t, head], t, 10000.0, rope)
+                    keys = np.stack([numpy_rotate(k[s, group], s, 10000.0, rope) for s in seen])
+                    scale = arguments.get("attention_scale", 1 / np.sqrt(len(query)))
+                    weights = np.exp(keys @ query * scale)
                     mixed[t, head] = weights / weights.sum() @ v[seen, group]
-            x = x + mixed.reshape(len(tokens), -1) @ attn["out"]["kernel"]
-            h = numpy_norm(x, p[name]["mlp_norm"]["scale"])
-            up = h @ mlp["up"]["kernel"]
+            x = x + linear(mixed.reshape(len(tokens), -1), attn["out"])
+            h = norm(x, p[name]["mlp_norm"]["scale"])
+            up = linear(h, mlp["up"])
             if kind == "swiglu":
-                gate = h @ mlp["gate"]["kernel"]
+                gate = linear(h, mlp["gate"])
                 up = up * gate / (1 + np.exp(-gate))
             elif kind == "gelu":
                 up = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
             else:
                 up = np.maximum(up, 0) ** 2
-            x = x + up @ mlp["down"]["kernel"]
-        kernel = p["head"]["kernel"] if "head" in p else p["embed"]["embedding"].T
-        logits = numpy_norm(x, p["norm"]["scale"]) @ kernel
-        rows.append(cap * np.tanh(logits / cap) if cap else logits)
+            x = x + linear(up, mlp["down"])
+        head = p["head"] if "head" in p else {"kernel": p["embed"]["embedding"].T}
+        logits, cap = linear(norm(x, p["norm"]["scale"]), head), arguments.get("soft_cap")
+        if arguments.get("soft_cap_form") == "algebraic":
+            logits = cap * logits / np.sqrt(logits**2 + cap**2)
+        elif cap:
+            logits = cap * np.tanh(logits / cap)
+        rows.append(logits)
     return np.stack(rows)
 
 
@@ -183,8 +236,7 @@ def test_the_logits_are_those_of_numpy(name: str, documents: bool):
     arguments, batch = VARIANTS[name], text(documents=documents)
     params = start(small(**arguments), noise=0.2)
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), apart(params))
-    kind, cap = arguments.get("activation", "relu2"), arguments.get("soft_cap")
-    expected = numpy_gpt(wide, batch, 4, arguments.get("num_kv_heads", 4), kind, cap)
+    expected = numpy_gpt(wide, batch, 4, arguments)
     assert expected.std() > 0.5
     for implementation in ("plain", "xla"):
         found = predict(small(**arguments, attention=implementation), params, batch)
@@ -388,6 +440,59 @@ def test_dropout_and_z_loss_are_of_training_alone():
     assert model.mode and model.mode(True) == {"train": True}
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_gradient_of_a_frequent_token_is_added_in_float32(precision: str):
+    # 4,096 equal gradients: a sum in bfloat16 would stop where one is less than half of a unit.
+    model = small(embed_dtype="bfloat16", max_length=4096, depth=1)
+    batch = {"tokens": np.zeros((1, 4096), np.int32)}
+    params = start(model, batch)
+    others = jax.tree.map(lambda x: x.astype(precision), params)
+    params = {**others, "embed": params["embed"]}
+    assert params["embed"]["embedding"].dtype == jnp.bfloat16
+
+    def embedded(params: Any) -> Any:
+        _, seen = model.module.apply(
+            {"params": params},
+            batch["tokens"],
+            capture_intermediates=lambda module, _: module.name == "embed",
+        )
+        return seen["intermediates"]["embed"]["__call__"][0][0]
+
+    assert embedded(params).dtype == precision
+    gradient = jax.jit(jax.grad(lambda p: embedded(p).astype(jnp.float32).sum()))(params)
+    found = gradient["embed"]["embedding"]
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found[0].astype(np.float32), 4096)
+    np.testing.assert_array_equal(found[1:].astype(np.float32), 0)
+
+
+def test_an_embedding_in_bfloat16_changes_its_rounding_only():
+    model, other = small(embed_dtype="bfloat16", bias=True), small(bias=True)
+    params = start(model, noise=0.2)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    assert params["embed"]["embedding"].dtype == jnp.bfloat16
+    wanted = predict(other, wide, text())
+    np.testing.assert_array_equal(predict(model, params, text()), wanted)
+    cache = model.language.empty_cache(params, 3, 12)
+    assert jax.tree.leaves(cache["layers"])[0].dtype == jnp.float32
+    logits, _ = jit(model.language.decode)(params, {}, text()["tokens"], cache)
+    np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_the_epsilon_of_a_norm_may_be_that_of_torch(torch: Any):
+    x = np.full((2, 8), 3e-4, np.float32)
+    for dtype in ("float32", "bfloat16"):
+        wanted = torch.nn.functional.rms_norm(torch.tensor(x).to(getattr(torch, dtype)), (8,))
+        found: Any = RmsNorm(None, use_scale=False).apply({}, jnp.asarray(x, dtype))
+        assert found.dtype == dtype
+        tolerance = 1e-6 if dtype == "float32" else 1e-2
+        np.testing.assert_allclose(
+            found.astype(jnp.float32), wanted.float().numpy(), rtol=tolerance
+        )
+        usual: Any = RmsNorm(use_scale=False).apply({}, jnp.asarray(x, dtype))
+        assert np.abs(np.asarray(found - usual, np.float32)).max() > 0.3
+
+
 # Continuing a text.
 
 
@@ -457,6 +562,18 @@ def test_one_program_decodes_every_token(compilations: Any):
         ({"base_width": 0}, "base_width to be at least 1"),
         ({"base_width": 8, "base_head_dim": -4}, "base_head_dim to be at least 1"),
         ({"loss_chunk": 0}, "loss_chunk to be at least 1"),
+        ({"qk_norm": "unscald"}, "qk_norm='unscald', which does not exist. Did you mean 'unscal"),
+        ({"rope": "quarter"}, "rope='quarter', which does not exist. There is: full, half."),
+        ({"rope": "half", "width": 24}, "24 / 4 = 6 is not a multiple of 4. Choose a width such"),
+        ({"soft_cap": 1.0, "soft_cap_form": "root"}, "There is: algebraic, tanh."),
+        ({"soft_cap_form": "algebraic"}, "but no soft_cap whose form it could be. Give"),
+        ({"embed_dtype": "bf16"}, "embed_dtype='bf16', which does not exist."),
+        ({"embed_dtype": "bfloat16", "tied": True}, "embed_dtype='bfloat16' and tied=True"),
+        ({"attention_scale": 0.1, "base_width": 8}, "attention_scale=0.1 and base_width=8"),
+        ({"attention_scale": 0.0}, "a positive attention_scale, or None"),
+        ({"norm_epsilon": -1.0}, "norm_epsilon >= 0, or None"),
+        ({"init_scale": -1.0}, "init_scale >= 0"),
+        ({"embed_init": float("inf")}, "embed_init >= 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str):

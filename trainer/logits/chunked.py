@@ -33,8 +33,11 @@ class ChunkedLogits:
         features: [batch, positions, width].
         kernel: [width, vocabulary].
         scale: the factor of the product.
-        soft_cap: c in c * tanh(logits / c), which bounds the logits; None does not bound them
-            (Gemma Team 2024, arXiv:2408.00118).
+        bias: [vocabulary], which is added to the products times `scale`; None adds nothing.
+        soft_cap: c, the bound of the logits; None does not bound them (Gemma Team 2024,
+            arXiv:2408.00118).
+        soft_cap_form: "tanh" bounds them by c * tanh(logits / c), "algebraic" by c * logits /
+            sqrt(logits^2 + c^2), as modded-nanogpt does.
         z_loss: the weight of the squared logarithm of the softmax's denominator, which the loss
             adds (Chowdhery et al. 2022, arXiv:2204.02311).
         chunk: the most positions, over the whole batch, to compute at a time; None chooses the
@@ -52,8 +55,10 @@ class ChunkedLogits:
 
     features: jax.Array
     kernel: jax.Array
+    bias: jax.Array | None = None
     scale: float = field(default=1.0, metadata={"static": True})
     soft_cap: float | None = field(default=None, metadata={"static": True})
+    soft_cap_form: str = field(default="tanh", metadata={"static": True})
     z_loss: float = field(default=0.0, metadata={"static": True})
     chunk: int | None = field(default=None, metadata={"static": True})
 
@@ -70,7 +75,7 @@ class ChunkedLogits:
     def whole(self) -> jax.Array:
         """Returns all logits as one array, float32 [batch, positions, vocabulary]."""
         rows = self.features.reshape(-1, self.features.shape[-1])
-        return self._head.logits(product(rows, self.kernel)).reshape(self.shape)
+        return self._head.logits(product(rows, self.kernel), self.bias).reshape(self.shape)
 
     def argmax(self, axis: int = -1) -> jax.Array:
         """Returns the most likely token of each position, integers [batch, positions].
@@ -99,7 +104,7 @@ class ChunkedLogits:
 
         @partial(jax.checkpoint, prevent_cse=False)
         def one(rows: list[jax.Array]) -> Any:
-            return function(head.logits(product(rows[0], self.kernel)), *rows[1:])
+            return function(head.logits(product(rows[0], self.kernel), self.bias), *rows[1:])
 
         chunks = [split(_rows(x), head.count) for x in (self.features, *arrays)]
         return jax.tree.map(lambda x: join(x, shape), jax.lax.map(one, chunks))
@@ -123,14 +128,17 @@ class ChunkedLogits:
         """
         shape, head = self.features.shape[:-1], self._head
         counts = jnp.ones(shape, bool) if counts is None else counts
-        rows = (_rows(self.features), self.kernel, _rows(labels), _rows(counts))
+        features, targets = _rows(self.features), _rows(labels)
         smoothing = None
         if not isinstance(label_smoothing, int | float) or label_smoothing:
             smoothing = jnp.asarray(label_smoothing, jnp.float32)
         if head.count == 1:
-            losses, z_loss = head.losses(product(rows[0], self.kernel), rows[2], smoothing)
+            products = product(features, self.kernel)
+            losses, z_loss = head.losses(products, self.bias, targets, smoothing)
         else:
-            both: Any = cross_entropy.cross_entropy(head, *rows, smoothing)
+            both: Any = cross_entropy.cross_entropy(
+                head, features, self.kernel, self.bias, targets, _rows(counts), smoothing
+            )
             losses, z_loss = both
         return losses.reshape(shape), jax.lax.stop_gradient(z_loss.reshape(shape))
 
@@ -141,7 +149,7 @@ class ChunkedLogits:
         count = -(-positions // (self.chunk or max(1, _CHUNK_SIZE // vocabulary)))
         # Chunks of equal size, without rows to fill the last one, if such are not much smaller.
         count = next((n for n in range(count, 2 * count) if positions % n == 0), count)
-        return Head(self.scale, self.soft_cap, self.z_loss, count)
+        return Head(self.scale, self.soft_cap, self.soft_cap_form, self.z_loss, count)
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 AGAIN = "gradient_again"
 """The name of the scope of the loop in `_backward`, which has no iterations in the usual case."""
+
+SOFT_CAPS = ("tanh", "algebraic")
+"""How logits may be bounded; see `trainer.logits.ChunkedLogits`."""
 
 
 class Head(NamedTuple):
@@ -23,29 +27,39 @@ class Head(NamedTuple):
     Attributes:
         scale: the factor of the products.
         soft_cap: see `trainer.logits.ChunkedLogits`.
+        soft_cap_form: see there.
         z_loss: see there.
         count: the number of chunks.
     """
 
     scale: float
     soft_cap: float | None
+    soft_cap_form: str
     z_loss: float
     count: int
 
-    def logits(self, products: jax.Array) -> jax.Array:
-        """Returns the logits of products, both float32 [..., vocabulary]."""
+    def logits(self, products: jax.Array, bias: Any) -> jax.Array:
+        """Returns the logits of products, both float32 [..., vocabulary].
+
+        The bias is an array [vocabulary], or None.
+        """
         logits = products if self.scale == 1 else products * self.scale
-        return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
+        logits = logits if bias is None else logits + bias.astype(logits.dtype)
+        if self.soft_cap is None:
+            return logits
+        if self.soft_cap_form == "algebraic":
+            return self.soft_cap * logits * jax.lax.rsqrt(jnp.square(logits) + self.soft_cap**2)
+        return self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
     def losses(
-        self, products: jax.Array, labels: jax.Array, smoothing: Any
+        self, products: jax.Array, bias: Any, labels: jax.Array, smoothing: Any
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the losses of rows, which include the z-loss, and the z-loss; float32 [rows].
 
-        Products are float32 [rows, vocabulary], labels are integers [rows]; smoothing is a scalar,
-        perhaps traced, or None.
+        Products are float32 [rows, vocabulary], the bias is an array [vocabulary] or None, labels
+        are integers [rows]; smoothing is a scalar, perhaps traced, or None.
         """
-        logits = self.logits(products)
+        logits = self.logits(products, bias)
         denominator = jax.nn.logsumexp(logits, axis=-1)
         # A comparison for each logit, and not a gather, whose gradient would be a scatter.
         at_label = jnp.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None]
@@ -61,7 +75,7 @@ class Head(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def cross_entropy(
-    head: Head, features: Any, kernel: Any, labels: Any, counts: Any, smoothing: Any
+    head: Head, features: Any, kernel: Any, bias: Any, labels: Any, counts: Any, smoothing: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Returns what `Head.losses` does for rows of features, a chunk of rows at a time.
 
@@ -74,43 +88,45 @@ def cross_entropy(
         head: what to compute, and the number of chunks.
         features: [rows, width].
         kernel: [width, vocabulary].
+        bias: [vocabulary], or None.
         labels: integers [rows].
         counts: bool [rows].
         smoothing: a scalar, perhaps traced, or None.
     """
     chunks = (split(features, head.count), split(labels, head.count))
     losses, z_loss = jax.lax.map(
-        lambda chunk: head.losses(product(chunk[0], kernel), chunk[1], smoothing), chunks
+        lambda chunk: head.losses(product(chunk[0], kernel), bias, chunk[1], smoothing), chunks
     )
     return join(losses, labels.shape), join(z_loss, labels.shape)
 
 
 def _forward(
-    head: Head, features: Any, kernel: Any, labels: Any, counts: Any, smoothing: Any
+    head: Head, features: Any, kernel: Any, bias: Any, labels: Any, counts: Any, smoothing: Any
 ) -> Any:
-    weights = counts.astype(jnp.float32)
-    start = _Sums.start(head, features, kernel, smoothing)
-    add = _adding(head, features, kernel, labels, weights, smoothing)
+    weights = counts.astype(wide(kernel.dtype))
+    start = _Sums.start(head, features, kernel, bias, smoothing)
+    add = _adding(head, features, kernel, bias, labels, weights, smoothing)
     sums = jax.lax.fori_loop(0, head.count, add, start)
     found = (join(sums.losses, labels.shape), join(sums.z_loss, labels.shape))
-    return found, (features, kernel, labels, weights, smoothing, sums)
+    return found, (features, kernel, bias, labels, weights, smoothing, sums)
 
 
 def _backward(head: Head, saved: Any, cotangents: Any) -> Any:
-    features, kernel, labels, weights, smoothing, sums = saved
+    features, kernel, bias, labels, weights, smoothing, sums = saved
     cotangent, _ = cotangents  # the z-loss is returned without a gradient
     low, high = jnp.min(cotangent), jnp.max(cotangent)
     multiple = jnp.where(high > 0, high, low)
     # A mean of the losses, over those that count, or a multiple of it: the usual case.
     is_known = jnp.all(cotangent == multiple * weights)
-    add = _adding(head, features, kernel, labels, cotangent, smoothing)
+    add = _adding(head, features, kernel, bias, labels, cotangent, smoothing)
     start = jax.tree.map(lambda x: jnp.where(is_known, multiple * x, 0.0), sums)
     # A loop and not a branch, which would keep a second copy of the kernel's gradient, and of which
     # vmap would compute both sides.
     with jax.named_scope(AGAIN):
         sums = jax.lax.fori_loop(0, jnp.where(is_known, 0, head.count), add, start)
     by_features = join(sums.features, features.shape[:1]).astype(features.dtype)
-    return by_features, sums.kernel.astype(kernel.dtype), None, None, sums.smoothing
+    by_bias = None if bias is None else sums.bias.astype(bias.dtype)
+    return by_features, sums.kernel.astype(kernel.dtype), by_bias, None, None, sums.smoothing
 
 
 cross_entropy.defvjp(_forward, _backward)
@@ -123,18 +139,23 @@ class _Sums(NamedTuple):
     z_loss: jax.Array  # float32 [chunks, rows]
     features: jax.Array  # the gradient, float32 [chunks, rows, width]
     kernel: jax.Array  # the gradient, float32 [width, vocabulary]
+    bias: Any  # the gradient, float32 [vocabulary], or None
     smoothing: Any  # the gradient, a scalar, or None
 
     @classmethod
-    def start(cls, head: Head, features: jax.Array, kernel: jax.Array, smoothing: Any) -> _Sums:
-        rows = jnp.zeros((head.count, -(-features.shape[0] // head.count)), jnp.float32)
-        by_features = jnp.zeros((*rows.shape, features.shape[1]), jnp.float32)
+    def start(
+        cls, head: Head, features: jax.Array, kernel: jax.Array, bias: Any, smoothing: Any
+    ) -> _Sums:
+        dtype = wide(kernel.dtype)
+        rows = jnp.zeros((head.count, -(-features.shape[0] // head.count)), dtype)
+        by_features = jnp.zeros((*rows.shape, features.shape[1]), dtype)
+        by_bias = None if bias is None else jnp.zeros(bias.shape, dtype)
         zero = None if smoothing is None else jnp.zeros((), jnp.float32)
-        return cls(rows, rows, by_features, jnp.zeros(kernel.shape, jnp.float32), zero)
+        return cls(rows, rows, by_features, jnp.zeros(kernel.shape, dtype), by_bias, zero)
 
 
 def _adding(
-    head: Head, features: Any, kernel: Any, labels: Any, weights: Any, smoothing: Any
+    head: Head, features: Any, kernel: Any, bias: Any, labels: Any, weights: Any, smoothing: Any
 ) -> Callable[[Any, _Sums], _Sums]:
     """Returns the body of a loop that adds one chunk's losses, and gradients with these weights."""
     chunks = [split(x, head.count) for x in (features, labels, weights)]
@@ -145,18 +166,22 @@ def _adding(
         ]
         products = _dot(rows, kernel, 1, 0)
         losses, pull, z_loss = jax.vjp(
-            lambda products, smoothing: head.losses(products, targets, smoothing),
+            lambda products, wide_bias, smoothing: head.losses(
+                products, wide_bias, targets, smoothing
+            ),
             products,
+            None if bias is None else bias.astype(products.dtype),
             smoothing,
             has_aux=True,
         )
-        by_products, by_smoothing = pull(factors)
+        by_products, by_bias, by_smoothing = pull(factors)
         by_products = by_products.astype(kernel.dtype)
         return _Sums(
             sums.losses.at[index].set(losses),
             sums.z_loss.at[index].set(z_loss),
             sums.features.at[index].set(_dot(by_products, kernel, 1, 1)),
             sums.kernel + _dot(rows, by_products, 0, 0),
+            jax.tree.map(jnp.add, sums.bias, by_bias),
             jax.tree.map(jnp.add, sums.smoothing, by_smoothing),
         )
 
@@ -188,13 +213,21 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
-    """Contracts an axis of each of two matrices in the dtype of `b`, and returns float32."""
-    a = a.astype(b.dtype)
+    """Contracts an axis of each of two matrices in the dtype of `b`, and returns a wide one."""
+    a, dtype = a.astype(b.dtype), wide(b.dtype)
     if jax.default_backend() == "cpu":
         # The same numbers: some versions of jax cannot multiply bfloat16 to float32 on a CPU.
-        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        a, b = a.astype(dtype), b.astype(dtype)
     axes = (((axis_a,), (axis_b,)), ((), ()))
-    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=dtype)
+
+
+def wide(dtype: DTypeLike) -> DTypeLike:
+    """Returns float64 for float64, and float32 for all narrower floats.
+
+    All that is called float32 here is float64 for parameters in float64, such as those of tests.
+    """
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def split(rows: jax.Array, count: int) -> jax.Array:

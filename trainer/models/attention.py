@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.extend.backend import get_backend
+from jax.typing import DTypeLike
 
+from optim.dtypes import widen
 from trainer.models.causal import causal_attention
 from trainer.models.initial import matrix, zeros
 from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 """The values of the argument `implementation` of `attend`."""
+
+ROTATIONS = ("full", "half")
+"""The values of the argument `rope` of `rotary_angles`."""
 
 
 class Qkv(nn.Module):
@@ -23,18 +29,25 @@ class Qkv(nn.Module):
     Attributes:
         count: number of matrices, `kernel` [count, width, size].
         size: their columns; None for the width of the tokens.
+        initial: the initializer of `kernel`.
+        use_bias: whether there is a `bias` [count, size].
     """
 
     count: int = 3
     size: int | None = None
+    initial: Initializer = matrix
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, tokens, width] to [batch, tokens, count * size]."""
         width, size = x.shape[-1], self.size or x.shape[-1]
         # Separate matrices, so that Muon orthogonalizes each of them, multiplied in one product.
-        kernel = self.param("kernel", matrix, (self.count, width, size))
-        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
+        kernel = self.param("kernel", self.initial, (self.count, width, size))
+        x = rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
+        if self.use_bias:
+            x = x + self.param("bias", zeros, (self.count, size)).reshape(-1).astype(x.dtype)
+        return x
 
 
 class CausalAttention(nn.Module):
@@ -46,18 +59,25 @@ class CausalAttention(nn.Module):
     Attributes:
         num_heads: number of heads of the queries.
         num_kv_heads: number of heads of the keys and values.
-        qk_norm: whether queries and keys are divided by their root mean squares.
+        qk_norm: whether queries and keys are divided by their root mean squares; "unscaled" does so
+            without a learned scale.
         scale: the factor of the products of queries and keys.
         implementation: as in `attend`.
         last: the initializer of `out/kernel`.
+        first: the initializer of the other kernels.
+        use_bias: whether the linear layers have biases.
+        epsilon: as in `RmsNorm`.
     """
 
     num_heads: int
     num_kv_heads: int
-    qk_norm: bool
+    qk_norm: bool | str
     scale: float
     implementation: str
     last: Initializer
+    first: Initializer = matrix
+    use_bias: bool = False
+    epsilon: float | None = 1e-6
 
     @nn.compact
     def __call__(
@@ -67,7 +87,7 @@ class CausalAttention(nn.Module):
 
         Args:
             x: [batch, tokens, width].
-            angles: float32 [tokens, head_dim / 2], from `rotary_angles`.
+            angles: [tokens, head_dim / 2], from `rotary_angles`.
             mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend.
             start: None, or, in decoding, the number of tokens before x, whose keys and values are
                 in the collection `cache`; those of x are added there.
@@ -75,7 +95,8 @@ class CausalAttention(nn.Module):
         batch, tokens, width = x.shape
         query, key, value = self._project(x)
         if self.qk_norm:
-            query, key = RmsNorm(name="q_norm")(query), RmsNorm(name="k_norm")(key)
+            norm = functools.partial(RmsNorm, self.epsilon, self.qk_norm != "unscaled")
+            query, key = norm(name="q_norm")(query), norm(name="k_norm")(key)
         query, key = rotate(query, angles), rotate(key, angles)
         if start is None:
             mixed = attend(query, key, value, mask, self.scale, self.implementation)
@@ -89,17 +110,19 @@ class CausalAttention(nn.Module):
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
             mixed = _attend_cached(query, key, value, seen, self.scale)
         mixed = mixed.reshape(batch, tokens, width)
-        return Linear(width, use_bias=False, initial=self.last, name="out")(mixed)
+        return Linear(width, self.use_bias, self.last, name="out")(mixed)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values, each [batch, tokens, heads, head_dim]."""
         batch, tokens, width = x.shape
         head_dim = width // self.num_heads
         if self.num_kv_heads == self.num_heads:
-            qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, head_dim)
+            qkv = Qkv(3, None, self.first, self.use_bias, name="qkv")(x)
+            qkv = qkv.reshape(batch, tokens, 3, self.num_heads, head_dim)
             return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        query = Linear(width, use_bias=False, name="q")(x)
-        kv = Qkv(2, self.num_kv_heads * head_dim, name="kv")(x)
+        query = Linear(width, self.use_bias, self.first, name="q")(x)
+        size = self.num_kv_heads * head_dim
+        kv = Qkv(2, size, self.first, self.use_bias, name="kv")(x)
         kv = kv.reshape(batch, tokens, 2, self.num_kv_heads, head_dim)
         return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
 
@@ -112,14 +135,28 @@ class CausalAttention(nn.Module):
         return cache.value
 
 
-def rotary_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
-    """Returns the angles by which queries and keys are rotated, float32 [tokens, head_dim / 2].
+def rotary_angles(
+    positions: jax.Array,
+    head_dim: int,
+    base: float,
+    rope: str = "full",
+    dtype: DTypeLike = jnp.float32,
+) -> jax.Array:
+    """Returns the angles by which queries and keys are rotated, [tokens, head_dim / 2].
 
-    The angle of pair i at position p is p * base ** (-2 * i / head_dim), in radians. Positions are
-    int32 [tokens], and head_dim is even.
+    Positions are int32 [tokens]. With rope="full", the angle of pair i at position p is
+    p * base ** (-2 * i / head_dim), in radians, and head_dim is even. With "half" it is
+    -p * base ** (-i / (head_dim / 4 - 1)) for the first head_dim / 4 pairs, whose wavelengths are
+    2 pi to 2 pi * base, and 0 for the others, and head_dim is a multiple of 4. The dtype is
+    float32, or float64 for tests.
     """
-    frequencies = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    return positions.astype(jnp.float32)[:, None] * frequencies
+    if rope == "half":
+        turned = head_dim // 4
+        exponents = jnp.arange(turned, dtype=dtype) / max(turned - 1, 1)
+        frequencies = jnp.concatenate([-(base**-exponents), jnp.zeros(turned, dtype)])
+    else:
+        frequencies = base ** (-jnp.arange(0, head_dim, 2, dtype=dtype) / head_dim)
+    return positions.astype(dtype)[:, None] * frequencies
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -131,7 +168,7 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     returns an array of the shape and dtype of x.
     """
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(widen(x), 2, axis=-1)
     pair = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(pair, axis=-1).astype(x.dtype)
 
@@ -196,7 +233,7 @@ def _weights(query: jax.Array, key: jax.Array, mask: jax.Array, scale: float) ->
     # The heads that share keys are rows of one product: [batch, kv_heads, group * tokens, head_dim]
     rows = query.reshape(batch, tokens, kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, -1, head_dim)
-    scores = (rows @ key.transpose(0, 2, 3, 1)).astype(jnp.float32) * scale
+    scores = widen(rows @ key.transpose(0, 2, 3, 1)) * scale
     scores = scores.reshape(batch, heads, tokens, -1)
     return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from optim.dtypes import widen
+
 SAVED = "attended"
 """The name of what a backward pass needs besides queries, keys and values, for remat policies."""
 
@@ -36,13 +38,13 @@ def _forward(query: Any, key: Any, value: Any, mask: Any, scale: float) -> tuple
     queries, keys, values = _heads_first(query * scale, key, value)
     mixed, denominators = [], []
     for rows, seen in _blocks(query.shape[1]):
-        products = (queries[:, :, rows] @ keys[:, :, seen].mT).astype(jnp.float32)
+        products = widen(queries[:, :, rows] @ keys[:, :, seen].mT)
         scores = jnp.where(_sees(mask, rows, seen), products, -jnp.inf)
         largest = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - largest)
         total = weights.sum(axis=-1, keepdims=True)
         block = weights.astype(value.dtype) @ values[:, :, seen]
-        mixed.append((block.astype(jnp.float32) / total).astype(value.dtype))
+        mixed.append((widen(block) / total).astype(value.dtype))
         denominators.append(largest + jnp.log(total))
     found = checkpoint_name(jnp.concatenate(mixed, axis=2), SAVED)
     denominator = checkpoint_name(jnp.concatenate(denominators, axis=2), SAVED)
@@ -52,13 +54,13 @@ def _forward(query: Any, key: Any, value: Any, mask: Any, scale: float) -> tuple
 def _backward(scale: float, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
     query, key, value, mask, found, denominator = saved
     queries, keys, values, by_found = _heads_first(query * scale, key, value, cotangent)
-    inner = (by_found.astype(jnp.float32) * found.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    inner = (widen(by_found) * widen(found)).sum(axis=-1, keepdims=True)
     by_queries, by_keys, by_values = [], [], []
     for rows, seen in _blocks(query.shape[1]):
-        products = (queries[:, :, rows] @ keys[:, :, seen].mT).astype(jnp.float32)
+        products = widen(queries[:, :, rows] @ keys[:, :, seen].mT)
         weights = jnp.exp(products - denominator[:, :, rows])
         weights = jnp.where(_sees(mask, rows, seen), weights, 0.0)
-        by_weights = (by_found[:, :, rows] @ values[:, :, seen].mT).astype(jnp.float32)
+        by_weights = widen(by_found[:, :, rows] @ values[:, :, seen].mT)
         by_scores = (weights * (by_weights - inner[:, :, rows])).astype(query.dtype)
         by_queries.append(by_scores @ keys[:, :, seen])
         # [batch, heads, head_dim, keys]: the product of the other order, whose first matrix is the
@@ -93,7 +95,7 @@ def _sees(mask: jax.Array | None, rows: slice, seen: slice) -> jax.Array:
 def _sum_blocks(arrays: list[jax.Array]) -> jax.Array:
     """Adds arrays [..., keys] in float32; each ends before the next, at the end of its block."""
     parts = [
-        sum(x[..., start : start + _ROWS].astype(jnp.float32) for x in arrays[i:])
+        sum(widen(x[..., start : start + _ROWS]) for x in arrays[i:])
         for i, start in enumerate(range(0, arrays[-1].shape[-1], _ROWS))
     ]
     return jnp.concatenate(parts, axis=-1)

@@ -7,19 +7,21 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from optim.dtypes import widen
 from trainer.logits import ChunkedLogits
-from trainer.models.attention import rotary_angles
-from trainer.models.initial import normal
-from trainer.models.layers import Initializer, Mlp, RmsNorm, run_stack
+from trainer.logits.cross_entropy import wide
+from trainer.models.initial import zeros
+from trainer.models.layers import Initializer, run_stack
 
 
 class Block(nn.Module):
     """Applies attention and a perceptron, each to a norm and with a residual."""
 
     attention: functools.partial
-    mlp_dim: int
-    activation: str
+    mlp: functools.partial
+    norm: functools.partial
     last: Initializer
     dropout: float
 
@@ -35,50 +37,77 @@ class Block(nn.Module):
         """Maps [batch, tokens, width] to an array of the same shape; see `CausalAttention`."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
         attention = self.attention(last=self.last, name="attn")
-        x = x + drop(attention(RmsNorm(name="attn_norm")(x), angles, mask, start))
-        mlp = Mlp(self.mlp_dim, self.activation, self.last, name="mlp")
-        return x + drop(mlp(RmsNorm(name="mlp_norm")(x)))
+        x = x + drop(attention(self.norm(name="attn_norm")(x), angles, mask, start))
+        mlp = self.mlp(last=self.last, name="mlp")
+        return x + drop(mlp(self.norm(name="mlp_norm")(x)))
 
 
 class Embed(nn.Module):
-    """Looks up tokens in `embedding` [vocab_size, width], and normalizes them if `norm`."""
+    """Looks up tokens in `embedding` [vocab_size, width].
+
+    Attributes:
+        vocab_size, width: the shape of the embedding.
+        initial: its initializer.
+        norm: makes the norm of the embedded tokens; None does not normalize them.
+    """
 
     vocab_size: int
     width: int
-    norm: bool
+    initial: Initializer
+    norm: functools.partial | None
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Maps int32 [batch, tokens] to [batch, tokens, width], and returns the embedding, too."""
-        embedding = self.param("embedding", normal(0.02), (self.vocab_size, self.width))
+    def __call__(self, tokens: jax.Array, dtype: DTypeLike | None) -> tuple[jax.Array, jax.Array]:
+        """Maps int32 [batch, tokens] to [batch, tokens, width], and returns the embedding, too.
+
+        The dtype is that of the result, for an embedding that is stored in another one than the
+        other parameters; None stands for that of the embedding.
+        """
+        embedding = self.param("embedding", self.initial, (self.vocab_size, self.width))
         # A token that is not in the vocabulary becomes NaN, which ends the run.
-        x = jnp.take(embedding, tokens, axis=0)
-        return RmsNorm(name="norm")(x) if self.norm else x, embedding
+        if dtype is None:
+            x = jnp.take(embedding, tokens, axis=0)
+        else:
+            # The gradients of a token are added in float32.
+            x = jnp.take(widen(embedding), tokens, axis=0).astype(dtype)
+        return x if self.norm is None else self.norm(name="norm")(x), embedding
 
 
 class Head(nn.Module):
-    """Holds `kernel` [width, vocab_size], by which the last features are multiplied."""
+    """Holds `kernel` [width, vocab_size], by which the last features are multiplied.
 
+    If `use_bias`, it also holds `bias` [vocab_size], which is added to the products.
+    """
+
+    width: int
     vocab_size: int
     initial: Initializer
+    use_bias: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the kernel for features [batch, tokens, width]."""
-        return self.param("kernel", self.initial, (x.shape[-1], self.vocab_size))
+    def __call__(self) -> tuple[jax.Array, jax.Array | None]:
+        """Returns kernel and bias."""
+        kernel = self.param("kernel", self.initial, (self.width, self.vocab_size))
+        return kernel, self.param("bias", zeros, (self.vocab_size,)) if self.use_bias else None
 
 
 class Gpt(nn.Module):
-    """Embeds tokens, applies the blocks, and multiplies their norm by the head."""
+    """Embeds tokens, applies the blocks, and multiplies their norm by the head.
+
+    The parts are made with a name: `block(name=...)`. `head` is None where the embedding is the
+    head, and `angles(positions, dtype=...)` returns what `rotary_angles` does. `embed_apart` says
+    that the dtype of the embedding is not that of the other parameters.
+    """
 
     vocab_size: int
-    width: int
     depth: int
     head_dim: int
     block: functools.partial
-    embed_norm: bool
-    head: Initializer | None
-    rope_base: float
+    embed: functools.partial
+    embed_apart: bool
+    norm: functools.partial
+    head: functools.partial | None
+    angles: functools.partial
     max_length: int
     outputs: functools.partial
     z_loss: float
@@ -103,10 +132,12 @@ class Gpt(nn.Module):
             train: whether dropout and z-loss are active.
         """
         _check_length(tokens, self.max_length)
-        x, embedding = Embed(self.vocab_size, self.width, self.embed_norm, name="embed")(tokens)
+        kernel, bias = (None, None) if self.head is None else self.head(name="head")()
+        dtype = kernel.dtype if self.embed_apart and kernel is not None else None
+        x, embedding = self.embed(name="embed")(tokens, dtype)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         positions = jnp.arange(tokens.shape[1]) + (0 if start is None else start)
-        angles = rotary_angles(positions, self.head_dim, self.rope_base)
+        angles = self.angles(positions, dtype=wide(x.dtype))
         mask = None
         if documents is not None:
             mask = documents[:, None, :, None] == documents[:, None, None, :]
@@ -115,11 +146,10 @@ class Gpt(nn.Module):
             return layer(x, angles, mask, start, train)
 
         x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
-        x = RmsNorm(name="norm")(x)
-        kernel = embedding.T
-        if self.head is not None:
-            kernel = Head(self.vocab_size, self.head, name="head")(x)
-        return self.outputs(features=x, kernel=kernel, z_loss=self.z_loss if train else 0.0)
+        x = self.norm(name="norm")(x)
+        kernel = embedding.T if kernel is None else kernel
+        z_loss = self.z_loss if train else 0.0
+        return self.outputs(features=x, kernel=kernel, bias=bias, z_loss=z_loss)
 
 
 def _check_length(tokens: jax.Array, max_length: int) -> None:

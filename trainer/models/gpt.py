@@ -12,13 +12,23 @@ import jax
 import jax.numpy as jnp
 
 from trainer.config.wording import known_names
-from trainer.logits import ChunkedLogits
-from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
-from trainer.models.decoder import Block, Gpt
+from trainer.logits import SOFT_CAPS, ChunkedLogits
+from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
+from trainer.models.decoder import Block, Embed, Gpt, Head
 from trainer.models.initial import normal, scaled_matrix
-from trainer.models.layers import ACTIVATIONS, REMAT, check_positive, near_divisors
+from trainer.models.layers import (
+    ACTIVATIONS,
+    REMAT,
+    Mlp,
+    RmsNorm,
+    check_positive,
+    near_divisors,
+)
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import LanguageModel, Model, WidthScaling
+
+EMBED_DTYPES = ("bfloat16", "float16", "float32")
+"""The values of the argument `embed_dtype` of `gpt`, besides None."""
 
 
 def gpt(
@@ -29,7 +39,7 @@ def gpt(
     num_kv_heads: int | None = None,
     mlp_dim: int | None = None,
     activation: str = "relu2",
-    qk_norm: bool = True,
+    qk_norm: bool | str = True,
     rope_base: float = 10000.0,
     max_length: int = 1024,
     tied: bool = False,
@@ -45,8 +55,16 @@ def gpt(
     base_head_dim: int | None = None,
     inputs: str = "tokens",
     embed_norm: bool = False,
+    bias: bool = False,
+    rope: str = "full",
+    attention_scale: float | None = None,
+    soft_cap_form: str = "tanh",
+    norm_epsilon: float | None = 1e-6,
+    init_scale: float = 1.0,
+    embed_init: float = 0.02,
+    embed_dtype: str | None = None,
 ) -> Model:
-    """Returns a decoder-only transformer, pre-norm and without biases.
+    """Returns a decoder-only transformer, pre-norm and by default without biases.
 
     Each token attends to itself and to the tokens before it; if the batch has `documents`, to those
     with its number there. Positions enter as rotations of queries and keys (RoPE, Su et al.,
@@ -63,7 +81,9 @@ def gpt(
     `blocks/attn_norm/scale`, `blocks/mlp_norm/scale`, and with `qk_norm`
     `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]; with `embed_norm`
     also `embed/norm/scale`. With fewer heads of keys, `blocks/attn/q/kernel` and
-    `blocks/attn/kv/kernel` [2, width, num_kv_heads * head_dim] replace `qkv`.
+    `blocks/attn/kv/kernel` [2, width, num_kv_heads * head_dim] replace `qkv`. With `bias` each
+    kernel has a bias beside it, such as `blocks/attn/qkv/bias` [3, width] and `head/bias`
+    [vocab_size].
 
     Args:
         vocab_size: number of tokens; 257 are the 256 bytes and `end_of_text`.
@@ -76,11 +96,13 @@ def gpt(
         activation: "relu2" (squared ReLU, So et al., arXiv:2109.08668), "gelu" or "swiglu" (a third
             matrix; Shazeer, arXiv:2002.05202; for as many parameters, take mlp_dim = 8/3 * width).
         qk_norm: True divides every query and key of a head by its root mean square and multiplies
-            it by a learned scale, which the heads share (Dehghani et al., arXiv:2302.05442).
+            it by a learned scale, which the heads share (Dehghani et al., arXiv:2302.05442);
+            "unscaled" divides only; False does neither.
         rope_base: the base of the rotations' wavelengths; they are 2 pi to 2 pi * rope_base tokens.
         max_length: the most tokens of a sequence.
         tied: True uses the transposed embedding as the head.
-        soft_cap: bounds the logits by c * tanh(logits / c) (Gemma Team, arXiv:2408.00118).
+        soft_cap: bounds the logits by c * tanh(logits / c) (Gemma Team, arXiv:2408.00118), or as
+            `soft_cap_form` says.
         z_loss: weight of the squared logarithm of the softmax's denominator in the loss of training
             (Chowdhery et al., arXiv:2204.02311).
         zero_init: True starts `out/kernel`, `down/kernel` and `head/kernel` at 0, as
@@ -109,11 +131,30 @@ def gpt(
         inputs: key of the tokens in the batch, int32 [batch, positions].
         embed_norm: True divides each embedded token by its root mean square, and multiplies it by a
             learned scale, so that the learning rate of the embedding may be large.
+        bias: True adds a learned bias, which starts at 0, to the results of all kernels, that of
+            the head included; a `tied` head has none.
+        rope: "full" rotates all pairs of a head's elements; "half" rotates half of them, by
+            wavelengths that are spaced evenly in the logarithm from 2 pi to 2 pi * rope_base, both
+            included, and in the other direction, as modded-nanogpt does with rope_base=1024.
+        attention_scale: the factor of the products of queries and keys; None for 1 /
+            sqrt(head_dim), or for that of `base_width`.
+        soft_cap_form: "tanh", or "algebraic" for c * logits / sqrt(logits^2 + c^2).
+        norm_epsilon: added to the mean squares of all norms; None for the machine epsilon of the
+            dtype in which norms are computed, 1.19e-7 for float32, as in PyTorch.
+        init_scale: kernels start with a deviation of init_scale / sqrt(inputs); with `zero_init`
+            those that it does not start at 0.
+        embed_init: the deviation with which the embedding starts.
+        embed_dtype: the dtype in which the embedding is stored and in which its gradient arrives,
+            such as "bfloat16"; the optimizer computes in float32 and rounds the result to it. None
+            for that of the other parameters, in which the model computes.
 
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
-            `num_heads`; width / num_heads is odd; a name is unknown; `dropout`, `soft_cap`,
-            `z_loss` or `rope_base` is out of range. The functions of the Model raise it if the
+            `num_heads`; width / num_heads is odd, or with rope="half" not a multiple of 4; a name
+            is unknown; `dropout`, `soft_cap`, `z_loss`, `rope_base`, `attention_scale`,
+            `norm_epsilon`, `init_scale` or `embed_init` is out of range; `soft_cap_form` is given
+            without `soft_cap`, `attention_scale` with `base_width`, or `embed_dtype` with `tied`.
+            The functions of the Model raise it if the
             batch has no tokens or more than `max_length` in a sequence.
 
     Example:
@@ -136,30 +177,54 @@ def gpt(
     chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim}
     sizes |= {name: size for name, size in chosen.items() if size is not None}
     check_positive("models.gpt", **sizes, base_width=base)
-    _check_heads(width, num_heads, kv_heads)
+    _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
-    _check_name("activation", activation, ACTIVATIONS)
-    _check_name("remat", remat, REMAT)
-    _check_name("attention", attention, IMPLEMENTATIONS)
+    names = {"activation": (activation, ACTIVATIONS), "remat": (remat, REMAT)}
+    names |= {"attention": (attention, IMPLEMENTATIONS), "rope": (rope, ROTATIONS)}
+    names |= {"soft_cap_form": (soft_cap_form, SOFT_CAPS)}
+    if isinstance(qk_norm, str):
+        names["qk_norm"] = (qk_norm, ("unscaled",))
+    if embed_dtype is not None:
+        names["embed_dtype"] = (embed_dtype, EMBED_DTYPES)
+    for argument, (name, known) in names.items():
+        _check_name(argument, name, known)
     _check_ranges(dropout, soft_cap, z_loss, rope_base)
-    last = scaled_matrix(0.0 if zero_init else (2 * depth) ** -0.5)
-    scale = head_dim**-0.5
+    _check_factors(attention_scale, norm_epsilon, init_scale, embed_init)
+    _check_pairs(soft_cap, soft_cap_form, attention_scale, base_width, embed_dtype, tied)
+    first = scaled_matrix(init_scale)
+    last = scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
+    scale = head_dim**-0.5 if attention_scale is None else attention_scale
     if base_width is not None:
-        known = base_width / num_heads if base_head_dim is None else base_head_dim
-        scale = math.sqrt(known) / head_dim
-    mixer = functools.partial(CausalAttention, num_heads, kv_heads, qk_norm, scale, attention)
+        known_dim = base_width / num_heads if base_head_dim is None else base_head_dim
+        scale = math.sqrt(known_dim) / head_dim
+    norm = functools.partial(RmsNorm, norm_epsilon)
+    mixer = functools.partial(
+        CausalAttention,
+        *(num_heads, kv_heads, qk_norm, scale, attention),
+        first=first,
+        use_bias=bias,
+        epsilon=norm_epsilon,
+    )
+    mlp = functools.partial(Mlp, mlp_dim, activation, first=first, use_bias=bias)
+    drawn = normal(embed_init, jnp.dtype(embed_dtype or jnp.float32))
+    head = normal(0.0 if zero_init else init_scale * base**-0.5)
     module = Gpt(
         vocab_size=vocab_size,
-        width=width,
         depth=depth,
         head_dim=head_dim,
-        block=functools.partial(Block, mixer, mlp_dim, activation, last, dropout),
-        embed_norm=embed_norm,
-        head=None if tied else normal(0.0 if zero_init else base**-0.5),
-        rope_base=rope_base,
+        block=functools.partial(Block, mixer, mlp, norm, last, dropout),
+        embed=functools.partial(Embed, vocab_size, width, drawn, norm if embed_norm else None),
+        embed_apart=embed_dtype is not None,
+        norm=norm,
+        head=None if tied else functools.partial(Head, width, vocab_size, head, bias),
+        angles=functools.partial(rotary_angles, head_dim=head_dim, base=rope_base, rope=rope),
         max_length=max_length,
         outputs=functools.partial(
-            ChunkedLogits, scale=base / width, soft_cap=soft_cap, chunk=loss_chunk
+            ChunkedLogits,
+            scale=base / width,
+            soft_cap=soft_cap,
+            soft_cap_form=soft_cap_form,
+            chunk=loss_chunk,
         ),
         z_loss=z_loss,
         remat=remat,
@@ -218,7 +283,7 @@ def _check_tokens(batch: Mapping[str, Any], inputs: str) -> None:
     )
 
 
-def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
+def _check_heads(width: int, num_heads: int, kv_heads: int, rope: str) -> None:
     near = near_divisors(width, num_heads, even=True)
     advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if width % num_heads:
@@ -236,6 +301,13 @@ def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
         raise ValueError(
             "models.gpt rotates pairs of the elements of a head, but width / num_heads = "
             f"{width} / {num_heads} = {width // num_heads} is odd. {advice}."
+        )
+    if rope == "half" and width // num_heads % 4:
+        raise ValueError(
+            "models.gpt with rope='half' rotates half of the pairs of a head, but width / "
+            f"num_heads = {width} / {num_heads} = {width // num_heads} is not a multiple of 4. "
+            f"Choose a width such as {4 * num_heads * max(1, round(width / num_heads / 4))}, or "
+            "rope='full'."
         )
 
 
@@ -258,6 +330,50 @@ def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_ba
         raise ValueError(f"models.gpt needs rope_base > 1, but got rope_base={rope_base}.")
 
 
+def _check_factors(
+    attention_scale: float | None, norm_epsilon: float | None, init_scale: float, embed_init: float
+) -> None:
+    if attention_scale is not None and not attention_scale > 0:
+        raise ValueError(
+            "models.gpt needs a positive attention_scale, or None for 1 / sqrt(head_dim), but got "
+            f"{attention_scale}."
+        )
+    if norm_epsilon is not None and not norm_epsilon >= 0:
+        raise ValueError(
+            "models.gpt needs norm_epsilon >= 0, or None for the machine epsilon, but got "
+            f"{norm_epsilon}."
+        )
+    for argument, value in (("init_scale", init_scale), ("embed_init", embed_init)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"models.gpt needs {argument} >= 0, but got {argument}={value}.")
+
+
+def _check_pairs(
+    soft_cap: float | None,
+    soft_cap_form: str,
+    attention_scale: float | None,
+    base_width: int | None,
+    embed_dtype: str | None,
+    tied: bool,
+) -> None:
+    """Raises ValueError for two arguments that exclude each other."""
+    if soft_cap is None and soft_cap_form != "tanh":
+        raise ValueError(
+            f"models.gpt has soft_cap_form={soft_cap_form!r}, but no soft_cap whose form it could "
+            "be. Give the bound of the logits, such as soft_cap=15.0, or leave soft_cap_form out."
+        )
+    if attention_scale is not None and base_width is not None:
+        raise ValueError(
+            f"models.gpt has attention_scale={attention_scale} and base_width={base_width}, which "
+            "both decide the factor of the products of queries and keys. Leave one of them out."
+        )
+    if embed_dtype is not None and tied:
+        raise ValueError(
+            f"models.gpt has embed_dtype={embed_dtype!r} and tied=True, with which the embedding "
+            "is the head, whose dtype is that of the other parameters. Leave one of them out."
+        )
+
+
 def language_model(module: Gpt, kv_heads: int) -> LanguageModel:
     """Returns the LanguageModel of a `trainer.models.decoder.Gpt`.
 
@@ -273,7 +389,7 @@ def language_model(module: Gpt, kv_heads: int) -> LanguageModel:
                 f"models.gpt was asked to remember {length} tokens, but a sequence has 1 to "
                 f"{module.max_length} (max_length). Take a shorter prompt or continuation."
             )
-        dtype = params["embed"]["embedding"].dtype
+        dtype = params["norm"]["scale"].dtype
         stack = (module.depth,) if module.scan_layers else ()
         empty = jnp.zeros((*stack, batch, length, kv_heads, module.head_dim), dtype)
         layer = {"attn": {"key": empty, "value": empty}}

@@ -5,8 +5,9 @@ small model's cold start. Here a parameter only declares its mean and standard d
 them with the value, as it does with the axis names of a partitioned parameter), and `one_draw`
 fills all parameters from one long array of random numbers.
 
-An initializer takes a PRNG key and a shape, and returns a `Drawn` with a float32 array of that
-shape. `one_draw` ignores the array, and so the key.
+An initializer takes a PRNG key and a shape, and returns a `Drawn` with an array of that shape,
+float32 unless the initializer was made for another dtype. `one_draw` ignores the numbers of the
+array, and so the key.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 
 
 class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
@@ -45,13 +47,19 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
         return self
 
 
-def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Drawn:
-    # `one_draw` uses only the shape of this array; its numbers are used if flax initializes the
-    # module.
+def _draw(
+    key: Any,
+    shape: Sequence[int],
+    mean: float,
+    deviation: float,
+    dtype: DTypeLike = jnp.float32,
+) -> Drawn:
+    # `one_draw` uses only shape and dtype of this array; its numbers are used if flax initializes
+    # the module.
     value = jnp.full(shape, mean, jnp.float32)
     if deviation:
         value = value + deviation * jax.random.normal(key, shape, jnp.float32)
-    return Drawn(value, mean, deviation)
+    return Drawn(value.astype(dtype), mean, deviation)
 
 
 def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
@@ -59,9 +67,11 @@ def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
-def normal(deviation: float) -> Callable[[jax.Array, Sequence[int]], Any]:
+def normal(
+    deviation: float, dtype: DTypeLike = jnp.float32
+) -> Callable[[jax.Array, Sequence[int]], Any]:
     """Returns an initializer that draws from a normal distribution; deviation 0 makes zeros."""
-    return lambda key, shape: _draw(key, shape, 0.0, deviation)
+    return lambda key, shape: _draw(key, shape, 0.0, deviation, dtype)
 
 
 def scaled_matrix(factor: float) -> Callable[[jax.Array, Sequence[int]], Any]:
@@ -95,8 +105,8 @@ def ones(key: jax.Array | None, shape: Sequence[int]) -> Any:
 def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
     """Fills all `Drawn` leaves of nested dicts from one array of standard normal numbers.
 
-    Only the shapes of their values are used. The result for a leaf depends on the key and on the
-    leaves before it.
+    Only shapes and dtypes of their values are used. The result for a leaf depends on the key and on
+    the leaves before it.
     """
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
     # Constants take no random numbers.
@@ -109,6 +119,6 @@ def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
         if size:
             piece = noise[start : start + size].reshape(leaf.value.shape)
             array = array + leaf.deviation * piece
-        arrays.append(array)
+        arrays.append(array.astype(leaf.value.dtype))
         start += size
     return jax.tree.unflatten(structure, arrays)

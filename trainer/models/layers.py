@@ -1,7 +1,8 @@
 """Layers that the models share: linear layers, norms and a stack of equal layers.
 
-Each layer computes in the dtype of its parameters, and statistics and softmaxes in float32. A model
-whose parameters are cast to bfloat16 therefore computes in bfloat16, without implicit promotion.
+Each layer computes in the dtype of its parameters, and statistics and softmaxes in float32, or in
+float64 for parameters in float64. A model whose parameters are cast to bfloat16 therefore computes
+in bfloat16, without implicit promotion.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from optim.dtypes import widen
 from trainer.models.causal import SAVED
 from trainer.models.initial import matrix, ones, zeros
 
@@ -95,43 +97,56 @@ class RmsNorm(nn.Module):
     """Divides the last axis by its root mean square in float32, then multiplies by `scale`.
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
+
+    Attributes:
+        epsilon: added to the mean square; None for the machine epsilon of the dtype in which it is
+            computed, 1.19e-7 for float32, as in torch.nn.functional.rms_norm.
+        use_scale: whether there is a `scale`.
     """
 
-    epsilon: float = 1e-6
+    epsilon: float | None = 1e-6
+    use_scale: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., features] to an array of the same shape and dtype."""
-        scale = self.param("scale", ones, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.epsilon)
-        return wide.astype(x.dtype) * scale.astype(x.dtype)
+        scale = self.param("scale", ones, (x.shape[-1],)) if self.use_scale else None
+        wide = widen(x)
+        epsilon = float(jnp.finfo(wide.dtype).eps) if self.epsilon is None else self.epsilon
+        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + epsilon)
+        wide = wide.astype(x.dtype)
+        return wide if scale is None else wide * scale.astype(x.dtype)
 
 
 class Mlp(nn.Module):
-    """The two-layer perceptron of a block, without biases.
+    """The two-layer perceptron of a block.
 
     Attributes:
         hidden: number of hidden units.
         activation: a name in ACTIVATIONS. "swiglu" multiplies the hidden units by the SiLU of a
             third product, `gate/kernel` (Shazeer, arXiv:2002.05202).
         last: the initializer of `down/kernel`.
+        first: the initializer of the other kernels.
+        use_bias: whether the linear layers have biases.
     """
 
     hidden: int
     activation: str = "gelu"
     last: Initializer = matrix
+    first: Initializer = matrix
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape."""
         activation = ACTIVATIONS[self.activation]
-        hidden = Linear(self.hidden, use_bias=False, name="up")(x)
+        hidden = Linear(self.hidden, self.use_bias, self.first, name="up")(x)
         if self.activation == "swiglu":
-            hidden = hidden * activation(Linear(self.hidden, use_bias=False, name="gate")(x))
+            gate = Linear(self.hidden, self.use_bias, self.first, name="gate")(x)
+            hidden = hidden * activation(gate)
         else:
             hidden = activation(hidden)
-        return Linear(x.shape[-1], use_bias=False, initial=self.last, name="down")(hidden)
+        return Linear(x.shape[-1], self.use_bias, self.last, name="down")(hidden)
 
 
 class BatchNorm(nn.Module):
