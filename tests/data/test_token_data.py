@@ -146,8 +146,52 @@ def test_training_may_begin_at_any_step(tmp_path: Path, step: int):
             np.testing.assert_array_equal(late[key], new[key])
 
 
-def test_processes_share_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    read = dataset(tmp_path, batch_size=6, end_of_text=5)
+def test_batches_in_the_order_of_the_stream_end_with_their_shard(tmp_path: Path):
+    # modded-nanogpt takes the next shard where position + batch + 1 >= tokens of the shard.
+    for index, count in enumerate([30, 5, 49, 26]):
+        write(tmp_path / f"train_{index}.bin", range(100 * index, 100 * index + count))
+    test = write(tmp_path / "test.bin", range(12))
+    options = {"length": 4, "batch_size": 3, "vocab_size": 1000, "order": "stream"}
+    read = data.tokens(str(tmp_path / "train_*.bin"), test=test, **options)
+    assert read.num_examples == 3 * (2 + 0 + 3 + 2)
+    firsts = [0, 12, 200, 212, 224, 300, 312]
+    for index, batch in enumerate(itertools.islice(read.train(seed=5), 21)):
+        first = firsts[index % 7]  # after the last shard follows the first one
+        assert batch["tokens"].ravel().tolist() == list(range(first, first + 12))
+        assert batch["label"].ravel().tolist() == list(range(first + 1, first + 13))
+    later = next(read.train(9, seed=6))  # another seed has the same order
+    assert later["tokens"][0, 0] == firsts[2]
+    whole = [*itertools.islice(read.train(), 7)]
+    assert whole[0]["tokens"].shape == (3, 4) and {*whole[0]} == {"tokens", "label"}
+
+
+@pytest.mark.parametrize(("count", "batches"), [(25, 1), (26, 2), (27, 2)])
+def test_a_shard_has_one_token_more_than_the_labels_of_its_batches(
+    tmp_path: Path, count: int, batches: int
+):
+    # As in the program: a batch at position 12 is read only if 12 + 12 + 1 < count.
+    read = dataset(tmp_path, range(count), order="stream")
+    assert read.num_examples == 3 * batches
+
+
+def test_documents_may_be_left_out():
+    stream = TokenStream.of_arrays([np.array([9, 1, 2, 9, 3, 9, 9, 4, 5, 6])])
+    options: dict[str, Any] = {"length": 3, "batch_size": 3, "vocab_size": 10}
+    options |= {"end_of_text": 9, "token_bytes": np.full(10, 7, np.int32), "prefix_bytes": 2}
+    both = [
+        TokenDataset(stream, {"test": stream}, documents=documents, **options)
+        for documents in (True, False)
+    ]
+    (whole,), (without,) = ([*read.evaluate()] for read in both)
+    assert set(whole) - set(without) == {"documents"}
+    for key in without:  # the bytes of a document's first token, too
+        np.testing.assert_array_equal(whole[key], without[key])
+    assert both[0].fingerprint != both[1].fingerprint
+
+
+@pytest.mark.parametrize("order", ["shuffled", "stream"])
+def test_processes_share_every_batch(tmp_path: Path, monkeypatch: Any, order: str):
+    read = dataset(tmp_path, batch_size=6, end_of_text=5, order=order)
     whole = list(itertools.islice(read.train(3, 1), 5)), list(read.evaluate())
     parts = []
     monkeypatch.setattr("jax.process_count", lambda: 2)
@@ -203,6 +247,8 @@ def test_the_fingerprint_covers_what_the_model_sees(tmp_path: Path, monkeypatch:
         return dataset(tmp_path, tokens, **options).fingerprint
 
     assert changed() == changed(batch_size=2, eval_batch_size=7)
+    in_order = changed(order="stream")
+    assert in_order not in (changed(), changed(order="stream", batch_size=2))
     others = [changed(range(99)), changed(length=5), changed(end_of_text=3), changed(eval_tokens=9)]
     assert len({changed(), *others, changed([*range(50), 7, *range(51, 100)])}) == 6
     monkeypatch.setattr(shard_reader, "_HASHED_WHOLE", 0)
@@ -281,6 +327,14 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
         (
             {"train": "no.bin", "train_tokens": 90, "vocab_size": 512, "end_of_text": 900},
             ["end_of_text=900", "vocab_size is 512"],
+        ),
+        (
+            {"order": "random"},
+            ["order='random', which does not exist: give 'shuffled' or 'stream'"],
+        ),
+        (
+            {"order": "stream", "batch_size": 7, "length": 7},
+            ["largest file has 50 tokens", "= 7 * 7 + 2 = 51. Choose a smaller batch_size"],
         ),
         ({"tokenizer": "absent.json"}, ["absent.json cannot be read as", "there is no such file"]),
     ],

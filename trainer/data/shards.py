@@ -37,6 +37,9 @@ class TokenStream:
         read: `read(pieces)` yields the tokens of each `Piece`, arrays of integers.
         fingerprint: returns a hash of all tokens.
 
+    Attributes:
+        sizes: number of tokens of each array.
+
     Example:
         >>> import numpy as np
         >>> from trainer.data.shards import TokenStream
@@ -52,7 +55,7 @@ class TokenStream:
         fingerprint: Callable[[], str],
     ):
         self._ends = np.cumsum(np.asarray(sizes, np.int64))
-        self._sizes, self._read, self._fingerprint = list(sizes), read, fingerprint
+        self.sizes, self._read, self._fingerprint = list(sizes), read, fingerprint
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[np.ndarray]) -> TokenStream:
@@ -101,7 +104,7 @@ class TokenStream:
         for window, start, index in zip(windows, starts.tolist(), arrays.tolist(), strict=True):
             filled = 0
             while filled < length and index < len(self._ends):
-                size = self._sizes[index]
+                size = self.sizes[index]
                 offset = start + filled - int(self._ends[index]) + size
                 piece = Piece(index, offset, min(offset + length - filled, size))
                 pieces.append(piece)
@@ -114,7 +117,7 @@ class TokenStream:
 
     def blocks(self, size: int = 2**24) -> Iterator[np.ndarray]:
         """Yields all tokens in order, in arrays of at most `size` tokens."""
-        for index, count in enumerate(self._sizes):
+        for index, count in enumerate(self.sizes):
             for start in range(0, count, size):
                 yield from self._read([Piece(index, start, min(start + size, count))])
 

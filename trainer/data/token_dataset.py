@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from trainer.messages import UserError
 if TYPE_CHECKING:
     from trainer.protocols import Tokenizer
 
+ORDERS = ("shuffled", "stream")
+"""The values of the argument `order` of `TokenDataset`."""
+
 
 class TokenDataset:
     """A data set of sequences that are cut from streams of tokens.
@@ -26,12 +29,18 @@ class TokenDataset:
     stream, less than `length` tokens, is not used. The order of the windows in an epoch is a
     function of seed and epoch (see `order.shuffled`); a batch may span two epochs.
 
+    With order="stream" the batches of training are those of modded-nanogpt: the sequences of a
+    batch follow each other in the stream, and no batch crosses the end of one of its arrays. Of an
+    array of n tokens, (n - 2) // (batch_size * length) batches are read; the rest is not used.
+    After the last array, the first one is read again.
+
     A batch has the fields
 
     - `tokens`, int32 [batch, length];
     - `label`, the next tokens, int32 [batch, length];
     - `documents`, int32 [batch, length], how many times `end_of_text` was in the window so far,
-      which is the number of the document in it; absent if `end_of_text` is None;
+      which is the number of the document in it; absent if `end_of_text` is None, or without
+      the argument `documents`;
     - `bytes`, int32 [batch, length], how many bytes of text the label stands for; absent if
       `token_bytes` is None;
     - `mask`, float32 [batch, length], in evaluation only: 0 for padding.
@@ -51,6 +60,8 @@ class TokenDataset:
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None or
             more than there are for all.
+        order: "shuffled" or "stream", the order of the training sequences.
+        documents: whether batches have the field `documents`, if `end_of_text` is known.
         name: the name of the data set in error messages.
 
     Attributes:
@@ -87,6 +98,8 @@ class TokenDataset:
         tokenizer: Tokenizer | None = None,
         eval_batch_size: int | None = None,
         eval_tokens: int | None = None,
+        order: str = "shuffled",
+        documents: bool = True,
         name: str = "data.TokenDataset",
     ):
         self.batch_size, self.tokens_per_example = batch_size, length
@@ -94,7 +107,7 @@ class TokenDataset:
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
         self._train, self._eval = train, dict(evaluated)
         self._end_of_text, self._token_bytes = end_of_text, token_bytes
-        self._prefix_bytes = prefix_bytes
+        self._prefix_bytes, self._documents = prefix_bytes, documents
         self._name = name
         sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
         sizes["eval_batch_size"] = self.eval_batch_size
@@ -107,8 +120,16 @@ class TokenDataset:
                 "document and the vocab_size of the tokenizer that made it, or leave end_of_text "
                 "out."
             )
+        if order not in ORDERS:
+            raise ValueError(
+                f"{name} got order={order!r}, which does not exist: give 'shuffled' or 'stream'."
+            )
         _check_sizes(len(train), self._eval, length, batch_size, name)
+        self._places = Places.of(train.sizes, batch_size, length) if order == "stream" else None
         self.num_examples = (len(train) - 1) // length
+        if self._places is not None:
+            self.num_examples = self._places.count
+            _check_places(self._places, max(train.sizes), length, batch_size, name)
         self._predicted = {
             split: min(len(stream) - 1, eval_tokens or len(stream))
             for split, stream in self._eval.items()
@@ -139,6 +160,8 @@ class TokenDataset:
     def fingerprint(self) -> str:
         """sha256 of the fingerprints of the streams, and of what decides the fields."""
         digest = hashlib.sha256(f"{self.tokens_per_example} {self._end_of_text}\n".encode())
+        digest.update(b"" if self._documents else b"one document\n")
+        digest.update(b"" if self._places is None else f"stream {self.batch_size}\n".encode())
         for split, stream in (("train", self._train), *sorted(self._eval.items())):
             predicted = self._predicted.get(split)
             digest.update(f"{split} {len(stream)} {predicted} {stream.fingerprint}\n".encode())
@@ -150,16 +173,20 @@ class TokenDataset:
     def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields this process's shard of the training batches from `batch_index` on, without end.
 
-        The order of the examples depends on `seed`. Raises UserError if a token is not less than
-        `vocab_size`.
+        With order="shuffled" their order depends on `seed`. Raises UserError if a token is not less
+        than `vocab_size`.
         """
         length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
             first = index * self.batch_size + rows.start
-            examples = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
-            yield self._fields(self._train.windows(examples * length, length + 1))
+            count = rows.stop - rows.start
+            if self._places is None:
+                starts = examples_at(seed, first, count, self.num_examples) * length
+            else:
+                starts = self._places.starts((first + np.arange(count)) % self.num_examples)
+            yield self._fields(self._train.windows(starts, length + 1))
 
     def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
         """Yields this process's shard of one of `splits` in order, once.
@@ -191,7 +218,7 @@ class TokenDataset:
             )
         tokens, label = windows[:, :-1].copy(), windows[:, 1:].copy()
         fields = {"tokens": tokens, "label": label}
-        if self._end_of_text is not None:
+        if self._end_of_text is not None and self._documents:
             ends = tokens == self._end_of_text
             fields["documents"] = np.cumsum(ends, axis=1, dtype=np.int32)
         if self._token_bytes is not None:
@@ -200,6 +227,54 @@ class TokenDataset:
                 first = (tokens == self._end_of_text) & (counts > 0)
                 counts[first] -= self._prefix_bytes
         return fields
+
+
+class Places(NamedTuple):
+    """Where the sequences of a stream are that are read in order, in batches within its arrays.
+
+    Attributes:
+        firsts: the first token of each array from which there are sequences, int64.
+        ends: how many sequences there are up to the end of each of these arrays, int64.
+        length: tokens from one sequence to the next.
+    """
+
+    firsts: np.ndarray
+    ends: np.ndarray
+    length: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], batch_size: int, length: int) -> Places:
+        """Finds the sequences of arrays with these numbers of tokens.
+
+        >>> places = Places.of([10, 4, 14], batch_size=2, length=2)  # batches of 4 tokens
+        >>> places.starts(np.arange(places.count)).tolist()
+        [0, 2, 4, 6, 14, 16, 18, 20, 22, 24]
+        """
+        counts = (np.asarray(sizes, np.int64) - 2) // (batch_size * length) * batch_size
+        firsts = np.cumsum([0, *sizes[:-1]])
+        used = counts > 0
+        return cls(firsts[used], np.cumsum(counts[used]), length)
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def starts(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the first token in the stream of each of these sequences, int64."""
+        arrays = np.searchsorted(self.ends, examples, side="right")
+        before = np.concatenate([[0], self.ends])[arrays]
+        return self.firsts[arrays] + (examples - before) * self.length
+
+
+def _check_places(places: Places, largest: int, length: int, batch_size: int, name: str) -> None:
+    if not places.count:
+        raise ValueError(
+            f"{name} reads batches in the order of the stream within a file, but the largest file "
+            f"has {largest} tokens, and a batch takes batch_size * length + 2 = {batch_size} * "
+            f"{length} + 2 = {batch_size * length + 2}. Choose a smaller batch_size or length, or "
+            "order='shuffled'."
+        )
 
 
 def _check_sizes(

@@ -28,6 +28,8 @@ def tokens(
     eval_batch_size: int | None = None,
     eval_tokens: int | None = None,
     train_tokens: int | None = None,
+    order: str = "shuffled",
+    documents: bool = True,
 ) -> TokenDataset:
     """Returns shards of tokens as sequences, with the fields of a `TokenDataset`.
 
@@ -56,10 +58,17 @@ def tokens(
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None for
             all.
+        order: "shuffled" takes the training sequences in a random order that depends on the seed.
+            "stream" takes them in the order of the shards, as modded-nanogpt does: a batch is one
+            piece of a shard, and what is left of a shard after its last whole batch is not used
+            (see `TokenDataset`); runs of all seeds then read the same batches.
+        documents: False leaves out the field `documents`, so that sequences attend to tokens of
+            other documents although `end_of_text` is known.
         train_tokens: number of training tokens, with which a run is planned where the shards are
             not on this machine; `vocab_size` must then be given, too, and `end_of_text` for a plan
             with the field `documents`. Without `eval_tokens`, the plan does not know the number of
-            examples of the other splits. Where the shards are, it is not read.
+            examples of the other splits. Where the shards are, it is not read. With order="stream"
+            it is planned as one shard.
 
     Raises:
         DataAbsent: there are no shards of `train`, and `train_tokens` and `vocab_size` are given.
@@ -83,6 +92,8 @@ def tokens(
             end_of_text=end_of_text,
             eval_batch_size=eval_batch_size,
             eval_tokens=eval_tokens,
+            order=order,
+            documents=documents,
             name="data.tokens",
         )
         absent = DataAbsent("data.tokens", str(error), like)
@@ -125,6 +136,8 @@ def tokens(
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
+        order=order,
+        documents=documents,
         name="data.tokens",
     )
 
