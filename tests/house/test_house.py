@@ -357,7 +357,8 @@ trainer.config.build_errors trainer.config.edit trainer.config.files trainer.con
 trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
 trainer.config.nodes trainer.config.schema trainer.config.signatures trainer.config.tree
 trainer.config.units trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
-trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.peaks trainer.messages
+trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every
+trainer.engine.peaks trainer.messages
 trainer.parser trainer.report trainer.report.document trainer.report.figures
 trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html

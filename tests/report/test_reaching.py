@@ -67,6 +67,18 @@ def test_the_report_says_who_has_reached_it(computed):
     assert "slow has not been shown to reach loss 2.2 on validation" in text
 
 
+def test_the_rule_reads_evaluations_at_changing_intervals(tmp_path):
+    changing = SWEEP.replace("seeds: 4", "seeds: 2\nset: {eval_every: {0: 8, 75%: 1}}")
+    folder = _computed(tmp_path, changing)
+    steps = sorted(_means(folder, "fast"))
+    total = steps[-1]
+    late = -(-3 * total // 4)
+    assert steps == [*range(8, late, 8), *range(late, total + 1)]
+    found = judge(read_sweep(folder), "slow")
+    assert found.step is None and found.closest in steps
+    assert runs.main(["sweep", "check", str(folder)]) == 0
+
+
 def test_another_target_or_metric_has_no_rule(computed):
     assert read_sweep(computed, target=2.25).goal.rule is None
     assert read_sweep(computed, metric="accuracy", better="max").goal.rule is None

@@ -9,6 +9,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.engine import every
 from trainer.engine.contracts import Batch
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops, has_convolution
@@ -75,7 +76,8 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     size = max(1, sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values()))
     # A block ends where a log line, an evaluation or a save is due: a longer one is never filled.
-    shortest = min(experiment.log_every, experiment.eval_every, experiment.save_every)
+    evaluated = every.shortest(experiment.eval_every)
+    shortest = min(experiment.log_every, evaluated, experiment.save_every)
     limits = {
         f"a step has {operations:,} operations": (
             (_CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS) // operations

@@ -15,6 +15,7 @@ from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
+from trainer.engine import every
 from trainer.engine.contracts import check_data, check_language, tokens_per_example
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.splits import best_row, split_sizes
@@ -82,7 +83,9 @@ class Experiment:
         warm_start: starts with the parameters of another run: {"from": its folder, "rename":
             rules, ...}; see `warm_start.WarmStart`. None initializes the parameters.
         log_every: steps between two rows of metrics.
-        eval_every: steps between two evaluations.
+        eval_every: steps between two evaluations; or a mapping from the step from which on an
+            interval holds to the interval: {0: 125, 90%: 25} evaluates after each multiple of 125,
+            and in the last tenth of the run of 25. The last step is always evaluated.
         save_every: steps between two checkpoints.
         keep_latest: number of the newest checkpoints to keep.
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
@@ -126,7 +129,7 @@ class Experiment:
     ema_decay: float | None = None
     warm_start: Mapping[str, Any] | None = None
     log_every: Steps = _2_PERCENT
-    eval_every: Steps = _10_PERCENT
+    eval_every: Steps | Mapping[Steps, Steps] = _10_PERCENT
     save_every: Steps = _10_PERCENT
     keep_latest: int = 2
     best_metric: str | None = None
@@ -140,7 +143,6 @@ class Experiment:
         for name in (
             "steps",
             "log_every",
-            "eval_every",
             "save_every",
             "microbatches",
             "steps_per_call",
@@ -151,6 +153,8 @@ class Experiment:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
+        if (fault := every.wrong(self.eval_every)) is not None:
+            raise ValueError(f"eval_every {fault}.")
         for name, seed in (("seed", self.seed), ("data_seed", self.data_seed)):
             # The state keeps it as uint32.
             if seed is not None and not 0 <= seed < 2**32:
@@ -204,6 +208,10 @@ class Experiment:
                     hook.check(self)
                 except ValueError as error:
                     raise ValueError(f"hooks[{index}] does not fit: {error}") from error
+
+    def evaluates(self, step: int) -> bool:
+        """Returns whether there is an evaluation after a step, which is at least 1."""
+        return step == self.steps or every.is_due(self.eval_every, step)
 
     @property
     def seed_of_data(self) -> int:

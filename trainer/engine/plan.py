@@ -25,6 +25,7 @@ from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
 from trainer.engine.diagnostics import OF_HALVES
+from trainer.engine.every import describe_changes
 from trainer.engine.memory import too_large
 from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
@@ -263,6 +264,8 @@ class Plan:
         devices: such as "1 cpu".
         steps: number of updates of the run.
         batch_size: examples per batch.
+        evaluations: a line about the steps after which the run is evaluated, if their interval
+            changes, else "".
         tokens: tokens per example of a data set of texts, else None.
         examples: split -> number of examples, "train" first; None if the data set does not say.
         data_seed: the seed of the data, if it is not that of the run; None if it is.
@@ -291,6 +294,7 @@ class Plan:
     devices: str
     steps: int
     batch_size: int
+    evaluations: str
     tokens: int | None
     examples: dict[str, int | None]
     data_seed: int | None
@@ -359,6 +363,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,
+        evaluations=describe_changes(experiment.eval_every),
         tokens=tokens_per_example(experiment.data),
         examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,

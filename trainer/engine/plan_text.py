@@ -18,6 +18,7 @@ def render(plan: Plan) -> str:
         f"(matrix products and convolutions)",
         f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
         _block(plan),
+        *([plan.evaluations] if plan.evaluations else []),
         _examples(plan),
         *(line for line in (plan.fingerprint, plan.mode) if line),
         *plan.matrices.lines,

@@ -204,8 +204,7 @@ class TrialLoop:
             folder / "checkpoints", keep, experiment.steps, self._metric_at, goal, warn, fence
         )
         self.checkpoints.resume(restored or 0)
-        self._goal, self._eval_every = goal, experiment.eval_every
-        self._steps, self._experiment = experiment.steps, experiment
+        self._goal, self._experiment = goal, experiment
         self._loop = Loop(
             program,
             self.checkpoints,
@@ -229,7 +228,7 @@ class TrialLoop:
         self.step = step
 
     def _metric_at(self, step: int) -> float | None:
-        evaluated = step == self._steps or step % self._eval_every == 0
+        evaluated = self._experiment.evaluates(step)
         return self._results.newest.get(self._goal.row) if evaluated else None
 
     def begin(self) -> Ended | RollbackTarget | Halted | None:

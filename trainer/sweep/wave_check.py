@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer import config as configs
 from trainer.config import Config, ConfigError
+from trainer.engine import every
 from trainer.engine.experiment import Experiment
 from trainer.messages import plural
 from trainer.sweep.folder import Claim
@@ -62,8 +63,8 @@ def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
     row.
     """
     file, wanted = folder / "metrics.jsonl", set[int]()
-    for every in (experiment.log_every, experiment.eval_every):
-        wanted.update(range(every, last + 1, every))
+    for interval in (experiment.log_every, experiment.eval_every):
+        wanted.update(every.due_steps(interval, 0, last))
     lines = lines_of(file) if file.exists() else ()
     lost = wanted - {row["step"] for _, row in lines if row is not None}
     if lost:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 
+from trainer.engine import every
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
@@ -349,8 +350,8 @@ class Boundaries:
     def steps_to_next(self, step: int, most: int) -> int:
         """Returns the number of steps of the block after `step`, at most `most`."""
         experiment = self._experiment
-        every = (experiment.log_every, experiment.eval_every, experiment.save_every)
-        ends = [step + most, self.end, *(step + n - step % n for n in every)]
+        intervals = (experiment.log_every, experiment.eval_every, experiment.save_every)
+        ends = [step + most, self.end, *(every.next_due(x, step) for x in intervals)]
         if (rollback := self._rollback_log.next_step_after(step)) is not None:
             ends.append(rollback)
         if self.diagnoses(following := min(ends)) and following > step + 1:
@@ -370,7 +371,7 @@ class Boundaries:
         last = step == experiment.steps
         log = last or step % experiment.log_every == 0
         hooks = log and called_at(experiment.hooks, "log")
-        evaluate = last or step % experiment.eval_every == 0
+        evaluate = experiment.evaluates(step)
         save = save_now or last or step % experiment.save_every == 0 or step == self.end
         rollback = self._rollback_log.counters_at(step) is not None
         wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)

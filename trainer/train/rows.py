@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from trainer import writers
+from trainer.engine import every
 from trainer.engine.contracts import tokens_per_example
 from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
@@ -27,14 +28,15 @@ class LoggedRows(NamedTuple):
         step: the step that the process started from.
         rows: how many rows up to that step the file had.
         log_every: steps between two rows of training metrics.
-        eval_every: steps between two evaluations, each of which has a row as well.
+        eval_every: steps between two evaluations, each of which has a row as well; intervals that
+            change as pairs of the step from which on one holds and the interval, as JSON has them.
         steps: the last step of the run, which always has a row.
     """
 
     step: int
     rows: int
     log_every: int
-    eval_every: int
+    eval_every: int | Sequence[Sequence[int]]
     steps: int
 
 
@@ -66,17 +68,19 @@ def _after(spans: Sequence[LoggedRows], last: LoggedRows) -> Iterator[LoggedRows
 
 def _rows_between(last: LoggedRows, restored: int) -> int:
     """Counts the rows after last.step, up to the restored step."""
-
-    def multiples(of: int) -> int:
-        return restored // of - last.step // of
-
     log_every, eval_every = last.log_every, last.eval_every
-    # A step that is logged and evaluated has one row.
-    both = lcm(log_every, eval_every)
-    rows = multiples(log_every) + multiples(eval_every) - multiples(both)
+    intervals = eval_every if isinstance(eval_every, int) else {x: n for x, n in eval_every}
+    rows = restored // log_every - last.step // log_every
+    for first, end, interval in every.stretches(intervals, last.step):
+        until = restored if end is None else min(end, restored)
+        # A step that is logged and evaluated has one row.
+        both = lcm(log_every, interval)
+        if first <= until:
+            rows += until // interval - (first - 1) // interval
+            rows -= until // both - (first - 1) // both
     if last.step < restored:
         logged = restored % log_every == 0
-        evaluated = restored % eval_every == 0
+        evaluated = every.is_due(intervals, restored)
         if restored == last.steps:
             rows += not (logged or evaluated)  # the last step always has a row
         elif evaluated and not logged:
@@ -155,7 +159,10 @@ class Rows:
         wanted = expected_rows([LoggedRows(**rows) for rows in before], step)
         if wanted is None:  # an earlier version wrote run.json, without the number of rows
             wanted = int(step > 0 and not was_there)
-        now = LoggedRows(step, found, experiment.log_every, experiment.eval_every, experiment.steps)
+        evaluated = experiment.eval_every
+        if not isinstance(evaluated, int):
+            evaluated = [[first, interval] for first, interval in sorted(evaluated.items())]
+        now = LoggedRows(step, found, experiment.log_every, evaluated, experiment.steps)
         self._folder.restored(restored, now._asdict())
         if found >= wanted:
             return

@@ -507,7 +507,7 @@ def _record_metrics(experiment: Experiment, folder: Path, checkpoints: Checkpoin
 
 
 def _is_unevaluated(experiment: Experiment, evaluated: set[int], step: int) -> bool:
-    if step == 0 or (step % experiment.eval_every and step != experiment.steps):
+    if step == 0 or not experiment.evaluates(step):
         return False
     return multihost.broadcast_from_host0(step not in evaluated)
 

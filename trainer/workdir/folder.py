@@ -167,7 +167,7 @@ class Workdir:
         sync_rows(self.path)
         sync(self.path)  # the name of a new metrics.jsonl
 
-    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
+    def restored(self, step: int | None, rows: Mapping[str, Any] | None = None) -> None:
         """Records in run.json which step this process started from, and the rows of metrics then.
 
         Args:

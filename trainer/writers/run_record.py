@@ -16,7 +16,7 @@ class _Rows(TypedDict):
     step: int
     rows: int
     log_every: int
-    eval_every: int
+    eval_every: int | list[list[int]]
     steps: int
 
 
