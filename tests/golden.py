@@ -39,7 +39,7 @@ STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per
 # What a full-sized config would take too long for on two cores.
 SMALLER = {"fashion_vit.gin": ["model.depth=2"], "muon_gpt.gin": ["model.depth=2"]}
 # Their data are not on this machine: only their plans are compared.
-PLANNED = ("gpt2_124m.gin", "vit_s16_i1k.gin")
+PLANNED = ("gpt2_124m.gin", "race_124m.gin", "vit_s16_i1k.gin")
 ARCHIVE = ROOT / "tests" / "golden.tar.xz"
 RUN = """\
 model: !models.mlp {width: 16, depth: 2}

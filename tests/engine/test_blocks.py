@@ -36,6 +36,7 @@ FORMS = {
     "adamw_gpt.gin": "dispatch",
     "record46_gpt.yaml": "dispatch",
     "gpt2_124m.gin": "dispatch",
+    "race_124m.gin": "dispatch",
     "lbfgs_backtracking.yaml": "dispatch",  # it logs every step
     "sgd_convnet.gin": "dispatch",
 }
@@ -51,7 +52,9 @@ def test_the_form_of_every_shipped_config(path):
     rule = program.block_rule
     assert rule.form == FORMS.get(path.name, "device_loop")
     assert rule.steps & (rule.steps - 1) == 0  # a power of two
-    assert (rule.steps == 1) == any(part in path.name for part in ("vit", "gpt", "backtracking"))
+    assert (rule.steps == 1) == any(
+        part in path.name for part in ("vit", "gpt", "124m", "backtracking")
+    )
 
 
 class Convolution(nn.Module):
