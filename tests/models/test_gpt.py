@@ -13,6 +13,8 @@ from tests.models.test_models import jit
 from trainer import models
 from trainer.engine.flops import count_flops
 from trainer.models import attention
+from trainer.models.decoder import Embed
+from trainer.models.initial import normal
 from trainer.models.layers import Mlp, RmsNorm
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -608,3 +610,17 @@ def test_wrong_batches_are_refused():
     cache = model.language.empty_cache(params, 3, 6)
     with pytest.raises(ValueError, match="got 12 tokens at once, but its cache has room for 6"):
         model.language.decode(params, {}, text()["tokens"], cache)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_gradient_of_a_frequent_token_is_the_sum_over_all_its_places(dtype):
+    # In bfloat16, 256 + 1 is 256: a sum of ones that is rounded after each would end there.
+    tokens = jnp.ones((4, 512), "int32").at[:, :4].set(2)
+    embed, table = Embed(5, 4, normal(1.0), None), jnp.ones((5, 4), dtype)
+
+    def total(table: jax.Array) -> jax.Array:
+        return embed.apply({"params": {"embedding": table}}, tokens, None)[0].sum(dtype="float32")
+
+    found = jax.jit(jax.grad(total))(table)
+    assert found.dtype == dtype
+    assert np.asarray(found[:, 0], "float32").tolist() == [0, 2032, 16, 0, 0]

@@ -64,12 +64,9 @@ class Embed(nn.Module):
         other parameters; None stands for that of the embedding.
         """
         embedding = self.param("embedding", self.initial, (self.vocab_size, self.width))
-        # A token that is not in the vocabulary becomes NaN, which ends the run.
-        if dtype is None:
-            x = jnp.take(embedding, tokens, axis=0)
-        else:
-            # The gradients of a token are added in float32.
-            x = jnp.take(widen(embedding), tokens, axis=0).astype(dtype)
+        # A token that is not in the vocabulary becomes NaN, which ends the run. The gradients of a
+        # token are added in float32: in bfloat16, the sum of any number of ones ends at 256.
+        x = jnp.take(widen(embedding), tokens, axis=0).astype(dtype or embedding.dtype)
         return x if self.norm is None else self.norm(name="norm")(x), embedding
 
 
