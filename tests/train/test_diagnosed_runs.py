@@ -1,5 +1,6 @@
 """Diagnostics in runs: their rows, and that a run has the same bits with and without them."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.config import load
 from trainer.engine.diagnostics import ALL
+from trainer.engine.experiment import Experiment
 from trainer.engine.loading import load as load_program
 from trainer.engine.program import Program
 from trainer.train.loop import Boundaries
@@ -142,7 +144,9 @@ def test_steps_that_are_not_finite_are_diagnosed_as_they_would_have_been_made(tm
 
 def program_with(**changes: Any) -> Program:
     given = dict(log_every=5, eval_every=8, save_every=7, steps=22, diagnostics=(), hooks=())
-    fake: Any = SimpleNamespace(experiment=SimpleNamespace(**given | changes), simulated=False)
+    experiment = SimpleNamespace(**given | changes)
+    experiment.evaluates = partial(Experiment.evaluates, experiment)
+    fake: Any = SimpleNamespace(experiment=experiment, simulated=False)
     return fake
 
 
@@ -159,6 +163,18 @@ def test_a_logged_step_is_a_block_of_its_own_only_if_it_is_diagnosed(tmp_path):
     assert ends(64) == [5, 7, 8, 10, 14, 15, 16, 20, 21, 22]
     asked = {"diagnostics": "all"}
     assert ends(64, **asked) == [4, 5, 7, 8, 9, 10, 14, 15, 16, 19, 20, 21, 22]
+    often = {0: 8, 12: 3}  # evaluations after 8, and from 12 on after each third step
+    assert ends(64, eval_every=often, diagnostics=(), save_every=22) == [
+        5,
+        8,
+        10,
+        12,
+        15,
+        18,
+        20,
+        21,
+        22,
+    ]
     assert ends(64, log_every=1, **asked) == list(range(1, 23))
     assert ends(2, **asked) == [2, 4, 5, 7, 8, 9, 10, 12, 14, 15, 16, 18, 19, 20, 21, 22]
 
