@@ -1,4 +1,4 @@
-"""The options of studies: challenge, coordinate_check and rate_test."""
+"""The options of studies: challenge, claim, coordinate_check and rate_test."""
 
 import argparse
 from typing import Any
@@ -12,6 +12,7 @@ from trainer.report import FORMATS
 def add(commands: Any, config: Parser) -> None:
     """Adds the commands to the parsers of all commands; `config` has the options of a config."""
     _challenge(commands.add_parser("challenge", help="check entries of a race to a target"))
+    _claim(commands.add_parser("claim", help="write or check what a finished sweep shows"))
     _coordinate_check(
         commands.add_parser(
             "coordinate_check",
@@ -72,6 +73,32 @@ def _challenge(challenge: argparse.ArgumentParser) -> None:
     sigma.add_argument("sweep", metavar="SWEEP", help="the folder of a sweep of one configuration")
     for each in (check, table):
         vocabulary(each)
+
+
+def _claim(claim: argparse.ArgumentParser) -> None:
+    """Adds the actions of `claim`."""
+    actions = claim.add_subparsers(dest="action", metavar="action", required=True)
+    write = actions.add_parser("write", help="write the verdict of a sweep with its hashes")
+    write.add_argument("folder", metavar="SWEEP", help="the folder of a sweep that has ended")
+    write.add_argument("--output", metavar="FILE", help="default SWEEP/claim.json")
+    verify = actions.add_parser("verify", help="compare it with the sweep, and compute runs again")
+    verify.add_argument("file", metavar="FILE", help="the file of the claim")
+    verify.add_argument("folder", metavar="SWEEP", help="the folder of the sweep")
+    verify.add_argument(
+        "--public",
+        required=True,
+        metavar="TEXT",
+        help="a number that nobody knew when the claim was written, such as the lottery numbers of"
+        " a later day; it decides which runs are drawn",
+    )
+    verify.add_argument(
+        "--runs",
+        type=values.positive,
+        default=3,
+        metavar="N",
+        help="how many runs are computed again; default 3",
+    )
+    vocabulary(verify)
 
 
 def _coordinate_check(check: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""Studies: races to a target, with rules that are checked; checks that are made before a sweep."""
+"""Studies: races to a target, claims that others can check, and checks before a sweep."""

@@ -1,0 +1,206 @@
+"""Claims: what they say of a sweep, and what a check of them finds."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from tests import runs
+from tests.sweep.test_sweep_plan import BASE
+from trainer.__main__ import main
+from trainer.messages import UserError
+from trainer.studies.claim import (
+    Checked,
+    Recomputed,
+    caught,
+    drawn,
+    read_claim,
+    sentences,
+    verify_claim,
+    write_claim,
+)
+from trainer.sweep.encoding import canonical
+from trainer.sweep.ledger import file_digest
+from trainer.sweep.plan_file import read_plan
+from trainer.sweep.status import SweepReader
+
+SWEEP = """base: base.yaml
+space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}
+trials: 3
+method: !method.sobol {seed: 0}
+final: {seeds: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("claim")
+    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
+    (home / "sweep.yaml").write_text(SWEEP)
+    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
+    write_claim(home / "sweep", home / "claim.json")
+    return home
+
+
+@pytest.fixture
+def copied(computed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(computed, tmp_path / "copy"))
+
+
+def _check(home: Path, count: int = 1, public: str = "4711") -> Checked:
+    return verify_claim(home / "claim.json", home / "sweep", public, count)
+
+
+def _forge(home: Path, name: str, factor: float = 0.9) -> None:
+    """Makes the losses of a run better, in its rows, its summary and the ledger alike."""
+    run = home / "sweep" / name
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.update({key: factor * x for key, x in row.items() if key.endswith("/loss")})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((run / "summary.json").read_text())
+    for key in summary["metrics"]:
+        summary["metrics"][key] *= factor if key.endswith("/loss") else 1
+    for key, modes in summary.get("best", {}).items():
+        for best in modes.values():
+            best["value"] *= factor if key.endswith("/loss") else 1
+    (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    _rewrite_ledger(home / "sweep")
+
+
+def _rewrite_ledger(sweep: Path) -> None:
+    """Writes the ledger as if the files had always been as they are now."""
+    lines, before = [], ""
+    for line in (sweep / "ledger.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        del entry["hash"]
+        place = f"{entry['trial']}/" if "trial" in entry else ""
+        entry["files"] = {f: file_digest(sweep / f"{place}{f}") for f in entry["files"]}
+        entry["before"] = before
+        entry["hash"] = before = hashlib.sha256(canonical(entry).encode()).hexdigest()
+        lines.append(canonical(entry) + "\n")
+    (sweep / "ledger.jsonl").write_text("".join(lines))
+
+
+def test_a_true_claim_is_verified_by_every_run(computed):
+    checked = _check(computed, count=99)
+    assert checked.verified and len(checked.recomputed) == 5
+    assert all(each.same and each.largest == 0 for each in checked.recomputed)
+    text = " ".join(sentences(checked))
+    assert "was computed again and has the same bits" in text
+    assert "Verified, as far as 5 runs of 5 can" in text
+
+
+def test_a_claim_has_the_verdict_and_the_hashes_of_the_evidence(computed):
+    claim = read_claim(computed / "claim.json")
+    plan = read_plan(computed / "sweep")
+    assert claim.plan == plan.digest and len(claim.runs) == 5
+    last = (computed / "sweep" / "ledger.jsonl").read_text().splitlines()[-1]
+    assert claim.ledger == json.loads(last)["hash"]
+    assert claim.verdict and claim.environment["jax"] and claim.data != [""]
+
+
+def test_a_forged_run_is_found_when_it_is_drawn(copied):
+    names = read_claim(copied / "claim.json").runs
+    forged = next(name for name in names if name.startswith("final"))
+    _forge(copied, forged)
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")  # the files agree with each other
+    checked = _check(copied, count=99)
+    assert not checked.refuted and not checked.verified
+    assert [each.name for each in checked.recomputed if not each.same] == [forged]
+    (bad,) = [each for each in checked.recomputed if not each.same]
+    assert bad.largest == pytest.approx(0.1, rel=1e-6)
+    assert "its files are not those of this config and code" in " ".join(sentences(checked))
+
+
+def test_a_folder_that_was_edited_afterwards_is_refuted_without_computing(copied, capsys):
+    _forge(copied, "trials/base/0001/0")
+    checked = _check(copied)
+    assert checked.refuted and not checked.recomputed
+    capsys.readouterr()
+    file, folder = str(copied / "claim.json"), str(copied / "sweep")
+    assert main(["claim", "verify", file, folder, "--public=1"]) == 1
+    assert "Not verified: nothing was computed again." in capsys.readouterr().out
+
+
+def test_a_verdict_that_was_edited_is_refuted(copied):
+    content = json.loads((copied / "claim.json").read_text())
+    content["verdict"][0] = "base is better than everything."
+    (copied / "claim.json").write_text(json.dumps(content))
+    assert "The verdict by the rows is not that of the claim" in _check(copied).refuted[0]
+
+
+def test_under_other_conditions_other_bits_are_not_called_a_forgery():
+    other = Recomputed("final/a/1", False, ("jax: 0.10 -> 0.12",), 3e-6)
+    text = " ".join(sentences(Checked((), 5, (other,))))
+    assert "no sign of a forgery" in text and "Verified" not in text
+
+
+def test_the_draw_depends_on_the_claim_and_the_public_number():
+    names = [f"trials/a/{n:04d}/0" for n in range(50)]
+    first = drawn(names, b"claim", "1", 3)
+    assert first == drawn(list(reversed(names)), b"claim", "1", 3)
+    counts = dict.fromkeys(names, 0)
+    for public in range(2000):
+        for name in drawn(names, b"claim", str(public), 3):
+            counts[name] += 1
+    # Each run is drawn 120 times on average; chi-squared with 49 degrees of freedom.
+    statistic = sum((x - 120) ** 2 / 120 for x in counts.values())
+    assert statistic < stats.chi2.ppf(0.9999, 49)
+    assert drawn(names, b"another claim", "1", 3) != first
+
+
+def test_the_probability_is_hypergeometric():
+    for total, forged, count in ((75, 8, 3), (75, 25, 3), (10, 1, 10), (5, 5, 1)):
+        expected = 1 - stats.hypergeom.pmf(0, total, forged, count)
+        assert caught(total, forged, count) == pytest.approx(expected)
+        assert math.isfinite(expected)
+
+
+def test_an_unfinished_sweep_has_no_claim(copied):
+    shutil.rmtree(next((copied / "sweep/final/base").iterdir()))
+    with pytest.raises(UserError, match="has not ended, and a claim is about all of its runs"):
+        write_claim(copied / "sweep", copied / "other.json")
+    assert not (copied / "other.json").exists()
+
+
+def test_trials_of_vmap_have_no_claim(computed, monkeypatch):
+    plan = replace(read_plan(computed / "sweep"), vmap=2)
+    monkeypatch.setattr(SweepReader, "plan", property(lambda reader: plan))
+    with pytest.raises(UserError, match="computed 2 trials at once by vmap"):
+        write_claim(computed / "sweep", computed / "other.json")
+
+
+def test_a_run_that_diverges_again_in_the_same_way_is_the_same(tmp_path):
+    from trainer.studies.claim import _largest_difference
+
+    rows = [{"step": 1.0, "loss": math.nan}, {"step": 2.0, "loss": math.inf}]
+    assert _largest_difference(rows, [dict(row) for row in rows]) == 0
+    assert _largest_difference(rows, rows[:1]) == math.inf
+    assert _largest_difference([{"loss": 1.0}], [{"loss": 1.0 + 2**-52}]) == pytest.approx(2**-52)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["claim", "verify", "nothing.json", "sweep", "--public=1"], "There is no file"),
+        (["claim", "verify", "claim.json", "sweep"], "--public"),
+        (["claim", "write", "."], "plan.json|There is no folder|is not the folder"),
+        (["claim", "verify", "base.yaml", "sweep", "--public=1"], "write it again|damaged"),
+    ],
+)
+def test_mistakes_exit_with_2(copied, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(copied)
+    capsys.readouterr()
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2 and re.search(message, capsys.readouterr().err)

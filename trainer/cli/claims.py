@@ -1,0 +1,47 @@
+"""The command claim: writes what a sweep shows with its hashes, and checks such a file."""
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+from trainer.cli.terminal import show
+from trainer.messages import DONE, FAILED, plural
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Calls the action of the command."""
+    return {"write": _write, "verify": _verify}[arguments.action](arguments)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    """Writes a claim about a finished sweep."""
+    from trainer.studies.claim import write_claim
+
+    folder = Path(arguments.folder)
+    file = Path(arguments.output or folder / "claim.json")
+    claim = write_claim(folder, file)
+    for sentence in claim.verdict:
+        show(sentence)
+    show(
+        f"{file}: the verdict and the hashes of {plural(len(claim.runs), 'run')}. Publish it, or"
+        " its SHA-256, before the number by which others draw runs is known."
+    )
+    return DONE
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Checks a claim; 1 if it is refuted, or a run that was drawn has other bits."""
+    from trainer.studies.claim import sentences, verify_claim
+
+    checked = verify_claim(
+        Path(arguments.file),
+        Path(arguments.folder),
+        arguments.public,
+        arguments.runs,
+        arguments.vocabulary,
+        functools.partial(print, file=sys.stderr, flush=True),
+    )
+    for sentence in sentences(checked):
+        show(sentence)
+    return DONE if checked.verified else FAILED
