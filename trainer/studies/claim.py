@@ -339,7 +339,7 @@ def caught(runs: int, forged: int, count: int) -> float:
     It is 1 - C(runs - forged, count) / C(runs, count).
 
     Example:
-        >>> caught(10, 1, 3)
+        >>> round(caught(10, 1, 3), 12)
         0.3
     """
     return 1 - math.comb(runs - forged, count) / math.comb(runs, count)
