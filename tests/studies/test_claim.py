@@ -18,6 +18,9 @@ from trainer.messages import UserError
 from trainer.studies.claim import (
     Checked,
     Recomputed,
+    _difference,
+    _recompute,
+    _results,
     caught,
     drawn,
     read_claim,
@@ -178,13 +181,25 @@ def test_trials_of_vmap_have_no_claim(computed, monkeypatch):
         write_claim(computed / "sweep", computed / "other.json")
 
 
-def test_a_run_that_diverges_again_in_the_same_way_is_the_same(tmp_path):
-    from trainer.studies.claim import _largest_difference
+def test_rows_are_compared_bit_for_bit():
+    rows = [{"step": 1, "loss": math.nan}, {"step": 2, "loss": math.inf}]
+    assert _difference(rows, [dict(row) for row in rows]) == (True, 0)
+    assert _difference(rows, rows[:1]) == (False, math.inf)
+    near = [{"step": 1, "loss": 1.0 + 2**-52}]
+    same, largest = _difference([{"step": 1, "loss": 1.0}], near)
+    assert not same and largest == pytest.approx(2**-52)
+    assert not _difference([{"step": 1, "loss": 0.0}], [{"step": 1, "loss": -0.0}])[0]
 
-    rows = [{"step": 1.0, "loss": math.nan}, {"step": 2.0, "loss": math.inf}]
-    assert _largest_difference(rows, [dict(row) for row in rows]) == 0
-    assert _largest_difference(rows, rows[:1]) == math.inf
-    assert _largest_difference([{"loss": 1.0}], [{"loss": 1.0 + 2**-52}]) == pytest.approx(2**-52)
+
+def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
+    """The data of the run cannot be read here: nothing is said of its files."""
+    checked = _check(copied, count=0)
+    assert checked.refuted == ()
+    run = next(iter(_results(copied / "sweep")[1].values()))
+    config = run.folder / "config.yaml"
+    config.write_text(config.read_text().replace("data.digits", "data.no_such_data"))
+    with pytest.raises(UserError, match="ended with 2:(.|\n)*no_such_data"):
+        _recompute(run, ())
 
 
 @pytest.mark.parametrize(

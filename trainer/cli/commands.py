@@ -29,10 +29,10 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.challenges import run
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
-        case "compare":
-            from trainer.cli.comparing import run
         case "claim":
             from trainer.cli.claims import run
+        case "compare":
+            from trainer.cli.comparing import run
         case "coordinate_check":
             from trainer.cli.coordinates import run
         case "explain":

@@ -22,7 +22,7 @@ from trainer.writers.lines import PREFIXES
 _ABSENT = object()  # None is a value of a config
 _ORDER = " (order)"  # appended to the path of a dict whose keys are in another order
 # Differences of these keys of a fingerprint are differences of the config.
-_OF_CONFIG = ("config", "seed", "data_seed", "batch_size")
+OF_CONFIG = ("config", "seed", "data_seed", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def compare_fingerprints(a: Side, b: Side) -> list[str]:
     return [
         f"{change}" + (f" (changes the {change.kind})" if change.kind != "bits" else "")
         for change in changes
-        if change.key not in _OF_CONFIG
+        if change.key not in OF_CONFIG
     ]
 
 

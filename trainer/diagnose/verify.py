@@ -190,10 +190,10 @@ def verify(
             f"({rule.form}): {half} steps, a kill, and {half} more steps."
         )
         # The undisturbed run is computed in parallel, which changes its times but not its bits.
-        with _Trainer([*command, "--set=steps_per_call=1"], whole) as undisturbed:
-            with _Trainer([*command, f"--kill_after={half}"], killed) as first:
+        with TrainerProcess([*command, "--set=steps_per_call=1"], whole) as undisturbed:
+            with TrainerProcess([*command, f"--kill_after={half}"], killed) as first:
                 first.wait(-signal.SIGKILL)
-            with _Trainer(command, killed) as second:
+            with TrainerProcess(command, killed) as second:
                 second.wait(STOPPED, DONE)
             undisturbed.wait(STOPPED, DONE)
         if f"Restored step {half:,}." not in second.output:
@@ -273,7 +273,7 @@ def _folder(workdir: str | None) -> Iterator[Path]:
     yield folder
 
 
-class _Trainer:
+class TrainerProcess:
     """A context manager of a trainer process, which is killed at the end of the block."""
 
     def __init__(self, command: Sequence[str], workdir: Path):
@@ -301,7 +301,7 @@ class _Trainer:
         """Returns the last lines that the process printed."""
         return "\n".join(self.output.strip().splitlines()[-6:])
 
-    def __enter__(self) -> "_Trainer":
+    def __enter__(self) -> "TrainerProcess":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -8,23 +8,25 @@ some runs, which are computed again and compared bit by bit. Start with `write_c
 import hashlib
 import json
 import math
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trainer
-from trainer.messages import UserError, joined, plural
+from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
+from trainer.messages import DONE, FAILED, UserError, plural
 from trainer.report.comparison import make_report, read_workloads
+from trainer.report.conditions import fingerprint_rows
+from trainer.report.results import Result
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
 from trainer.workdir.fingerprint import compare
-from trainer.writers import iterate_metrics
+from trainer.writers import read_metrics
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, read_json
 from trainer.writers.run_record import read_record
@@ -33,7 +35,6 @@ FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
 # Of these shares of the runs it is said with which probability a forgery would have been drawn.
 _SHARES = ((10, "a tenth"), (3, "a third"))
-_NOT_COMPARED = ("config", "seed", "data_seed")
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Claim:
         verdict: the sentences of the report.
         plan: the digest of the plan, which has configs, spaces, seeds, goal and rules.
         ledger: the last hash of the ledger, which has those of all files of the runs.
-        runs: how many runs have ended, as names of folders.
+        runs: the folders of the runs.
         code: file of the user's code -> the hashes that it had, in order.
         data: the fingerprints of the data sets.
-        environment: versions, devices and settings with which the runs were computed; those that
-            differ between runs are listed.
+        environment: versions, devices and settings with which the runs were computed; "differs"
+            for one that differs between them.
         lockstep: the version that wrote the claim.
         drawn_by: how a check draws the runs that it computes again.
     """
@@ -86,8 +87,7 @@ def write_claim(folder: Path, file: Path) -> Claim:
             several trials at once, so that their bits are not those of a run alone.
     """
     reader = SweepReader(folder)
-    status = reader.read()
-    if not status.complete:
+    if not reader.read().complete:
         raise UserError(
             f"The sweep in {folder} has not ended, and a claim is about all of its runs: compute"
             " the rest first."
@@ -126,50 +126,28 @@ def _claim_of(folder: Path, plan: Plan, evidence: Evidence) -> Claim:
         raise UserError(
             f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
         )
-    names = sorted(_runs_of(folder))
-    prints = [fingerprint_of(folder / name) for name in names]
+    verdict, runs = _results(folder)
     return Claim(
         format=FORMAT,
         sweep=folder.absolute().name,
-        verdict=_verdict(folder),
+        verdict=verdict,
         plan=plan.digest,
         ledger=evidence.head,
-        runs=names,
+        runs=sorted(runs),
         code={file: list(hashes) for file, hashes in evidence.code.items()},
-        data=sorted({str(each.get("data", "")) for each in prints}),
-        environment=_environment(prints),
+        data=sorted({str(run.fingerprint.get("data", "")) for run in runs.values()}),
+        environment=dict(fingerprint_rows([x for x in runs.values() if x.fingerprint])),
         lockstep=trainer.__version__,
         drawn_by=_DRAWN_BY,
     )
 
 
-def _runs_of(folder: Path) -> Iterator[str]:
-    """Yields the runs of a sweep that have ended, by their folders."""
-    reader = SweepReader(folder)
-    status = reader.read()
-    for trial in (*reader.plan.trials, *(status.final or ())):
-        if trial.folder in status.outcomes:
-            yield trial.folder
-
-
-def _verdict(folder: Path) -> list[str]:
-    return list(make_report(read_workloads([str(folder)]), folder / "report").verdict)
-
-
-def fingerprint_of(run: Path) -> dict[str, Any]:
-    """Returns what the bits of a run depend on, from its run.json; {} without one."""
-    record = read_record(run / "run.json")
-    return {} if record is None else dict(record.get("fingerprint", {}))
-
-
-def _environment(prints: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns versions and settings as texts; several are joined."""
-    found: dict[str, dict[str, None]] = {}
-    for each in prints:
-        for key, value in each.items():
-            if key not in (*_NOT_COMPARED, "data", "code", "isa"):
-                found.setdefault(key, {})[str(value)] = None
-    return {key: joined(list(values)) for key, values in found.items()}
+def _results(folder: Path) -> tuple[list[str], dict[str, Result]]:
+    """Returns the verdict of a sweep, and its runs that have ended, by their folders."""
+    workloads = read_workloads([str(folder)])
+    verdict = list(make_report(workloads, folder / "report").verdict)
+    every = (run for each in workloads for run in (*each.trials, *each.finals))
+    return verdict, {run.name: run for run in every if run.end != "missing"}
 
 
 @dataclass(frozen=True)
@@ -180,7 +158,8 @@ class Recomputed:
         name: its folder in that of the sweep.
         same: whether all rows are equal, bit for bit.
         differing: what the environment of the check has otherwise, as texts.
-        largest: the largest relative difference of a value; infinite if the rows are others.
+        largest: the largest relative difference of a value in the first row that differs;
+            infinite if only one side has a row or a value.
     """
 
     name: str
@@ -236,39 +215,36 @@ def verify_claim(
     """
     claim, plan = read_claim(file), read_plan(folder)
     check_vocabulary(folder, plan, vocabulary)
-    refuted = tuple(_refuted(claim, folder, plan))
+    verdict, runs = _results(folder)
+    refuted = [*_refuted(claim, plan, examine(folder), verdict)]
+    if not refuted and sorted(runs) != sorted(claim.runs):
+        refuted.append("The folder has other runs than the claim.")
     if refuted:
-        return Checked(refuted, len(claim.runs))
+        return Checked(tuple(refuted), len(claim.runs))
     found = []
     for name in drawn(claim.runs, file.read_bytes(), public, count):
         log(f"Computing {name} again.")
-        found.append(_recompute(folder, name, vocabulary))
+        found.append(_recompute(runs[name], vocabulary))
     return Checked((), len(claim.runs), tuple(found))
 
 
-def _refuted(claim: Claim, folder: Path, plan: Plan) -> Iterator[str]:
-    """Yields what of a claim the files of a folder do not support."""
-    evidence = examine(folder)
+def _refuted(claim: Claim, plan: Plan, evidence: Evidence, now: list[str]) -> Iterator[str]:
+    """Yields what of a claim the files of a folder do not support; `now` is their verdict."""
     for fault in evidence.faults:
         yield f"{fault.file}: {fault.why}."
     if evidence.faults:
         return
     if plan.digest != claim.plan:
         yield "The plan of the folder is not that of the claim: it is another or extended sweep."
-    elif evidence.head != claim.ledger:
-        yield "The ledger of the folder does not end as that of the claim: results came or went."
-    if sorted(_runs_of(folder)) != sorted(claim.runs):
-        yield "The folder has other runs than the claim."
-    if not evidence.head or plan.digest != claim.plan:
         return
-    if (now := _verdict(folder)) != claim.verdict:
+    if evidence.head != claim.ledger:
+        yield "The ledger of the folder does not end as that of the claim: results came or went."
+    if now != claim.verdict:
         other = next((x for x in now if x not in claim.verdict), "nothing")
-        version = (
-            ""
-            if trainer.__version__ == claim.lockstep
-            else (f" (by Lockstep {trainer.__version__}, and the claim is by {claim.lockstep})")
-        )
-        yield f"The verdict by the rows{version} is not that of the claim. It is: {other}"
+        versions = ""
+        if trainer.__version__ != claim.lockstep:
+            versions = f" (by Lockstep {trainer.__version__}, and the claim is by {claim.lockstep})"
+        yield f"The verdict by the rows{versions} is not that of the claim. It is: {other}"
 
 
 def drawn(runs: Sequence[str], claim: bytes, public: str, count: int) -> list[str]:
@@ -288,49 +264,50 @@ def drawn(runs: Sequence[str], claim: bytes, public: str, count: int) -> list[st
     return sorted(runs, key=key)[:count]
 
 
-def _recompute(folder: Path, name: str, vocabulary: Sequence[str]) -> Recomputed:
+def _recompute(run: Result, vocabulary: Sequence[str]) -> Recomputed:
     """Computes a run again from its config, in a process of its own, and compares the rows."""
-    run = folder / name
+    from trainer.diagnose.verify import TrainerProcess
+
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        f"--config={(run.folder / 'config.yaml').absolute()}",
+    ]
+    command += [f"--vocabulary={each}" for each in vocabulary]
     with tempfile.TemporaryDirectory() as home:
         again = Path(home) / "run"
-        command = [sys.executable, "-m", "trainer", f"--config={(run / 'config.yaml').absolute()}"]
-        command += [f"--workdir={again}", *(f"--vocabulary={each}" for each in vocabulary)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode and not (again / "metrics.jsonl").exists():
-            lines = done.stderr.strip().splitlines()
-            raise UserError(
-                f"{name} cannot be computed again: {lines[-1] if lines else 'no reason'}"
-            )
-        ours, theirs = _rows(again), _rows(run)
-        changes = compare(fingerprint_of(run), fingerprint_of(again))
-        differing = tuple(str(each) for each in changes if each.key not in _NOT_COMPARED)
-    largest = _largest_difference(ours, theirs)
-    return Recomputed(name, largest == 0, differing, largest)
+        with TrainerProcess(command, again) as process:
+            # A run that diverged ends so again; any other error says nothing of the claim.
+            process.wait(DONE if run.end == "done" else FAILED)
+        record = read_record(again / "run.json")
+        changes = compare(run.fingerprint, {} if record is None else record["fingerprint"])
+        same, largest = _difference(read_metrics(run.folder), read_metrics(again))
+    differing = tuple(str(each) for each in changes if each.key not in OF_CONFIG)
+    return Recomputed(run.name, same, differing, largest)
 
 
-def _rows(run: Path) -> list[dict[str, float]]:
-    """Returns the rows of a run without times, merged by step as writers may divide them."""
-    found: dict[float, dict[str, float]] = {}
-    for row in iterate_metrics(run):
-        kept = {key: value for key, value in row.items() if not key.startswith("perf/")}
-        found.setdefault(row["step"], {}).update(kept)
-    return [found[step] for step in sorted(found)]
+def _difference(theirs: Rows, ours: Rows) -> tuple[bool, float]:
+    """Returns whether rows are equal bit for bit, and their largest relative difference.
+
+    It is that of the first row that differs; infinite if only one side has a row or a value.
+    """
+    found = compare_rows(theirs, ours)
+    if found.only_a or found.only_b:
+        return False, math.inf
+    if found.first is None:
+        return True, 0.0
+    one, other = (
+        next(row for row in rows if row["step"] == found.first) for rows in (theirs, ours)
+    )
+    return False, max(_relative(one.get(name), other.get(name)) for name in found.names)
 
 
-def _largest_difference(
-    ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]
-) -> float:
-    """Returns the largest relative difference; 0 if all bits are equal, infinity for other rows."""
-    if [sorted(row) for row in ours] != [sorted(row) for row in theirs]:
+def _relative(a: float | None, b: float | None) -> float:
+    """Returns the relative difference of two values; infinite if one is none or not finite."""
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
-    largest = 0.0
-    for one, other in zip(ours, theirs, strict=True):
-        for key in one:
-            a, b = float(one[key]), float(other[key])
-            if a != b and not (math.isnan(a) and math.isnan(b)):
-                scale = max(abs(a), abs(b))
-                largest = max(largest, abs(a - b) / scale if math.isfinite(a - b) else math.inf)
-    return largest
+    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0  # 0.0 and -0.0 differ in bits
 
 
 def caught(runs: int, forged: int, count: int) -> float:
@@ -356,19 +333,19 @@ def sentences(checked: Checked) -> Iterator[str]:
         f" one that the rows of {plural(checked.runs, 'run')} give."
     )
     for each in checked.recomputed:
+        again = f"{each.name} was computed again"
+        size = f"differs by {each.largest:.2g} of a value at most where it first differs"
         if each.same:
-            yield f"{each.name} was computed again and has the same bits."
+            yield f"{again} and has the same bits."
         elif each.differing:
             yield (
-                f"{each.name} was computed again and differs by {each.largest:.2g} of a value at"
-                f" most. Here other conditions hold ({'; '.join(each.differing)}), under which"
-                " other bits are no sign of a forgery: check it where it was computed."
+                f"{again} and {size}. Here other conditions hold ({'; '.join(each.differing)}),"
+                " under which other bits are no sign of a forgery: check it where it was computed."
             )
         else:
             yield (
-                f"{each.name} was computed again under the same conditions and differs by"
-                f" {each.largest:.2g} of a value at most: its files are not those of this config"
-                " and code."
+                f"{again} under the same conditions and {size}: its files are not those of this"
+                " config and code."
             )
     if checked.verified:
         yield _power(checked.runs, len(checked.recomputed))
