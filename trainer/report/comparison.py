@@ -66,17 +66,20 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     ]
     names = axes_of(workloads)
     tables = [trials_of(part.workload, part.prefix, names, folder) for part in parts]
+    sentences = (*speedup_sentences(workloads), *(part.verdict for part in parts))
     return Report(
-        title=name_of(workloads),
-        verdict=(*speedup_sentences(workloads), *(part.verdict for part in parts)),
+        title=_name_of(workloads),
+        verdict=sentences,
         arms=tuple(dict.fromkeys(arm for each in workloads for arm in each.arms)),
-        panels=tuple(_panels(parts, names)),
+        panels=tuple(_panels(parts, names, sentences)),
         trials=tuple(table for table in tables if table is not None),
         made=made,
     )
 
 
-def _panels(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Iterator[Panel]:
+def _panels(
+    parts: Sequence[_WorkloadPart], names: Mapping[str, str], sentences: tuple[str, ...]
+) -> Iterator[Panel]:
     """Yields the panels in their order; those about a search only if there is one."""
 
     def blocks(make: Callable[[_WorkloadPart], Block]) -> tuple[Block, ...]:
@@ -84,7 +87,7 @@ def _panels(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Iterato
 
     workloads = [part.workload for part in parts]
     searched = any(each.trials for each in workloads)
-    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names),))
+    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names, sentences),))
     costs = blocks(lambda part: cost_block(part.workload, part.prefix))
     yield Panel("ledger", "Cost", "describes", costs)
     arms = blocks(lambda part: arms_block(part.workload, part.prefix))
@@ -122,7 +125,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def name_of(workloads: Sequence[Workload]) -> str:
+def _name_of(workloads: Sequence[Workload]) -> str:
     """Returns what a report is about: the name of a ladder, or those of its workloads."""
     first = workloads[0]
     if first.ladder is not None and first.path is not None:
@@ -130,8 +133,10 @@ def name_of(workloads: Sequence[Workload]) -> str:
     return joined([each.name for each in workloads])
 
 
-def _verdict_block(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Block:
-    """Returns the verdicts, and warnings about what limits them."""
+def _verdict_block(
+    parts: Sequence[_WorkloadPart], names: Mapping[str, str], sentences: tuple[str, ...]
+) -> Block:
+    """Returns the sentences of the verdict, and warnings about what limits them."""
     workloads = [part.workload for part in parts]
     warnings = []
     for part in parts:
@@ -157,8 +162,7 @@ def _verdict_block(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> 
     if len(splits) > 1:
         listed = joined([f"{each.name} {each.goal.report_on}" for each in workloads])
         warnings.append(f"The sweeps report on different splits ({listed}).")
-    text = (*speedup_sentences(workloads), *(part.verdict for part in parts))
-    return Block(text=text, warnings=tuple(warnings))
+    return Block(text=sentences, warnings=tuple(warnings))
 
 
 def check_different(workloads: Sequence[Workload]) -> None:

@@ -6,21 +6,19 @@ searched once. All intervals are t intervals over chains. Start with `Climb`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from trainer.messages import plural
 from trainer.report.pairs import reason_not_to_judge
 from trainer.report.results import Result, Workload
-from trainer.report.spaces import number_of
+from trainer.report.spaces import edge_of, number_of
 from trainer.report.statistics import LEVEL, Estimate, mean_interval
-from trainer.report.statistics.sensitivity import edge
 from trainer.report.wording import joined
 from trainer.sweep.ladder import RETUNED, PlannedLadder
-from trainer.sweep.spaces import Bounds, bounds
 
 _FEWEST_TO_FIT = 3  # rungs through which a power law is drawn
 
@@ -147,6 +145,24 @@ class Regret:
     chains: int
 
 
+class BestRate(NamedTuple):
+    """The learning rate of a winner.
+
+    Attributes:
+        arm, path, rung: the arm, the config path of the rate, and the rung.
+        chain: the number of the search.
+        value: the rate.
+        edge: the edge of its space at which it lies, "low" or "high"; None if it does not.
+    """
+
+    arm: str
+    path: str
+    rung: str
+    chain: int
+    value: float
+    edge: str | None
+
+
 class Climb:
     """The rungs of a ladder, from `sweep_results.on_rungs`, and what they show together.
 
@@ -163,7 +179,7 @@ class Climb:
         self.planned: PlannedLadder = planned
         self.rungs = [each for each in workloads if not each.rung.endswith(RETUNED)]
         again = [each for each in workloads if each.rung.endswith(RETUNED)]
-        self.again = {each.rung.removesuffix(RETUNED): each for each in again}
+        self.again = {_label(each): each for each in again}
         self.goal = workloads[0].goal
         self._all = workloads
 
@@ -262,24 +278,21 @@ class Climb:
         self, arm: str, workload: Workload, matches: Mapping[int, Match], confidence: float
     ) -> Speedup:
         logs = [each.log_cost for each in matches.values()]
-        estimate = mean_interval(logs, confidence) if logs else None
-        rung = workload.rung
-        found = Speedup(arm, rung, self.factor_of(rung), matches, len(self.chains), estimate)
-        if estimate is not None and not found.exact:
-            estimate = Estimate(estimate.value, None, None, estimate.n, estimate.deviation)
-        return Speedup(arm, rung, found.factor, matches, found.chains, estimate)
+        rung, chains = workload.rung, len(self.chains)
+        found = Speedup(arm, rung, self.factor_of(rung), matches, chains, None)
+        if not logs:
+            return found
+        estimate = mean_interval(logs, confidence)
+        if not found.exact:
+            estimate = replace(estimate, low=None, high=None)
+        return replace(found, estimate=estimate)
 
     def trend(self, arm: str) -> Trend:
         """Returns how the speed-up of an arm changes: its power of the size of the rung."""
         exact = [each for each in self.speedups if each.arm == arm and each.exact]
         if len(exact) < 2:
-            return Trend(
-                arm,
-                "",
-                len(exact),
-                None,
-                f"{arm} has a speed-up of every {self.unit} on fewer than two rungs.",
-            )
+            why = f"{arm} has a speed-up of every {self.unit} on fewer than two rungs."
+            return Trend(arm, "", len(exact), None, why)
         x = [math.log(each.factor) for each in exact]
         slopes = [slope(x, [e.matches[chain].log_cost for e in exact]) for chain in self.chains]
         confidence = 1 - LEVEL / max(1, len(self.others))
@@ -311,59 +324,56 @@ class Climb:
         ]
 
     @cached_property
-    def best_rates(self) -> list[tuple[str, str, str, int, float, str]]:
-        """The learning rate of each winner on the rungs that were searched.
-
-        Each is an arm, a config path, a rung, a chain, the value, and the edge of the space at
-        which it lies, "low", "high" or "".
-        """
+    def best_rates(self) -> list[BestRate]:
+        """The learning rate of each winner on the rungs that were searched, the lowest first."""
         searched = [each for each in (*self.rungs, *self.again.values()) if each.trials]
         found = []
-        for each in sorted(searched, key=lambda w: self.factor_of(w.rung.removesuffix(RETUNED))):
+        for each in sorted(searched, key=lambda w: self.factor_of(_label(w))):
             for (arm, search), number in each.winners.items():
                 runs = [run for run in each.trials_of(arm) if run.search == search]
-                won = next((run for run in runs if run.number == number), None)
                 for path, text in each.spaces[arm].axes.items():
-                    value = None if won is None else number_of(won.values.get(path))
-                    if "learning_rate" not in path or value is None or not value > 0:
+                    if "learning_rate" not in path:
                         continue
-                    at = [number_of(run.values.get(path)) or 0.0 for run in runs]
-                    where = _edge(at, value, bounds(text)) or ""
-                    rung = each.rung.removesuffix(RETUNED)
-                    found.append((arm, path, rung, search, value, where))
+                    points = [(run.number, number_of(run.values.get(path))) for run in runs]
+                    known = {n: x for n, x in points if x is not None and x > 0}
+                    if number in known:
+                        at = [*known.values()]
+                        _, where = edge_of(at, at.index(known[number]), text)
+                        rung = _label(each)
+                        found.append(BestRate(arm, path, rung, search, known[number], where))
         return found
 
     def rate_trends(self) -> list[Trend]:
         """Returns the power of the size of the rung by which each best learning rate changes."""
-        found: dict[tuple[str, str], list[tuple[str, int, float, str]]] = {}
-        for arm, path, *rest in self.best_rates:
-            found.setdefault((arm, path), []).append(tuple(rest))  # type: ignore[arg-type]
+        found: dict[tuple[str, str], list[BestRate]] = {}
+        for each in self.best_rates:
+            found.setdefault((each.arm, each.path), []).append(each)
         confidence = 1 - LEVEL / max(1, len(found))
         return [self._rate_trend(*key, each, confidence) for key, each in found.items()]
 
     def _rate_trend(
-        self, arm: str, path: str, found: Sequence[tuple[str, int, float, str]], confidence: float
+        self, arm: str, path: str, found: Sequence[BestRate], confidence: float
     ) -> Trend:
-        labels = list(dict.fromkeys(rung for rung, *_ in found))
+        labels = list(dict.fromkeys(each.rung for each in found))
+        at_edge = list(dict.fromkeys(each.rung for each in found if each.edge))
+        slopes = []
+        for chain in dict.fromkeys(each.chain for each in found):
+            own = [each for each in found if each.chain == chain]
+            if len(own) == len(labels) > 1:
+                x = [math.log(self.factor_of(each.rung)) for each in own]
+                slopes.append(slope(x, [math.log(each.value) for each in own]))
+        why = ""
         if len(labels) < 2:
             why = f"The best {path} of {arm} was searched on one rung."
-            return Trend(arm, path, len(labels), None, why)
-        at_edge = list(dict.fromkeys(rung for rung, _, _, where in found if where))
-        if at_edge:
+        elif at_edge:
             why = (
                 f"The best {path} of {arm} lies at an edge of its space on {joined(at_edge)}, so"
                 " that no slope is fitted: a wider space may have a better one."
             )
-            return Trend(arm, path, len(labels), None, why)
-        slopes = []
-        for chain in dict.fromkeys(chain for _, chain, _, _ in found):
-            own = [(self.factor_of(rung), v) for rung, c, v, _ in found if c == chain]
-            if len(own) == len(labels):
-                x, y = zip(*own, strict=True)
-                slopes.append(slope([*map(math.log, x)], [*map(math.log, y)]))
-        if not slopes:
-            return Trend(arm, path, len(labels), None, f"No search of {arm} has all its winners.")
-        return Trend(arm, path, len(labels), mean_interval(slopes, confidence))
+        elif not slopes:
+            why = f"No search of {arm} has all its winners."
+        estimate = None if why else mean_interval(slopes, confidence)
+        return Trend(arm, path, len(labels), estimate, why)
 
     # Results by cost.
 
@@ -403,9 +413,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float(centred @ (b - b.mean()) / (centred @ centred))
 
 
-def _edge(at: Sequence[float], best: float, space: Bounds | None) -> str | None:
-    """Returns the edge of its space at which a best value lies, or None."""
-    space = space or Bounds("values", min(at), max(at))
-    if not space.low < space.high or (space.log and not space.low > 0):
-        return None
-    return edge(at, at.index(best), space.low, space.high, space.log)
+def _label(workload: Workload) -> str:
+    """Returns the name of a rung, whether or not it is searched beside the rule."""
+    return workload.rung.removesuffix(RETUNED)

@@ -1,11 +1,13 @@
 """The points of searches: their values, and their places along the axes of a space."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config import Tree
 from trainer.report.results import Result, Workload
+from trainer.report.statistics.sensitivity import edge
+from trainer.sweep.spaces import Bounds, bounds
 from trainer.sweep.tuned import Tuning, tuning_of
 
 Place = tuple[int, int]  # a search, and the number of a point in it
@@ -125,6 +127,20 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
             found.append(Scan(arm, path, True, at, goals, names, of_seeds))
     alone = tuning(workload, arm).count <= 1
     return [replace(scan, alone=alone) for scan in found]
+
+
+def edge_of(at: Sequence[float], best: int, text: str) -> tuple[Bounds, str | None]:
+    """Returns the bounds of a space, and the edge at which the best of some points lies, or None.
+
+    Args:
+        at: the points on the axis.
+        best: the index of the best one.
+        text: the space, as a plan has it; one that lists values ends with those that were tried.
+    """
+    space = bounds(text) or Bounds("values", min(at), max(at))
+    if len(set(at)) < 3:
+        return space, None
+    return space, edge(at, best, space.low, space.high, space.log)
 
 
 def spans_decades(values: Iterable[float]) -> bool:

@@ -1,5 +1,6 @@
 """The second plan of a sweep: the winner of each arm again, on seeds that no trial used."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,27 +109,33 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
         # A search of which every point diverged has no winner.
         winner = _Winner(number=number, value=value) if math.isfinite(value) else None
         winners[arm].append(winner)
-    for arm in plan.arms:
-        if arm not in plan.searched:
-            winners[arm] = [_moved(plan, arm, s, winners) for s in range(len(plan.offsets))]
+    moved = [arm for arm in plan.arms if arm not in plan.searched]
+    points = {(t.arm, t.search, t.number): t.values for t in plan.trials} if moved else {}
+    for arm, search in itertools.product(moved, range(len(plan.offsets))):
+        winners[arm].append(_moved(plan, arm, search, winners, points))
     return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
 
 
 def _moved(
-    plan: Plan, arm: str, search: int, winners: Mapping[str, Sequence[_Winner | None]]
+    plan: Plan,
+    arm: str,
+    search: int,
+    winners: Mapping[str, Sequence[_Winner | None]],
+    points: Mapping[tuple[str, int, int], Mapping[str, Tree]],
 ) -> _Winner | None:
-    """Returns what an arm takes from the winners on lower rungs; None if a search has no winner."""
+    """Returns what an arm takes from the winners on lower rungs; None if a search has no winner.
+
+    `points` is arm, search and number -> the values of a point.
+    """
     assert plan.ladder is not None
-    won = [(source, winners[source][search]) for source in plan.ladder.sources(arm)]
-    points = {(t.arm, t.search, t.number): t.values for t in plan.trials}
-    values, last = [], None
-    for source, last in won:
-        if last is None:
+    found, value = [], math.nan
+    for source in plan.ladder.sources(arm):
+        won = winners[source][search]
+        if won is None:
             return None
-        values.append(points[source, search, last["number"]])
-    assert last is not None
-    found = encoded(plan.ladder.moved(arm, values))
-    return _Winner(number=0, value=last["value"], values=found)
+        found.append(points[source, search, won["number"]])
+        value = won["value"]  # in the end, that on the highest rung that was searched
+    return _Winner(number=0, value=value, values=encoded(plan.ladder.moved(arm, found)))
 
 
 def read_choices(folder: Path, plan: Plan) -> list[Choice]:
@@ -137,7 +144,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     Raises DamagedFile if final.json is damaged, or disagrees with the plan.
     """
     file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
-    choices = []
+    choices, decoder = [], Decoder()
     for each in _read(folder):
         number = each["revision"]
         if not 1 <= number <= plan.revision:
@@ -152,7 +159,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
             for search, winner in enumerate(won if isinstance(won, list) else [won]):
                 winners[arm, search] = None if winner is None else winner["number"]
                 if winner is not None and arm not in plan.searched:
-                    moved[arm, search] = Decoder().values(winner.get("values", {}))
+                    moved[arm, search] = decoder.values(winner.get("values", {}))
                 elif winner is not None and (arm, search, winner["number"]) not in points:
                     point = point_name(search, winner["number"])
                     raise damaged(file, f"{arm} has no point {point}", _ADVICE)

@@ -217,7 +217,7 @@ class Plan:
         """The runs by their names."""
         return {trial.name: trial for trial in self.trials}
 
-    @property
+    @cached_property
     def searched(self) -> list[str]:
         """The arms that have trials: all but those that a ladder moves."""
         ladder = self.ladder

@@ -34,9 +34,13 @@ def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
     """Lists differences in entries that a plan has only where they are not the default."""
     searches = [len(each.get("offsets", [0])) for each in (old, new)]
     lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
-    entries = ("looks", "planned"), ("skewed", False), ("per_example", True), ("ladder", None)
-    entries += (("ablated", ""),)
-    for key, usual in entries:
+    for key, usual in (
+        ("looks", "planned"),
+        ("skewed", False),
+        ("per_example", True),
+        ("ladder", None),
+        ("ablated", ""),
+    ):
         before, after = old.get(key, usual), new.get(key, usual)
         if before != after:
             lines.append(f"{key}: {shown(before)} -> {shown(after)}")

@@ -8,11 +8,11 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
-from trainer.report.spaces import Scan, number_of, scans, spans_decades
+from trainer.report.spaces import Scan, edge_of, number_of, scans, spans_decades
 from trainer.report.statistics import mean_interval
-from trainer.report.statistics.sensitivity import edge, sensitivity
+from trainer.report.statistics.sensitivity import sensitivity
 from trainer.report.wording import joined
-from trainer.sweep.spaces import Bounds, bounds
+from trainer.sweep.spaces import Bounds
 from trainer.writers import iterate_metrics
 
 _NAMED = 4  # how many axes a sentence lists
@@ -197,12 +197,10 @@ def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
 
 def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
     """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
-    text = workload.spaces[scan.arm].axes[scan.path]
-    space = bounds(text) or Bounds("values", min(scan.at), max(scan.at))
     best = min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
-    if not math.isfinite(scan.values[best]) or len(set(scan.at)) < 3 or workload.path is None:
+    if not math.isfinite(scan.values[best]) or workload.path is None:
         return None
-    where = edge(scan.at, best, space.low, space.high, space.log)
+    space, where = edge_of(scan.at, best, workload.spaces[scan.arm].axes[scan.path])
     return None if where is None else (scan.at[best], space, where)
 
 
