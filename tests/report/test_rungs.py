@@ -40,7 +40,6 @@ def ladder(
         "steps",
         LABELS,
         tuple(steps / 100 for steps in STEPS),
-        "retuned" if retuned is None else "fixed",
         5 if retuned is None else 1,
         () if retuned is None else ("4x",),
         "adamw",

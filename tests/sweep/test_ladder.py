@@ -57,15 +57,15 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "sweep"
 
 
-def _ladder(rule: str, searched: int, power: float | str | None = None) -> PlannedLadder:
+def _ladder(searched: int, power: float | str | None = None) -> PlannedLadder:
     powers = {} if power is None else {"muon": {"rate": power}}
     return PlannedLadder(
-        "width", ("64", "128", "256", "1024"), (1, 2, 4, 16), rule, searched, powers=powers
+        "width", ("64", "128", "256", "1024"), (1, 2, 4, 16), searched, powers=powers
     )
 
 
 def test_a_fixed_rule_takes_the_values_of_the_highest_rung_that_is_searched():
-    ladder = _ladder("fixed", 2)
+    ladder = _ladder(2)
     winners = [{"rate": 0.1, "decay": 1.0}, {"rate": 0.3, "decay": 2.0}]
     assert ladder.moved("muon@1024", winners) == {"rate": 0.3, "decay": 2.0}
     assert ladder.sources("muon@1024") == ["muon@64", "muon@128"]
@@ -73,7 +73,7 @@ def test_a_fixed_rule_takes_the_values_of_the_highest_rung_that_is_searched():
 
 def test_a_power_is_that_of_the_ratio_to_the_rung_of_the_winner():
     # muP divides Adam's learning rate by the width: from 128 to 1024 by 8.
-    moved = _ladder("powers", 2, -1.0).moved("muon@1024", [{"rate": 9.0}, {"rate": 0.4}])
+    moved = _ladder(2, -1.0).moved("muon@1024", [{"rate": 9.0}, {"rate": 0.4}])
     assert moved == {"rate": pytest.approx(0.4 / 8, rel=1e-15)}
 
 
@@ -81,7 +81,7 @@ def test_a_fitted_power_continues_the_line_of_numpy():
     values = [0.1, 0.07, 0.02]
     line = np.polyfit(np.log([1, 2, 4]), np.log(values), 1)
     expected = math.exp(np.polyval(line, math.log(16)))
-    moved = _ladder("powers", 3, "fitted").moved("muon@1024", [{"rate": x} for x in values])
+    moved = _ladder(3, "fitted").moved("muon@1024", [{"rate": x} for x in values])
     assert moved["rate"] == pytest.approx(expected, rel=1e-12)
 
 

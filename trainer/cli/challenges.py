@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-import trainer
+from trainer.cli.reporting import made_by
 from trainer.cli.terminal import show
 from trainer.messages import DONE, FAILED, UserError, joined, plural
 
@@ -56,8 +56,7 @@ def _table(arguments: argparse.Namespace) -> int:
             " the folder of a sweep named sweep."
         )
     entries = [check_entry(rules, folder, arguments.vocabulary) for folder in rules.entries]
-    made = f"Lockstep {trainer.__version__}: python -m trainer challenge table {arguments.folder}"
-    report = make_table(rules, entries, made)
+    report = make_table(rules, entries, made_by("challenge", ["table", arguments.folder]))
     folder = Path(arguments.output or rules.folder / "report")
     files = write(report, folder, arguments.formats or FORMATS)
     for sentence in report.verdict:

@@ -1,14 +1,12 @@
 """The command coordinate_check: compares changes of activations over widths."""
 
 import argparse
-import shlex
 import sys
-from pathlib import Path
 
-import trainer
+from trainer.cli.reporting import made_by, write_files
 from trainer.cli.resolving import config_options, ignore_optimizer_warnings, read_config
 from trainer.cli.terminal import show
-from trainer.messages import DONE, FAILED, plural
+from trainer.messages import DONE, FAILED
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,8 +16,6 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.report import FORMATS
-    from trainer.report.write import write
     from trainer.studies.coordinate_check import check
     from trainer.studies.coordinate_report import make_report, notes, passed, printed, verdict
     from trainer.studies.width_series import make_series
@@ -47,16 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     for line in found.warnings:
         show(f"The plan warns at the width {found.widths[-1]}: {line}")
     if arguments.output:
-        names = ", ".join(arguments.files)
-        report = make_report(found, f"Coordinate check of {names}", _made(arguments))
-        files = write(report, Path(arguments.output), arguments.formats or FORMATS)
-        show(f"{arguments.output}: {plural(len(files), 'file')}")
+        title = f"Coordinate check of {', '.join(arguments.files)}"
+        made = made_by("coordinate_check", _words(arguments))
+        write_files(make_report(found, title, made), arguments)
     return DONE if passed(found) else FAILED
 
 
-def _made(arguments: argparse.Namespace) -> str:
-    """Returns the version, and the command with the options that decide what is measured."""
-    words = [
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options that decide what is measured."""
+    return [
         *config_options(arguments),
         f"--widths={','.join(map(str, arguments.widths))}",
         *([f"--width_path={arguments.width_path}"] if arguments.width_path else []),
@@ -65,5 +60,3 @@ def _made(arguments: argparse.Namespace) -> str:
         f"--seeds={arguments.seeds}",
         *(["--keep_schedules"] if arguments.keep_schedules else []),
     ]
-    command = shlex.join(["python", "-m", "trainer", "coordinate_check", *words])
-    return f"Lockstep {trainer.__version__}: {command}"

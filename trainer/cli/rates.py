@@ -1,14 +1,12 @@
 """The command rate_test: raises a learning rate until training diverges."""
 
 import argparse
-import shlex
 import sys
-from pathlib import Path
 
-import trainer
+from trainer.cli.reporting import made_by, write_files
 from trainer.cli.resolving import config_options, ignore_optimizer_warnings, read_config
 from trainer.cli.terminal import show
-from trainer.messages import DONE, UserError, plural
+from trainer.messages import DONE, UserError
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,8 +18,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--group and --rate_path both name the learning rate: write one of them.")
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.report import FORMATS
-    from trainer.report.write import write
     from trainer.studies.rate_paths import rate_at, rate_of_group
     from trainer.studies.rate_report import make_report, notes, sentences, upper_end, yaml
     from trainer.studies.rate_test import Rates, rate_test
@@ -48,16 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
         show(f"largest gain is reached to {upper_end(tested)}:\n")
         show("\n".join(pasted))
     if arguments.output:
-        names = ", ".join(arguments.files)
-        report = make_report(tested, f"Range test of {names}", _made(arguments, path))
-        files = write(report, Path(arguments.output), arguments.formats or FORMATS)
-        show(f"{arguments.output}: {plural(len(files), 'file')}")
+        title = f"Range test of {', '.join(arguments.files)}"
+        write_files(
+            make_report(tested, title, made_by("rate_test", _words(arguments, path))), arguments
+        )
     return DONE
 
 
-def _made(arguments: argparse.Namespace, path: str) -> str:
-    """Returns the version, and the command with the options that decide what is computed."""
-    words = [
+def _words(arguments: argparse.Namespace, path: str) -> list[str]:
+    """Returns the options that decide what is computed."""
+    return [
         *config_options(arguments),
         f"--rate_path={path}",
         f"--low={arguments.low:g}",
@@ -65,6 +61,3 @@ def _made(arguments: argparse.Namespace, path: str) -> str:
         f"--steps={arguments.steps}",
         f"--seeds={arguments.seeds}",
     ]
-    return f"Lockstep {trainer.__version__}: " + shlex.join(
-        ["python", "-m", "trainer", "rate_test", *words]
-    )

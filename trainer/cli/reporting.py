@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import join as quoted
 
+import trainer
 from trainer.cli.terminal import show
 from trainer.messages import DONE, plural
+from trainer.report.document import Report
 from trainer.report.wording import joined
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes a report, and prints the verdict and where the files are."""
-    import trainer
     from trainer.report import FORMATS
     from trainer.report.comparison import default_folder, make_report, read_workloads
     from trainer.report.write import write
@@ -21,8 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.folders, arguments.metric, arguments.mode, arguments.target
     )
     folder = Path(arguments.output or default_folder(arguments.folders))
-    made = f"Lockstep {trainer.__version__}: {_command(arguments)}"
-    made_report = make_report(workloads, folder, made)
+    made_report = make_report(workloads, folder, made_by("report", _words(arguments)))
     files = write(made_report, folder, arguments.formats or FORMATS)
     for sentence in made_report.verdict:
         show(sentence)
@@ -32,13 +32,27 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _command(arguments: argparse.Namespace) -> str:
-    """Returns the command that computes the same report."""
-    words = ["python", "-m", "trainer", "report", *arguments.folders]
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """Returns what follows "report" in the command that computes the same report."""
+    words = list(arguments.folders)
     for name in ("metric", "mode", "target"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}={value}"]
-    return quoted(words)
+    return words
+
+
+def made_by(command: str, words: Sequence[str]) -> str:
+    """Returns how a report was made: the version, and the command that makes it again."""
+    return f"Lockstep {trainer.__version__}: {quoted(['python', '-m', 'trainer', command, *words])}"
+
+
+def write_files(report: Report, arguments: argparse.Namespace) -> None:
+    """Writes the report of a study into the folder of --output, and says how many files."""
+    from trainer.report import FORMATS
+    from trainer.report.write import write
+
+    files = write(report, Path(arguments.output), arguments.formats or FORMATS)
+    show(f"{arguments.output}: {plural(len(files), 'file')}")
 
 
 def _counted(files: Sequence[Path]) -> str:

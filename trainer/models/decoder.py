@@ -92,8 +92,7 @@ class Gpt(nn.Module):
     """Embeds tokens, applies the blocks, and multiplies their norm by the head.
 
     The parts are made with a name: `block(name=...)`. `head` is None where the embedding is the
-    head, and `angles(positions, dtype=...)` returns what `rotary_angles` does. `embed_apart` says
-    that the dtype of the embedding is not that of the other parameters.
+    head, and `angles(positions, dtype=...)` returns what `rotary_angles` does.
     """
 
     vocab_size: int
@@ -101,7 +100,6 @@ class Gpt(nn.Module):
     head_dim: int
     block: functools.partial
     embed: functools.partial
-    embed_apart: bool
     norm: functools.partial
     head: functools.partial | None
     angles: functools.partial
@@ -130,8 +128,8 @@ class Gpt(nn.Module):
         """
         _check_length(tokens, self.max_length)
         kernel, bias = (None, None) if self.head is None else self.head(name="head")()
-        dtype = kernel.dtype if self.embed_apart and kernel is not None else None
-        x, embedding = self.embed(name="embed")(tokens, dtype)
+        # The embedding may be stored in another dtype than the other parameters.
+        x, embedding = self.embed(name="embed")(tokens, None if kernel is None else kernel.dtype)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         positions = jnp.arange(tokens.shape[1]) + (0 if start is None else start)
         angles = self.angles(positions, dtype=wide(x.dtype))

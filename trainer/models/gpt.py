@@ -154,8 +154,8 @@ def gpt(
             is unknown; `dropout`, `soft_cap`, `z_loss`, `rope_base`, `attention_scale`,
             `norm_epsilon`, `init_scale` or `embed_init` is out of range; `soft_cap_form` is given
             without `soft_cap`, `attention_scale` with `base_width`, or `embed_dtype` with `tied`.
-            The functions of the Model raise it if the
-            batch has no tokens or more than `max_length` in a sequence.
+            The functions of the Model raise it if the batch has no tokens or more than `max_length`
+            in a sequence.
 
     Example:
         >>> import jax
@@ -214,7 +214,6 @@ def gpt(
         head_dim=head_dim,
         block=functools.partial(Block, mixer, mlp, norm, last, dropout),
         embed=functools.partial(Embed, vocab_size, width, drawn, norm if embed_norm else None),
-        embed_apart=embed_dtype is not None,
         norm=norm,
         head=None if tied else functools.partial(Head, width, vocab_size, head, bias),
         angles=functools.partial(rotary_angles, head_dim=head_dim, base=rope_base, rope=rope),

@@ -160,16 +160,7 @@ def check(
             f"A slope with its error needs three widths, or two widths and two seeds. The check was"
             f" given {plural(len(widths), 'width')} and {plural(seeds, 'seed')}."
         )
-    # All programs are built before the first is trained, as a width may not fit the model.
-    constants: dict[str, float] = {}
-    programs: dict[int, Program] = {}
-    for width, config in series.by_width.items():
-        programs[width] = load_located(config, vocabulary)
-        if not keep_schedules:
-            own = programs[width].experiment
-            constant, constants = with_constant_rates(config, own, vocabulary)
-            programs[width] = load_located(constant, vocabulary) if constants else programs[width]
-        programs[width].abstract_state()
+    programs, constants = _programs(series, keep_schedules, vocabulary)
     own = programs[widths[-1]].experiment
     if stops[-1] > own.steps:
         raise UserError(
@@ -185,6 +176,25 @@ def check(
         log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
     warnings = tuple(_warnings(programs[widths[-1]]))
     return Found(series, numbers, stops, *_arrays(found), constants, warnings, examples)
+
+
+def _programs(
+    series: WidthSeries, keep_schedules: bool, vocabulary: Sequence[str]
+) -> tuple[dict[int, Program], dict[str, float]]:
+    """Builds the program of each width, before any is trained: a width may not fit the model.
+
+    Returns them by width, and config path -> the learning rate that replaced a schedule.
+    """
+    programs: dict[int, Program] = {}
+    constants: dict[str, float] = {}
+    for width, config in series.by_width.items():
+        program = load_located(config, vocabulary)
+        if not keep_schedules:
+            constant, constants = with_constant_rates(config, program.experiment, vocabulary)
+            program = load_located(constant, vocabulary) if constants else program
+        program.abstract_state()
+        programs[width] = program
+    return programs, constants
 
 
 def _warnings(program: Program) -> list[str]:

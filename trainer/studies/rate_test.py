@@ -211,31 +211,13 @@ def rate_test(
             f"--steps={rates.steps}: the test needs at least 20 steps, a tenth of which are"
             " smoothed together."
         )
-    rising = {
-        "init_value": rates.low,
-        "transition_steps": rates.steps - 1,
-        "decay_rate": rates.high / rates.low,
-    }
-    call, source = Call("optax.exponential_decay", rising), Source("the rising learning rate")
-    program = load_located(configs.replace(config, {rates.path: call}, source), vocabulary)
-    own, growth = program.experiment, f"{rates.path}.decay_rate"
-    if rates.steps > own.steps:
-        raise UserError(
-            f"--steps={rates.steps}: the config has {plural(own.steps, 'step')}, and the other"
-            " groups follow their schedules in it. Write a smaller number, or --set steps="
-            f"{rates.steps} for schedules of that length."
-        )
-    program.compile(program.abstract_state())
-    numbers = tuple(range(own.seed, own.seed + seeds))
-    values = program.inputs.values
-    if growth not in values:
-        raise UserError(
-            f"{rates.path} cannot rise: the optimizer decides by it in Python, as the plan of"
-            " explain says of constants."
-        )
+    growth = f"{rates.path}.decay_rate"
+    program = _program(config, rates, growth, vocabulary)
+    seed, values = program.experiment.seed, program.inputs.values
+    numbers = tuple(range(seed, seed + seeds))
     runs = [
-        (Run(program, values, seed), Run(program, {**values, growth: 1.0}, seed))
-        for seed in numbers
+        (Run(program, values, each), Run(program, {**values, growth: 1.0}, each))
+        for each in numbers
     ]
     done = 0
     while done < rates.steps and not all(diverged(*pair) for pair in runs):
@@ -248,6 +230,34 @@ def rate_test(
         if done * 10 // rates.steps > (done - count) * 10 // rates.steps:
             log(f"{done} of {rates.steps} steps, learning rate {rates.values[done - 1]:.3g}")
     return _tested(config, rates, numbers, runs)
+
+
+def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str]) -> Program:
+    """Compiles the program of a rising rate, whose input `growth` is the last over the first rate.
+
+    Raises UserError if a run is shorter than the test, or the rate is not an input.
+    """
+    rising = {
+        "init_value": rates.low,
+        "transition_steps": rates.steps - 1,
+        "decay_rate": rates.high / rates.low,
+    }
+    call, source = Call("optax.exponential_decay", rising), Source("the rising learning rate")
+    program = load_located(configs.replace(config, {rates.path: call}, source), vocabulary)
+    steps = program.experiment.steps
+    if rates.steps > steps:
+        raise UserError(
+            f"--steps={rates.steps}: the config has {plural(steps, 'step')}, and the other"
+            " groups follow their schedules in it. Write a smaller number, or --set steps="
+            f"{rates.steps} for schedules of that length."
+        )
+    program.compile(program.abstract_state())
+    if growth not in program.inputs.values:
+        raise UserError(
+            f"{rates.path} cannot rise: the optimizer decides by it in Python, as the plan of"
+            " explain says of constants."
+        )
+    return program
 
 
 def diverged(rising: "Run", steady: "Run") -> bool:

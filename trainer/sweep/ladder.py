@@ -245,7 +245,6 @@ class PlannedLadder:
         path: the config path that differs between rungs.
         labels: the names of the rungs, from the lowest.
         factors: the size of each rung divided by that of the lowest.
-        rule: "retuned", "fixed" or "powers".
         searched: how many rungs are searched, the lowest ones.
         retuned: the names of the rungs above them that are searched as well.
         baseline: the arm with which others are compared, or None.
@@ -255,7 +254,6 @@ class PlannedLadder:
     path: str
     labels: tuple[str, ...]
     factors: tuple[float, ...]
-    rule: str
     searched: int
     retuned: tuple[str, ...] = ()
     baseline: str | None = None
@@ -280,7 +278,7 @@ class PlannedLadder:
 
         Example:
             >>> powers = {"muon": {"rate": -1.0}}
-            >>> ladder = PlannedLadder("width", ("64", "256"), (1, 4), "powers", 1, powers=powers)
+            >>> ladder = PlannedLadder("width", ("64", "256"), (1, 4), 1, powers=powers)
             >>> ladder.moved("muon@256", [{"rate": 0.5, "decay": 0.1}])
             {'rate': 0.125, 'decay': 0.1}
         """

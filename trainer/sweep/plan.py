@@ -392,7 +392,6 @@ def _planned_ladder(ladder: Ladder, arms: Sequence[ArmConfig]) -> PlannedLadder:
         path=ladder.path,
         labels=ladder.labels,
         factors=factors_of(ladder),
-        rule=ladder.rule if ladder.rule in ("retuned", "fixed") else "powers",
         searched=ladder.searched,
         retuned=tuple(map(label_of, ladder.retuned)),
         baseline=ladder.baseline,
