@@ -21,10 +21,10 @@ from trainer.engine import memory
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
-from trainer.sweep.definition import Definition, read_sweep
 from trainer.sweep.plan import Plan, make_plan
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs, most_side_by_side
+from trainer.sweep.reading import Definition, read_sweep
 
 BASE = """
 model: !models.mlp {width: 8}
@@ -290,7 +290,7 @@ def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monk
     # Another process, another order of hashes, another current folder.
     planned(folder, GOOD)
     code = "from trainer.config import load; from trainer.config.vocabulary import SWEEP\n"
-    code += "from trainer.sweep.definition import read_sweep\n"
+    code += "from trainer.sweep.reading import read_sweep\n"
     code += "from trainer.sweep.plan import make_plan\n"
     code += "print(make_plan(read_sweep(load(['sweep.yaml'], language=SWEEP))).content_digest)"
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT)}

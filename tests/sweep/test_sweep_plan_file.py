@@ -28,11 +28,11 @@ from trainer.config import load
 from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
-from trainer.sweep.definition import Definition
 from trainer.sweep.encoding import canonical
 from trainer.sweep.plan import Plan, SharedProgram, make_plan
 from trainer.sweep.plan_file import check_same, digest_of, read_plan, write_plan
 from trainer.sweep.programs import find_programs
+from trainer.sweep.reading import Definition
 from trainer.workdir import folder as workdir
 
 TREES = """base: base.yaml
@@ -179,7 +179,7 @@ from trainer.config.vocabulary import SWEEP
 from trainer.sweep.plan import make_plan
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs
-from trainer.sweep.definition import read_sweep
+from trainer.sweep.reading import read_sweep
 definition = read_sweep(load(["sweep.yaml"], language=SWEEP))
 plan = find_programs(definition, make_plan(definition))
 write_plan(Path(sys.argv[1]), definition, plan)
@@ -313,7 +313,7 @@ def test_processes_that_start_a_sweep_together_write_one_plan(folder):
     code = """
 from pathlib import Path
 from trainer.config import load
-from trainer.sweep.definition import read_sweep
+from trainer.sweep.reading import read_sweep
 from trainer.config.vocabulary import SWEEP
 from tests.sweep.test_sweep_plan_file import written
 definition = read_sweep(load([Path("sweep.yaml")], language=SWEEP))

@@ -12,8 +12,8 @@ from trainer.config.vocabulary import SWEEP
 from trainer.report.run_results import read_runs
 from trainer.report.spaces import tunings
 from trainer.report.sweep_results import read_sweep
-from trainer.sweep.definition import read_sweep as read_definition
 from trainer.sweep.plan import make_plan
+from trainer.sweep.reading import read_sweep as read_definition
 from trainer.sweep.tuned import tuned_text, unequally_tuned
 
 B1 = "optimizer.b1: !space.uniform {low: 0.8, high: 0.9}"

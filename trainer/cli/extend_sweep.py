@@ -19,11 +19,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Adds to a plan what a file has beyond it, and prints that."""
     from trainer.report.planned_power import power_of_extension
     from trainer.sweep.code_changes import refuse_changed_code
-    from trainer.sweep.definition import read_sweep
     from trainer.sweep.extension import make_extension, render_extension, write_extension
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
     from trainer.sweep.programs import find_programs
+    from trainer.sweep.reading import read_sweep
     from trainer.workdir import code
 
     ignore_optimizer_warnings()

@@ -25,8 +25,8 @@ from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
 from trainer.sweep.slurm import SlurmSettings, read_settings
 
 if TYPE_CHECKING:
-    from trainer.sweep.definition import Definition
     from trainer.sweep.plan import Plan
+    from trainer.sweep.reading import Definition
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
-    from trainer.sweep.definition import read_sweep
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import check_same
+    from trainer.sweep.reading import read_sweep
 
     if not arguments.files:
         raise UserError(

@@ -16,7 +16,6 @@ from trainer.config import Call, Config
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
-from trainer.sweep.definition import ArmConfig, Definition
 from trainer.sweep.encoding import Decoder, canonical, encoded
 from trainer.sweep.final import ArmSearch
 from trainer.sweep.ledger import Recorder
@@ -33,6 +32,7 @@ from trainer.sweep.plan import (
 from trainer.sweep.plan_differences import config_line, revision_changes, shown
 from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
 from trainer.sweep.presence import Mode
+from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of, unequally_tuned
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
 from trainer.messages import plural
-from trainer.sweep.definition import ArmConfig, Definition, Goal
+from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.ladder import (
     FITTED,
@@ -24,6 +24,7 @@ from trainer.sweep.ladder import (
     split_name,
 )
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
+from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.json_files import as_json

@@ -21,13 +21,14 @@ from trainer.config import ConfigError, dump, load
 from trainer.config.wording import brief, listing
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
-from trainer.sweep.definition import Definition, Goal
+from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.plan_differences import differences
 from trainer.sweep.presence import Mode, Presence
+from trainer.sweep.reading import Definition
 from trainer.writers.files import read_regular, remove_temporaries, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import duration, plural, printable, table
-from trainer.sweep.definition import Definition
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import first_revision
 from trainer.sweep.programs import ProgramCost, most_side_by_side
+from trainer.sweep.reading import Definition
 from trainer.sweep.tuned import tuned_line, unequally_tuned
 from trainer.sweep.warning_text import warning_lines
 

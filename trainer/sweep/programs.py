@@ -37,9 +37,9 @@ from trainer.engine.program import Program
 from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.alike import unlike_loss
-from trainer.sweep.definition import ArmConfig, Definition
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
+from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.warning_text import merge_warnings
 from trainer.writers.lines import PREFIXES
 

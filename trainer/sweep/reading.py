@@ -1,0 +1,266 @@
+"""Reads the file of a sweep, and the configs of its arms. Start with `read_sweep`."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
+from trainer.config.files import SHIPPED
+from trainer.config.nodes import with_calls
+from trainer.config.tree import child_trees, same
+from trainer.sweep.ablation import Ablation, Removal, removals
+from trainer.sweep.arm_paths import ArmPaths
+from trainer.sweep.definition import Arm, Sweep
+from trainer.sweep.ladder import check_spaces, name_on, on_rung, rungs_of
+from trainer.sweep.methods import Explicit, Method
+from trainer.sweep.spaces import Space
+
+# Arguments whose values stay trees: they are values of a config, and are not built here.
+_TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
+_TREES |= {("method.explicit", "trials"), ("ladder", "also"), ("ablate", "settings")}
+
+
+@dataclass(frozen=True)
+class ArmConfig:
+    """An arm with its resolved config.
+
+    Attributes:
+        name: the name of the arm.
+        title: the arm as the subject of a sentence.
+        config: the base with the arm's files and settings.
+        space: key -> space, in the order of the file.
+        paths: path or selector of the space -> the paths of `config` that it sets.
+        places: path or selector of the space -> the path of its space in the config of the sweep.
+        method: how the trials are chosen.
+        trials: the number of trials that the file asks for; None if it does not.
+        at: the path of the arm in the config of the sweep; "" is its root.
+        sweep: the config of the sweep.
+        moved: whether it is an arm on a rung of a ladder that is not searched, and has the
+            hyperparameters of its winners on lower rungs.
+    """
+
+    name: str
+    title: str
+    config: Config
+    space: Mapping[str, Space]
+    paths: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, str]
+    method: Method
+    trials: int | None
+    at: str
+    sweep: Config
+    moved: bool = False
+
+    @property
+    def listed(self) -> dict[str, list[Tree]]:
+        """The values that the space lists, by the paths of `config`."""
+        found: dict[str, list[Tree]] = {}
+        for key, space in self.space.items():
+            for value in space.grid or () if space.size else ():
+                for inner, one in (value if space.paths else {key: value}).items():
+                    for path in self.paths[inner]:
+                        found.setdefault(path, []).append(one)
+        return found
+
+    def source(self, *names: str) -> Source:
+        """Returns the place of the first argument that the file has, or else of the arm itself.
+
+        All `names` are looked for in the arm first, and then at the root.
+        """
+        places = [*(join(self.at, name) for name in names), *names]
+        found = [place for place in places if place in self.sweep.sources]
+        source = self.sweep.argument_source(found[0] if found else self.at)
+        return source or self.sweep.sources[""]
+
+    def source_of(self, path: str, value: Tree) -> Source:
+        """Returns the place of a value of the space, which is for `path` of `config`."""
+        key = next(key for key, paths in self.paths.items() if path in paths)
+        place = self.places[key]
+        tree = self.sweep.at(place)
+        if isinstance(tree, Call) and tree.name == "space.values":
+            place, tree = join(place, "values"), tree.kwargs["values"]
+        return self.sweep.sources[self._listed_at(tree, place, key, value) or place]
+
+    def _listed_at(self, tree: Tree, place: str, key: str, value: Tree) -> str | None:
+        """Returns the path of a value in a list; method.explicit lists dicts, or lists of dicts."""
+        for index, each in enumerate(tree if isinstance(tree, list) else ()):
+            at = join(place, index)
+            if self.space.get(key) is None and isinstance(each, list):
+                if (found := self._listed_at(each, at, key, value)) is not None:
+                    return found
+            elif same(each.get(key) if isinstance(each, dict) else each, value):
+                return at
+        return None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What the files of a sweep say.
+
+    Attributes:
+        sweep: the root.
+        config: the config that it was built from.
+        arms: the arms in their order, at least one.
+    """
+
+    sweep: Sweep
+    config: Config
+    arms: tuple[ArmConfig, ...]
+
+
+def read_sweep(
+    config: Config, vocabulary: Sequence[str] = (), search_paths: Sequence[str] = ()
+) -> Definition:
+    """Builds a sweep and reads the configs of its arms.
+
+    `config` is from `trainer.config.load` with the language `SWEEP`; `search_paths` are folders for
+    files that are not found otherwise. Raises ConfigError if the file has a mistake, a config of an
+    arm cannot be read, or an arm does not have a path.
+
+    Example:
+        >>> from trainer.config.vocabulary import SWEEP
+        >>> config = load(["tests/sweeps/muon.yaml"], language=SWEEP)
+        >>> [arm.name for arm in read_sweep(config).arms]
+        ['muon', 'adamw']
+    """
+    config = with_calls(config, ("goal", "final", "ladder", "ablate"), {"arms": "arm"})
+    builder = Builder(config, vocabulary)
+    builder.check()
+    sweep = builder.build("", overrides=dict(_trees(config.root, "")))
+    reader = _Reader(sweep, config, search_paths)
+    named = [(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
+    named = named or [("base", Arm(space=sweep.space), "")]
+    if sweep.ablate is not None:
+        named += reader.without_parts(sweep.ablate, *named[0])
+    arms = [each for one in named for each in reader.arms(*one)]
+    if sweep.ladder is not None:
+        check_spaces(sweep.ladder, {arm.title: arm.places for arm in arms}, config)
+    return Definition(sweep, config, tuple(arms))
+
+
+def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    """Yields the path and the value of each argument that is not built."""
+    for key, child in child_trees(tree).items():
+        if isinstance(tree, Call) and (tree.name, key) in _TREES:
+            yield join(path, key), child
+        else:
+            yield from _trees(child, join(path, key))
+
+
+class _Reader:
+    """Reads the configs of arms."""
+
+    def __init__(self, sweep: Sweep, config: Config, search_paths: Sequence[str]):
+        self._sweep = sweep
+        self._config = config
+        self._search_paths = search_paths
+
+    def arms(self, name: str, arm: Arm, at: str) -> Iterator[ArmConfig]:
+        """Yields an arm, or that arm on each rung of the ladder; for `at` see `_arm`."""
+        ladder = self._sweep.ladder
+        if ladder is None:
+            yield self._arm(name, arm, at)
+            return
+        for index, again in rungs_of(ladder, name):
+            yield self._arm(name_on(name, ladder.labels[index], again), arm, at, index, again)
+
+    def without_parts(
+        self, ablation: Ablation, name: str, arm: Arm, at: str
+    ) -> list[tuple[str, Arm, str]]:
+        """Returns the name, the arm and its place for each arm without a part."""
+        whole = self._arm(name, arm, at)
+        found = removals(ablation, whole.title, whole.config, self._config)
+        if name in [each.name for each in found]:
+            text = f"ablate has an arm named {name!r}, as the whole one is: rename that one."
+            raise ConfigError(text, self._config.sources["ablate"])
+        return [(each.name, self._without(each, whole, arm), at) for each in found]
+
+    def _without(self, removal: Removal, whole: ArmConfig, arm: Arm) -> Arm:
+        """Returns an arm without a part, and without what its space has within that part."""
+        space = {}
+        for key, each in (arm.space or {}).items():
+            within = [not removal.keeps(whole.paths[inner]) for inner in each.paths or (key,)]
+            if any(within) and not all(within):
+                raise ConfigError(
+                    f"{whole.title} moves {key!r} together with paths of what {removal.name} takes"
+                    " out: search them apart, or keep that part.",
+                    self._config.argument_source(whole.places[next(iter(each.paths or (key,)))]),
+                )
+            if not any(within):
+                space[key] = each
+        values = {**arm.set, **removal.values}
+        return replace(arm, set=values, space=space or None)
+
+    def _arm(
+        self, name: str, arm: Arm, at: str, rung: int | None = None, again: bool = False
+    ) -> ArmConfig:
+        """Returns an arm.
+
+        `at` is its path in the config of the sweep, `rung` the index of its rung on the ladder, and
+        `again` whether it is searched there beside the rule.
+        """
+        place = join(at, "files") if arm.files else "base"
+        files = [*self._files("base", self._sweep.base), *self._files(join(at, "files"), arm.files)]
+        title = f"The arm {name!r}" if at else "The base"
+        try:
+            config = load(files, search_paths=self._search_paths)
+        except ConfigError as error:
+            text = f"{title} cannot be read: {error}"
+            raise ConfigError(text, self._config.sources[place]) from error
+        paths = ArmPaths(title, files, self._search_paths)
+        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
+        for place, values in settings.items():
+            for key, value in values.items():
+                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
+                config = paths.set(config, key, value, source)
+        if rung is not None and self._sweep.ladder is not None:
+            config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
+        method, space = arm.method or self._sweep.method, arm.space or {}
+        places = self._places(space, method, at)
+        return ArmConfig(
+            name=name,
+            title=title,
+            config=config,
+            space=space,
+            paths=paths.all_reached(
+                config,
+                {key: self._config.argument_source(each) for key, each in places.items()},
+            ),
+            places=places,
+            method=method,
+            trials=arm.trials if arm.trials is not None else self._sweep.trials,
+            at=at,
+            sweep=self._config,
+            moved=rung is not None and not again and self._is_moved(rung),
+        )
+
+    def _is_moved(self, rung: int) -> bool:
+        return self._sweep.ladder is not None and rung >= self._sweep.ladder.searched
+
+    def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
+        """Returns the paths of files, relative to the file that names them."""
+        if isinstance(names, str):
+            named = {place: names}
+        else:
+            named = {join(place, index): name for index, name in enumerate(names)}
+        found = []
+        for at, name in named.items():
+            file = self._config.sources[at].file
+            beside = "" if file.startswith("--") else os.path.dirname(file)
+            found.append(name if name.startswith(SHIPPED) else os.path.join(beside, name))
+        return found
+
+    def _places(self, space: Mapping[str, Space], method: Method, at: str) -> dict[str, str]:
+        """Returns the path in the sweep's config that has the values of each path or selector."""
+        places: dict[str, str] = {}
+        for key, each in space.items():
+            entry = join(join(at, "space"), key)
+            if each.paths is None:
+                places[key] = entry
+            for path in each.paths or ():
+                places[path] = join(join(entry, "spaces"), path)
+        if isinstance(method, Explicit):
+            own = join(at, "method")
+            place = join(own if own in self._config.sources else "method", "trials")
+            places |= dict.fromkeys(method.trials[0], place)
+        return places
