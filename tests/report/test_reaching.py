@@ -67,6 +67,30 @@ def test_the_report_says_who_has_reached_it(computed):
     assert "slow has not been shown to reach loss 2.2 on validation" in text
 
 
+@pytest.mark.parametrize(
+    ("rule", "p"),
+    [
+        ("earliest_step", "(p at that step at most 0.001)"),  # it looks until one passes
+        ("earliest_lasting_step", "(p at most 0.001)"),
+    ],
+)
+def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
+    goal = f"goal: {{metric: accuracy, mode: max, target: 0.15, rule: {rule}, sigma: 0.001}}"
+    lines = [goal if line.startswith("goal:") else line for line in SWEEP.splitlines()]
+    folder = _computed(tmp_path, "\n".join(lines))
+    workload = read_sweep(folder)
+    found = judge(workload, "fast")
+    assert found.step is not None and found.mean > 0.15
+    assert found.statistic == pytest.approx((found.mean - 0.15) * 2)
+    assert f"and (mean - target) * sqrt(runs) is {found.statistic:.4g}" in (
+        text := sentence(workload, "fast")
+    )
+    assert text.endswith(f"is needed {p}.")
+    report = make_report([workload], folder / "report")
+    (panel,) = [each for each in report.panels if each.name == "target"]
+    assert "(target - mean)" not in " ".join(panel.blocks[0].text)
+
+
 def test_the_rule_reads_evaluations_at_changing_intervals(tmp_path):
     changing = SWEEP.replace("seeds: 4", "seeds: 2\nset: {eval_every: {0: 8, 75%: 1}}")
     folder = _computed(tmp_path, changing)

@@ -93,10 +93,13 @@ def test_the_command_says_what_an_entry_reaches(race, capsys):
     assert main(["challenge", "check", str(race / "entries/0002_fast")]) == 0
     said = capsys.readouterr().out
     step = _checked(race / "entries/0002_fast").steps
-    assert f"It reaches loss 2.2 after {step} steps: the mean of 4 runs is" in said
+    assert f"It has reached loss 2.2 after {step} steps: the mean of 4 runs is" in said
     assert "nothing was computed again" in said
     assert main(["challenge", "check", str(race / "entries/0001_slow")]) == 1
-    assert "It is not shown to reach loss 2.2: closest, at step" in capsys.readouterr().out
+    assert (
+        "It has not been shown to reach loss 2.2: where it is closest, after"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_table_has_records_and_pairs(race, capsys):

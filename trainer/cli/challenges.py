@@ -16,6 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Prints the verdict of an entry, computed from its runs; 1 if it is not one of the target."""
+    from trainer.report.reaching import words
     from trainer.studies.challenge import check_entry, read_challenge
 
     folder = Path(arguments.entry).absolute()
@@ -29,15 +30,10 @@ def _check(arguments: argparse.Namespace) -> int:
         show(f"It names {joined(entry.packages)}, whose code is not checked.")
     if entry.offences or entry.reached is None:
         return FAILED
-    found, target = entry.reached, f"{rules.challenge.goal.metric} {rules.rule.target:g}"
-    words = (
-        f"the mean of {plural(found.runs, 'run')} is {found.mean:.6g}, and (target - mean) *"
-        f" sqrt(runs) is {found.statistic:.4g}, where {found.limit:.4g} is needed"
-    )
-    if found.step is None:
-        show(f"It is not shown to reach {target}: closest, at step {found.closest:,}, {words}.")
+    target = f"{rules.challenge.goal.metric} {rules.rule.target:g}"
+    show(words("It", target, rules.rule, entry.reached))
+    if entry.steps is None:
         return FAILED
-    show(f"It reaches {target} after {found.step:,} steps: {words}.")
     show("This compares files with each other; nothing was computed again.")
     return DONE
 

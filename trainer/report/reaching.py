@@ -8,7 +8,7 @@ import numpy as np
 from trainer.messages import plural
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined, shown
-from trainer.sweep.target_rule import LEVEL, Reached, reached
+from trainer.sweep.target_rule import LASTING, LEVEL, Reached, TargetRule, reached
 
 
 class NotJudgedError(Exception):
@@ -43,22 +43,38 @@ def sentence(workload: Workload, arm: str) -> str:
     """Says whether the runs of an arm have reached the target, in a sentence."""
     rule = workload.goal.rule
     assert rule is not None
-    goal = f"{workload.goal.metric} {shown(rule.target)} on {workload.goal.select_on}"
+    target = f"{workload.goal.metric} {shown(rule.target)} on {workload.goal.select_on}"
     try:
-        found = judge(workload, arm)
+        return words(arm, target, rule, judge(workload, arm))
     except NotJudgedError as error:
         return str(error)
+
+
+def words(subject: str, target: str, rule: TargetRule, found: Reached) -> str:
+    """Says whether runs have reached a target, and by which numbers, in a sentence.
+
+    The rule "earliest_step" looks at each evaluation until one passes, so that LEVEL is the error
+    at that step alone.
+
+    Args:
+        subject: whose runs they are.
+        target: the metric and the value.
+        rule: the rule.
+        found: what it found.
+    """
     numbers = (
-        f"the mean of {plural(found.runs, 'run')} is {found.mean:.6g}, and {found.statistic:.3g} is"
+        f"the mean of {plural(found.runs, 'run')} is {found.mean:.6g}, and {rule.formula} is"
+        f" {found.statistic:.4g}"
     )
-    if found.step is not None:
+    if found.step is None:
         return (
-            f"{arm} has reached {goal} after {found.step:,} steps: {numbers} at least"
-            f" {found.limit:.3g} (p at most {LEVEL:g})."
+            f"{subject} has not been shown to reach {target}: where it is closest, after"
+            f" {found.closest:,} steps, {numbers}, less than the {found.limit:.4g} that is needed."
         )
+    at = "" if rule.rule == LASTING else " at that step"
     return (
-        f"{arm} has not been shown to reach {goal}: where it is closest, after {found.closest:,}"
-        f" steps, {numbers} less than {found.limit:.3g}."
+        f"{subject} has reached {target} after {found.step:,} steps: {numbers}, at least the"
+        f" {found.limit:.4g} that is needed (p{at} at most {LEVEL:g})."
     )
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.sweep.target_rule import LEVEL, Comparison, Reached, compare
+from trainer.sweep.target_rule import LEVEL, Comparison, Reached, TargetRule, compare
 
 _NOTE = (
     "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
-    " than every entry before it. needed is what (target - mean) * sqrt(runs) must be at least. p"
+    " than every entry before it. needed is what the column before it must be at least. p"
     " against is the one-sided p that an entry is better than the best one before it, at equal"
     f" steps: a record whose p is above {LEVEL:g} reaches the target earlier, and is not shown to"
     " be better."
@@ -110,7 +110,7 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         what = f"{last.text.title} ({last.name})"
         verdict = f"The record is {last.steps:,} steps to {target}: {what}."
     rule = (
-        f"The target is {target}. {rules.rule.rule} is the rule: (target - mean) * sqrt(runs) is at"
+        f"The target is {target}. {rules.rule.rule} is the rule: {rules.rule.formula} is at"
         f" least {rules.rule.margin:.3g}, which is p = {LEVEL:g} for a standard deviation of"
         f" {rules.rule.sigma:g}."
     )
@@ -127,7 +127,7 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         text=(rule, *doubts),
         warnings=(*refused, *unchecked),
         figures=(_figure(rules, rows),) if records else (),
-        tables=(_table(rows),),
+        tables=(_table(rules.rule, rows),),
     )
     return Report(
         title=rules.title,
@@ -138,7 +138,7 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     )
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
         entry, found = row.entry, row.entry.reached
@@ -166,7 +166,7 @@ def _table(rows: Sequence[Row]) -> Table:
         Column("steps", "steps", "integer"),
         Column("runs", "runs", "integer"),
         Column("mean", "mean", "number"),
-        Column("statistic", "(target - mean) sqrt(runs)", "number"),
+        Column("statistic", rule.formula, "number"),
         Column("needed", "needed", "number"),
         Column("against", "against"),
         Column("p_against", "p against", "p"),

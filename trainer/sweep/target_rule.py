@@ -59,8 +59,17 @@ class TargetRule:
         """
         return self.sigma * limit_of_planned(LEVEL)
 
+    @property
+    def formula(self) -> str:
+        """The statistic as a text.
+
+        >>> TargetRule(0.9, 0.01, "max").formula
+        '(mean - target) * sqrt(runs)'
+        """
+        return f"({'target - mean' if self.better == 'min' else 'mean - target'}) * sqrt(runs)"
+
     def statistic(self, mean: ArrayLike, runs: int) -> NDArray[np.float64]:
-        """Returns (target - mean) * sqrt(runs), which is positive if the mean is better.
+        """Returns the value of `formula`, which is positive if the mean is better.
 
         Args:
             mean: the mean of the runs, any shape.
@@ -84,7 +93,7 @@ class Reached:
         step: the step of the rule, the same for all runs; None if there is none.
         mean: the mean at that step, or else at the step where the statistic is largest.
         runs: how many runs the mean is over.
-        statistic: (target - mean) * sqrt(runs) there.
+        statistic: the value of `TargetRule.formula` there.
         limit: the smallest statistic that passes.
         closest: the step of `mean`.
     """

@@ -76,7 +76,7 @@ def _by_rule(workload: Workload) -> Iterator[str]:
         return
     yield (
         f"The rule {rule.rule} decides after how many steps the runs of an arm have reached it"
-        f" together: (target - mean) * sqrt(runs) is at least {rule.margin:.3g}, for a standard"
+        f" together: {rule.formula} is at least {rule.margin:.3g}, for a standard"
         f" deviation of {rule.sigma:g} that was given before."
     )
     yield from (reaching.sentence(workload, arm) for arm in workload.arms)
