@@ -82,9 +82,8 @@ def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
     found = judge(workload, "fast")
     assert found.step is not None and found.mean > 0.15
     assert found.statistic == pytest.approx((found.mean - 0.15) * 2)
-    assert f"and (mean - target) * sqrt(runs) is {found.statistic:.4g}" in (
-        text := sentence(workload, "fast")
-    )
+    text = sentence(workload, "fast")
+    assert f"and (mean - target) * sqrt(runs) is {found.statistic:.4g}" in text
     assert text.endswith(f"is needed {p}.")
     report = make_report([workload], folder / "report")
     (panel,) = [each for each in report.panels if each.name == "target"]

@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Prints the verdict of an entry, computed from its runs; 1 if it is not one of the target."""
-    from trainer.report.reaching import words
+    from trainer.report.reaching import sentence_of
     from trainer.studies.challenge import check_entry, read_challenge
 
     folder = Path(arguments.entry).absolute()
@@ -31,7 +31,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if entry.offences or entry.reached is None:
         return FAILED
     target = f"{rules.challenge.goal.metric} {rules.rule.target:g}"
-    show(words("It", target, rules.rule, entry.reached))
+    show(sentence_of("It", target, rules.rule, entry.reached))
     if entry.steps is None:
         return FAILED
     show("This compares files with each other; nothing was computed again.")

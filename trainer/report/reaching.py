@@ -45,12 +45,12 @@ def sentence(workload: Workload, arm: str) -> str:
     assert rule is not None
     target = f"{workload.goal.metric} {shown(rule.target)} on {workload.goal.select_on}"
     try:
-        return words(arm, target, rule, judge(workload, arm))
+        return sentence_of(arm, target, rule, judge(workload, arm))
     except NotJudgedError as error:
         return str(error)
 
 
-def words(subject: str, target: str, rule: TargetRule, found: Reached) -> str:
+def sentence_of(subject: str, target: str, rule: TargetRule, found: Reached) -> str:
     """Says whether runs have reached a target, and by which numbers, in a sentence.
 
     The rule "earliest_step" looks at each evaluation until one passes, so that LEVEL is the error

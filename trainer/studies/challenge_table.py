@@ -8,14 +8,6 @@ from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Re
 from trainer.studies.challenge import Entry, Rules
 from trainer.sweep.target_rule import LEVEL, Comparison, Reached, TargetRule, compare
 
-_NOTE = (
-    "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
-    " than every entry before it. needed is what the column before it must be at least. p"
-    " against is the one-sided p that an entry is better than the best one before it, at equal"
-    f" steps: a record whose p is above {LEVEL:g} reaches the target earlier, and is not shown to"
-    " be better."
-)
-
 
 @dataclass(frozen=True)
 class Row:
@@ -138,6 +130,17 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     )
 
 
+def _note(rule: TargetRule) -> str:
+    """Returns the note below the table, which explains its columns."""
+    return (
+        "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
+        f" than every entry before it. needed is what {rule.formula} must be at least. p against is"
+        " the one-sided p that an entry is better than the best one before it, at equal steps: a"
+        f" record whose p is above {LEVEL:g} reaches the target earlier, and is not shown to be"
+        " better."
+    )
+
+
 def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
@@ -174,7 +177,7 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
         Column("by", "by"),
         Column("date", "date"),
     )
-    return Table("entries", "Entries", columns, tuple(cells), _NOTE).compact()
+    return Table("entries", "Entries", columns, tuple(cells), _note(rule)).compact()
 
 
 def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:
