@@ -1,6 +1,6 @@
 """Measures the CPU time of a sweep over that of one command for each of its trials.
 
-    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,calls,trial,programs,ladder]
+    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,calls,trial,programs,...]
 
 CPU time is that of all processes that a side starts. Both sides run alternately. All sweeps are
 computed by one worker and have no final runs. Of the single commands only some are measured, and
@@ -227,6 +227,27 @@ def ladder(sweeps: Sweeps, options: argparse.Namespace) -> None:
     report(name, ours, theirs, 1.0, "s", "four sweeps")
 
 
+def halving(sweeps: Sweeps, options: argparse.Namespace) -> None:
+    """Compares 27 trials that are cut by thirds with 27 whole ones of as many steps in all."""
+    steps, cuts = 2700, [300, 900]
+    total = 27 * 300 + 9 * 600 + 3 * 1800
+    whole = sweeps.file("perceptron", 27, steps=total // 27, eval_every=100)
+    cut = sweeps.file("perceptron", 27, steps=steps, eval_every=100)
+    method = f"!method.halving {{points: !method.random , cuts: {cuts}}}"
+    cut.write_text(cut.read_text().replace("!method.random", method))
+    ours, theirs = [], []
+    for each in (cut, whole):
+        sweeps.sweep(each)  # warms the cache
+    for number in range(options.rounds):
+        for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            if side == "ours":
+                ours.append(sweeps.sweep(cut)[0])
+            else:
+                theirs.append(sweeps.sweep(whole)[0])
+    name = f"27 trials that are cut by thirds, {total:,} steps, CPU"
+    report(name, ours, theirs, 1.05, "s", "27 whole ones of as many steps")
+
+
 def count(command: list[str]) -> None:
     """Computes a sweep in this process, and prints how many programs it compiled."""
     import jax
@@ -259,7 +280,7 @@ def main() -> None:
     """Measures what --only names, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="warm,cold,blocks,calls,trial,programs,ladder")
+    parser.add_argument("--only", default="warm,cold,blocks,calls,trial,programs,ladder,halving")
     parser.add_argument("--runs", type=int, default=4, help="single commands that are measured")
     parser.add_argument("--vit_steps", type=int, default=100)
     parser.add_argument("--convnet_steps", type=int, default=100)
@@ -282,6 +303,8 @@ def main() -> None:
             programs(sweeps)
         if "ladder" in only:
             ladder(sweeps, options)
+        if "halving" in only:
+            halving(sweeps, options)
 
 
 if __name__ == "__main__":

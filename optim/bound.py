@@ -205,14 +205,50 @@ class BoundOptimizer(NamedTuple):
         self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
     ) -> Updates:
         """Computes what `update` adds to the parameters; see `Optimizer.updates`."""
-        given, trainable = flatten(grads), self.trainable()
-        own = {path: given[path] for path in trainable}
-        old, wide = self._unpacked(state), {**widen(trainable), **state.master}
-        moves, _ = self._updates(own, old, wide, extra)
+        wide = {**widen(self.trainable()), **state.master}
+        return self._not_applied(grads, self._unpacked(state), wide, extra)[0]
+
+    def follow(
+        self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
+    ) -> tuple[Updates, OptimizerState]:
+        """Computes updates along the path of another optimizer; see `Optimizer.follow`."""
+        old = self._unpacked(state)
+        self._refuse_another_path(old)
+        found, groups = self._not_applied(grads, old, widen(self.trainable()), extra)
+        new = old._replace(groups=groups, step=old.step + 1)
+        return found, packed(new)._replace(master=self.copies())
+
+    def _not_applied(
+        self, grads: optax.Updates, old: Unpacked, wide: dict, extra: Mapping[str, Any]
+    ) -> tuple[Updates, dict[str, Any]]:
+        """Computes the updates of the weights `wide`, and the states of the groups after them."""
+        given = flatten(grads)
+        own = {path: given[path] for path in wide}
+        moves, groups = self._updates(own, old, wide, extra)
         scale = None
         if self.clip_norm is not None:
             scale = clip_scale(widen(own), self.clip_norm, old.step)
-        return Updates({path: moves[path].astype(w.dtype) for path, w in wide.items()}, wide, scale)
+        updates = {path: moves[path].astype(w.dtype) for path, w in wide.items()}
+        return Updates(updates, wide, scale), groups
+
+    def _refuse_another_path(self, state: Unpacked) -> None:
+        """Raises GroupError if the state depends on a path of the parameters that is its own."""
+        if self.lookahead is not None:
+            raise GroupError(
+                "The optimizer has a lookahead, whose state follows the parameters that it sets"
+                " itself. It cannot follow those of another optimizer: remove the lookahead.",
+                argument="lookahead",
+            )
+        for name, of_group in state.groups.items():
+            if depends_on_steps(of_group):
+                raise GroupError(
+                    f"The state of {name_of(self.groups[name].optimizer)} in group {name!r} has"
+                    f" copies of the parameters or the length of a searched step, which belong to"
+                    f" its own path. It cannot follow the parameters of another optimizer: choose"
+                    f" an optimizer whose state is made of gradients.",
+                    name,
+                    "optimizer",
+                )
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""

@@ -11,10 +11,24 @@ from jax.typing import ArrayLike
 from optim.descent import scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
-from optim.parts.base import Part
+from optim.parts.base import Need, Part
 from optim.transformations import with_known_extras
 
-__all__ = ["ChainState", "chain"]
+__all__ = ["ChainState", "PartNeeded", "chain"]
+
+
+class PartNeeded(ArgumentError):
+    """Raised by `chain` if a part lacks another one that it needs; see `optim.parts.base.Need`.
+
+    Attributes:
+        part: the name of the part, such as "parts.floor".
+        need: what it needs.
+    """
+
+    def __init__(self, message: str, argument: str, part: str, need: Need):
+        super().__init__(message, argument)
+        self.part = part
+        self.need = need
 
 
 class ChainState(NamedTuple):
@@ -59,8 +73,8 @@ def chain(
 
     Raises:
         ValueError: a part of `optim.parts` stands on the wrong side of the learning rate, or where
-            what it does is undone by a later part; at the update, if it is called without
-            parameters.
+            what it does is undone by a later part, or it needs another part that is missing or
+            stands on its other side; at the update, if it is called without parameters.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optax, optim
@@ -77,7 +91,11 @@ def chain(
         [[ 1.    -0.014]
          [-0.014  1.   ]] 1.414
     """
-    _check_order(before, after)
+    _check_sides("before", before)
+    _check_sides("after", after)
+    _check_lengths(before)
+    _check_pins(after)
+    _check_needs(before, after)
     firsts, lasts = ([with_known_extras(part) for part in parts] for parts in (before, after))
     # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate)
@@ -116,22 +134,24 @@ def chain(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_order(
-    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
-) -> None:
-    """Raises ArgumentError for parts that cannot do their work where they stand.
+# The next functions raise ArgumentError for parts that cannot do their work where they stand.
+# Transformations that are not of `optim.parts` may stand anywhere.
 
-    Transformations that are not of `optim.parts` may stand anywhere.
-    """
-    for side, parts in (("before", before), ("after", after)):
-        for path, part in _with_inner(side, parts):
-            if part.place != side:
-                what = {"before": "a direction", "after": "the step"}[part.place]
-                raise ArgumentError(
-                    f"{part.name} changes {what}, and belongs in `{part.place}`; it stands in"
-                    f" `{side}`.",
-                    path,
-                )
+
+def _check_sides(side: str, parts: Sequence[optax.GradientTransformation]) -> None:
+    """Raises ArgumentError for a part that belongs on the other side of the learning rate."""
+    for path, part in _with_inner(side, parts):
+        if part.place != side:
+            what = {"before": "a direction", "after": "the step"}[part.place]
+            raise ArgumentError(
+                f"{part.name} changes {what}, and belongs in `{part.place}`; it stands in"
+                f" `{side}`.",
+                path,
+            )
+
+
+def _check_lengths(before: Sequence[optax.GradientTransformation]) -> None:
+    """Raises ArgumentError for a part that sets lengths which a later one ignores."""
     lengthened = None
     for path, part in _with_inner("before", before):
         if part.length == "sets":
@@ -139,25 +159,57 @@ def _check_order(
         elif part.length == "ignores" and lengthened is not None:
             raise ArgumentError(
                 f"{lengthened.name} sets the lengths of directions, and {part.name} after it"
-                f" ignores them. Put {lengthened.name} after {part.name}.",
+                f" ignores them. Put {lengthened.name} after {part.name}, or remove one of them.",
                 path,
             )
-    pins = [i for i, part in enumerate(after) if isinstance(part, Part) and part.keeps_norm]
+
+
+def _check_pins(after: Sequence[optax.GradientTransformation]) -> None:
+    """Raises ArgumentError for a second part that keeps norms, or a decay that it undoes."""
+    pins = [(i, x) for i, x in enumerate(after) if isinstance(x, Part) and x.keeps_norm]
     if len(pins) > 1:
         raise ArgumentError(
             "Two parts of `after` keep the norms of the weights, and the last one alone decides."
             " Remove one.",
-            f"after.{pins[1]}",
+            f"after.{pins[1][0]}",
         )
-    for i, part in enumerate(after[: pins[0]] if pins else ()):
-        if isinstance(part, Part) and part.decays:
-            pin = after[pins[0]]
-            name = pin.name if isinstance(pin, Part) else ""
-            raise ArgumentError(
-                f"{part.name} makes weights smaller, and {name} after it restores their norm. Put"
-                f" {part.name} after it, give parts.cautious_decay the other part as its argument"
-                " `around`, or remove it.",
-                f"after.{i}",
+    for at, pin in pins:
+        for i, part in enumerate(after[: 0 if pin.lets_decay else at]):
+            if isinstance(part, Part) and part.decays:
+                raise ArgumentError(
+                    f"{part.name} makes weights smaller, and {pin.name} after it restores their"
+                    f" norm. Put {part.name} after it, give parts.cautious_decay the other part as"
+                    " its argument `around`, or remove it.",
+                    f"after.{i}",
+                )
+
+
+def _check_needs(
+    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
+) -> None:
+    """Raises PartNeeded for a part without another one that it needs, or on its wrong side."""
+    rows = [
+        row
+        for side, parts in (("before", before), ("after", after))
+        for i, part in enumerate(parts)
+        for row in reversed(list(_nested(f"{side}.{i}", part)))  # the innermost works first
+    ]
+    for at, (path, part) in enumerate(rows):
+        for need in part.needs:
+            right, wrong, other_side = rows[:at], rows[at + 1 :], "after"
+            if need.where == "after":
+                right, wrong, other_side = wrong, right, "before"
+            if any(need.is_met_by(other) for _, other in right):
+                continue
+            found = next((other.name for _, other in wrong if need.is_met_by(other)), None)
+            how = (
+                f"{found} stands {other_side} it" if found else "no part there says that it is one"
+            )
+            raise PartNeeded(
+                f"{part.name} needs, {need.where} it, {need.words}; {how}. {need.why}",
+                path,
+                part.name,
+                need,
             )
 
 
@@ -166,7 +218,11 @@ def _with_inner(
 ) -> Iterator[tuple[str, Part]]:
     """Yields the parts of `optim.parts`, and those inside of them, each after its path."""
     for i, part in enumerate(parts):
-        path, inner = f"{side}.{i}", part
-        while isinstance(inner, Part):
-            yield path, inner
-            path, inner = f"{path}.around", inner.around
+        yield from _nested(f"{side}.{i}", part)
+
+
+def _nested(path: str, part: optax.GradientTransformation | None) -> Iterator[tuple[str, Part]]:
+    """Yields a part of `optim.parts`, and those inside of it, the outermost first."""
+    while isinstance(part, Part):
+        yield path, part
+        path, part = f"{path}.around", part.around

@@ -245,16 +245,26 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
     if recipe.func is not chain:
         return
     given = bound(recipe).arguments
-    for i, decay in enumerate(given.get("before", ())):
-        if not isinstance(decay, partial) or decay.func is not optax.add_decayed_weights:
-            continue
-        for pin in recipes_within(given.get("after", ())):
-            if (part := _part(pin)) is not None and part.keeps_norm and part.around is None:
+    pins = [
+        part
+        for pin in recipes_within(given.get("after", ()))
+        if (part := _part(pin)) is not None
+        and part.keeps_norm
+        and not part.lets_decay
+        and part.around is None
+    ]
+    for path, inner in recipes_with_paths(given.get("before", ()), "before") if pins else ():
+        for name, value, _ in floats(inner):
+            # A traced value was checked as a number before.
+            off = (
+                isinstance(value, Tracer) or not callable(value) and np.all(np.asarray(value) == 0)
+            )
+            if name == "weight_decay" and not off:
                 yield (
-                    f"before.{i}",
-                    f"{name_of(decay)} makes weights smaller, and {part.name} in `after` restores"
-                    " their norm. Remove it; parts.cautious_decay in `after`, around"
-                    f" {part.name}, decays some weights of a matrix more than others.",
+                    f"{path}.{name}",
+                    f"weight_decay of {name_of(inner)} makes weights smaller, and {pins[0].name} in"
+                    " `after` restores their norm. Remove it; parts.cautious_decay in `after`,"
+                    f" around {pins[0].name}, decays some weights of a matrix more than others.",
                 )
 
 

@@ -52,10 +52,11 @@ def declare(
     optimizer: str,
     doubts: Sequence[str] = (),
     length: Callable[[Layout], float] | None = None,
+    again: bool = True,
 ) -> None:
     """Checks the parameters of an optimizer at init and reports them to `declarations`.
 
-    Outside of `declarations`, each doubt becomes an `OptimizerWarning`.
+    Outside of `declarations`, each doubt becomes an `OptimizerWarning`, if `again`.
 
     Args:
         params: a pytree of arrays.
@@ -65,14 +66,18 @@ def declare(
         length: the Frobenius norm of the update of a parameter with a layout, for a learning rate
             of 1 and matrices whose singular values are all of the same size; None if it depends on
             the gradients.
+        again: whether to report matrices that an optimizer before it has reported already, such as
+            another part of a chain.
 
     Raises:
         ValueError: see `optim.layouts.layouts`.
     """
     found = layouts(params, known, optimizer)
+    listener = _LISTENER.get()
+    if not again and (listener is None or any(found == one.layouts for one in listener)):
+        return
     named = frozenset(path for path in found if any(rule.takes(path) for rule in known))
     doubts = (*doubts, *_doubts(found, named, optimizer, length))
-    listener = _LISTENER.get()
     if listener is not None:
         listener.append(Declaration(optimizer, found, named, doubts))
         return

@@ -45,6 +45,13 @@ class Matrices:
         """
         declare(params, self._rules, self._optimizer, doubts, length)
 
+    def check(self, params: optax.Params) -> None:
+        """Checks the parameters at init as `declare` does.
+
+        Reports their layouts only if no other part of the chain before it has done so.
+        """
+        declare(params, self._rules, self._optimizer, again=False)
+
     def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds every parameter's layout, in the order of the leaves; raises as `declare` does."""
         return list(layouts(params, self._rules, self._optimizer).values())

@@ -265,6 +265,43 @@ class Optimizer(NamedTuple):
         """
         return self.bind(params).updates(grads, state, extra=extra)
 
+    def follow(
+        self, grads: Any, state: OptimizerState, params: Any, **extra: Any
+    ) -> tuple[Updates, OptimizerState]:
+        """Computes the updates of a step at parameters that another optimizer moves.
+
+        The updates are not applied. The state advances by the gradients that it is given, so that
+        repeated calls with the parameters and gradients of a run compute what this optimizer would
+        do at each point of the run.
+
+        Args:
+            grads: as for `update`, at `params`.
+            state: what `init` or the last `follow` returned.
+            params: the parameters before the step.
+            **extra: as for `update`.
+
+        Returns:
+            The updates as `updates` returns them; and the state after the step. Copies of
+            low_precision="master" are those of `params`, and a readout does not advance.
+
+        Raises:
+            GroupError: the state depends on the steps that this optimizer makes itself: that of a
+                lookahead, of an average such as schedule-free's, or of a line search.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, optim
+            >>> from functools import partial
+            >>> sgd = partial(optax.sgd, learning_rate=1.0, momentum=0.5)
+            >>> other = optim.optimizer({"all": optim.group(".*", sgd)})
+            >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.ones(2)}
+            >>> state = other.init(params)
+            >>> for _ in range(2):  # the parameters stay
+            ...     found, state = other.follow(grads, state, params)
+            >>> print(found.updates["w"])
+            [-1.5 -1.5]
+        """
+        return self.bind(params).follow(grads, state, extra=extra)
+
     @property
     def tx(self) -> optax.GradientTransformationExtraArgs:
         """The optimizer as an optax transformation; see `interop.transformation`."""

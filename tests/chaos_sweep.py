@@ -44,8 +44,9 @@ save_every: 70
 writers: []
 """
 RATE = "optimizer.learning_rate: !space.values"
-# 26 trials of five programs: those of `high` diverge at once, those of `poisoned` late, and those
-# of `back` go back to an earlier state, so that they are computed as runs of their own.
+# 38 trials of five programs: those of `high` diverge at once, those of `poisoned` late, and those
+# of `back` go back to an earlier state, so that they are computed as runs of their own; most of
+# `halved` are stopped at two cuts.
 SWEEP = f"""
 base: base.yaml
 arms:
@@ -71,6 +72,9 @@ arms:
   back:
     set: {{data: !unruly.poisoned {{at: [130, 230]}}, on_nonfinite: rollback}}
     space: {{{RATE} {{values: [1e-3]}}}}
+  halved:
+    space: {{{RATE} {{values: [1e-3, 3e-3, 6e-3, 1e-2, 2e-2, 1e30]}}}}
+    method: !method.halving {{points: !method.grid , cuts: [40, 160], factor: 2}}
 seeds: 2
 budgets: unequal
 goal: {{metric: loss, select_on: test}}

@@ -10,14 +10,14 @@ from pathlib import Path
 from tests import runs
 
 PHASES = (
-    *("start", "claim", "winners", "prepare", "restore", "begin", "step", "save", "keep"),
+    *("start", "claim", "cut", "winners", "prepare", "restore", "begin", "step", "save", "keep"),
     *("alone", "examples", "finish", "move", "ledger", "discard"),
 )
 # Phase -> about how many file operations it has.
 COMMANDS = {"extend": 13, "report": 36}  # the same of other commands, see chaos_hosts.py
 FUSES = {
-    **{"claim": 4, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5, "alone": 40},
-    **{"examples": 4, "finish": 40, "move": 8, "ledger": 3, "discard": 20},
+    **{"claim": 4, "cut": 12, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5},
+    **{"alone": 40, "examples": 4, "finish": 40, "move": 8, "ledger": 3, "discard": 20},
 }
 WIDTH = 16  # bytes of a phase in the file that tells it
 
@@ -25,7 +25,7 @@ WIDTH = 16  # bytes of a phase in the file that tells it
 def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
     from trainer.report import write
-    from trainer.sweep import extension, folder, trial_loop, wave, wave_runner, worker
+    from trainer.sweep import extension, folder, halving, trial_loop, wave, wave_runner, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -60,6 +60,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     told(folder.SweepFolder, "claim", "claim")
+    told(halving.Halving, "cut", "cut")
     told(folder, "choose_winners", "winners")
     told(worker.Worker, "_prepare", "prepare")
     told(wave_runner.WaveRunner, "_first_states", "restore")

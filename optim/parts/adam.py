@@ -332,4 +332,4 @@ def prodigy(
         kept = jax.tree.map(lambda x, old: jnp.where(counts, x, old), after, state)
         return jax.tree.map(direct, params, means[0], means[1]), kept
 
-    return Part(init, update, name="parts.prodigy")
+    return Part(init, update, name="parts.prodigy", length="sets")

@@ -1,7 +1,7 @@
 """What a part of `optim.chain` is, and where it may stand."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,43 @@ from optim.descent import scalar
 from optim.dtypes import widen
 from optim.matrices import Matrices
 
-__all__ = ["Part"]
+__all__ = ["Need", "Part"]
 
 Place = Literal["before", "after"]
 Length = Literal["keeps", "sets", "ignores"]
 
+# What a part may say of itself, and another one may need, in words.
+_TRAITS = {
+    "keeps_norm": "a part that keeps the norms of the weights, such as parts.pin_radius",
+    "decays": "a part that makes weights smaller, such as parts.decay",
+}
+
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+class Need(NamedTuple):
+    """Another part without which a part of `optim.chain` does not do what it is for.
+
+    Attributes:
+        of: what the other part is: the name of a part, such as "parts.polar", or "keeps_norm" or
+            "decays", which any `Part` may be that says so.
+        where: whether it stands "before" or "after" the part that needs it. The parts after the
+            learning rate stand after all those before it.
+        why: what goes wrong otherwise and what to do, as one or two sentences.
+    """
+
+    of: str
+    where: Place
+    why: str
+
+    @property
+    def words(self) -> str:
+        """What is needed, in words."""
+        return _TRAITS.get(self.of, self.of)
+
+    def is_met_by(self, part: "Part") -> bool:
+        """Returns whether a part, wherever it stands, is what is needed."""
+        return getattr(part, self.of) if self.of in _TRAITS else part.name == self.of
 
 
 class Part(optax.GradientTransformationExtraArgs):
@@ -29,20 +60,26 @@ class Part(optax.GradientTransformationExtraArgs):
             one that changes the step.
         length: what it does with the lengths of directions: "ignores" those that it is given, as
             `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
-        keeps_norm: whether it keeps the norms of the weights.
+        keeps_norm: whether it keeps the norms of the weights, or lets them change only with what is
+            parallel to the weights.
+        lets_decay: whether it lets them change so, as `parts.pin_radius` with `radial` does; a
+            weight decay before it then has its effect.
         keeps_zeros: whether it keeps a matrix of zeros: it makes a step, or the matrix, as long as
             the matrix was before.
         decays: whether it makes weights smaller.
         around: the transformation that it runs first, such as that of `parts.cautious_decay`.
+        needs: the other parts that it needs in a chain.
     """
 
     name: str
     place: Place
     length: Length
     keeps_norm: bool
+    lets_decay: bool
     keeps_zeros: bool
     decays: bool
     around: optax.GradientTransformation | None
+    needs: tuple[Need, ...]
 
     def __new__(
         cls,
@@ -53,15 +90,20 @@ class Part(optax.GradientTransformationExtraArgs):
         place: Place = "before",
         length: Length = "keeps",
         keeps_norm: bool = False,
+        lets_decay: bool = False,
         keeps_zeros: bool = False,
         decays: bool = False,
         around: optax.GradientTransformation | None = None,
+        needs: Sequence[Need] = (),
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
         part.name, part.place, part.length = name, place, length
         part.keeps_zeros, part.decays, part.around = keeps_zeros, decays, around
-        part.keeps_norm = keeps_norm or isinstance(around, Part) and around.keeps_norm
+        inner = around if isinstance(around, Part) else None
+        part.keeps_norm = keeps_norm or inner is not None and inner.keeps_norm
+        part.lets_decay = lets_decay or inner is not None and inner.lets_decay
+        part.needs = tuple(needs)
         return part
 
     def _replace(self, **functions: Any) -> "Part":
@@ -78,6 +120,7 @@ def of_matrices(
     name: str,
     length: Length = "keeps",
     keeps_zeros: bool = False,
+    needs: Sequence[Need] = (),
 ) -> Part:
     """Makes a part without a state of a function of updates and weights [n, rows, columns].
 
@@ -85,7 +128,7 @@ def of_matrices(
     """
 
     def init(params: optax.Params) -> optax.EmptyState:
-        over.layouts(params)  # raises where a parameter is no matrix
+        over.check(params)
         return optax.EmptyState()
 
     def both(updates: list[jax.Array], weights: list[jax.Array]) -> Sequence[list[jax.Array]]:
@@ -97,7 +140,7 @@ def of_matrices(
         moves, _ = over.map(both, [updates, widen(params)])
         return moves, state
 
-    return Part(init, update, name=name, length=length, keeps_zeros=keeps_zeros)
+    return Part(init, update, name=name, length=length, keeps_zeros=keeps_zeros, needs=needs)
 
 
 def norm(x: jax.Array, axes: int | tuple[int, int] = (-2, -1)) -> jax.Array:

@@ -259,6 +259,8 @@ def normalize(
     over = Matrices(matrices, "optim.parts.normalize")
 
     def init(params: optax.Params) -> NormalizeState:
+        over.check(params)
+
         def start(arrays: list[jax.Array]) -> Sequence[list[jax.Array]]:
             return arrays, [_mean_square(x) for x in arrays]
 

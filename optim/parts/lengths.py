@@ -15,6 +15,7 @@ from optim.inverse_roots import graft as with_length_of
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import (
+    Need,
     Part,
     at_least,
     check_count,
@@ -28,6 +29,13 @@ from optim.transformations import with_known_extras
 
 __all__ = ["floor", "graft", "match_norm", "match_rms", "pin_radius", "radial_brake"]
 
+_PIN = Need(
+    "keeps_norm",
+    "after",
+    "With by='output' it lengthens the updates of single outputs, and with them the weights of the"
+    " matrix, whose norm that part keeps. Name it in `after`, or choose by='matrix'.",
+)
+
 
 def floor(
     ratio: float, by: str = "matrix", eps: float = 1e-8, matrices: MatrixSpec = None
@@ -40,7 +48,9 @@ def floor(
 
     Args:
         ratio: the smallest ratio of the norms; a float, a traced scalar or, in a group, a schedule.
-        by: "matrix", or "output" for each output of a matrix on its own.
+        by: "matrix", or "output" for each output of a matrix on its own. A chain with "output"
+            needs a part that keeps the norms of the matrices, such as `pin_radius`, which takes
+            back that the update of the whole matrix gets longer; its shape stays.
         eps: the smallest norm that is used.
         matrices: which axes are the matrices; None for the last two.
 
@@ -58,7 +68,11 @@ def floor(
         return u * jnp.maximum(least / at_least(norm(u, axes[by]), eps), 1)
 
     return of_matrices(
-        lengthen, Matrices(matrices, "optim.parts.floor"), name="parts.floor", length="sets"
+        lengthen,
+        Matrices(matrices, "optim.parts.floor"),
+        name="parts.floor",
+        length="sets",
+        needs=(_PIN,) if by == "output" else (),
     )
 
 
@@ -186,7 +200,7 @@ def graft(
     over = Matrices(matrices, "optim.parts.graft")
 
     def init(params: optax.Params) -> GraftState:
-        over.layouts(params)  # raises where a parameter is no matrix
+        over.check(params)
         return GraftState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(
@@ -255,7 +269,8 @@ def pin_radius(
 
     With the weights W and the step S, it returns the step to R * (W + S) / norm(W + S), where R is
     the norm of W. It stands after the learning rate; with `match_norm` before it, it is Hyperball.
-    Weight decay before it has no effect on the norm, and a matrix of zeros stays zero.
+    Unless `radial`, weight decay before it has no effect on the norm, and a matrix of zeros stays
+    zero.
 
     Args:
         radius: whether R is the norm of W before the step ("current", as the authors have it), or
@@ -284,7 +299,7 @@ def pin_radius(
         return arrays, [norm(x)[:, 0, 0] for x in arrays]
 
     def init(params: optax.Params) -> PinState:
-        over.layouts(params)  # raises where a parameter is no matrix
+        over.check(params)
         return PinState(over.map(first, [widen(params)])[1] if radius == "initial" else ())
 
     def pin(step: jax.Array, w: jax.Array, kept: jax.Array) -> jax.Array:
@@ -313,5 +328,6 @@ def pin_radius(
         name="parts.pin_radius",
         place="after",
         keeps_norm=True,
+        lets_decay=radial,
         keeps_zeros=not radial,  # a radius that follows the step grows from zero
     )

@@ -368,8 +368,9 @@ def trust_gate(
         return mixed * (at_least(_gram_norm(u), eps) / at_least(_gram_norm(mixed), eps))
 
     def init(params: optax.Params) -> Any:
-        over.layouts(params)  # raises where a parameter is no matrix
-        return inner.init(params)
+        state = inner.init(params)
+        over.check(params)
+        return state
 
     def both(*lists: list[jax.Array]) -> Sequence[list[jax.Array]]:
         return list(map(blend, *lists)), *lists[1:]

@@ -351,12 +351,12 @@ trainer.cli trainer.cli.challenges trainer.cli.claims trainer.cli.commands
 trainer.cli.config_options trainer.cli.coordinates trainer.cli.docstrings trainer.cli.explaining
 trainer.cli.extend_sweep trainer.cli.live trainer.cli.optimizer_families trainer.cli.optimizers
 trainer.cli.options trainer.cli.rates trainer.cli.reporting trainer.cli.resolving
-trainer.cli.sampling trainer.cli.schemas trainer.cli.study_options trainer.cli.terminal
-trainer.cli.values trainer.config trainer.config.annotations trainer.config.build
-trainer.config.build_errors trainer.config.edit trainer.config.files trainer.config.full
-trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer trainer.config.nodes
-trainer.config.schema trainer.config.signatures trainer.config.tree trainer.config.units
-trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
+trainer.cli.sampling trainer.cli.schemas trainer.cli.shadows trainer.cli.study_options
+trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
+trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files
+trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
+trainer.config.nodes trainer.config.schema trainer.config.signatures trainer.config.tree
+trainer.config.units trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
 trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every trainer.engine.peaks
 trainer.messages trainer.parser trainer.report trainer.report.document trainer.report.figures
 trainer.report.figures.style trainer.report.formats trainer.report.formats.latex

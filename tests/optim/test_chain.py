@@ -13,7 +13,8 @@ import pytest
 
 import optim
 from optim import parts
-from optim.parts.base import Part
+from optim.chain import PartNeeded
+from optim.parts.base import Need, Part
 from tests.recorded import Recorded, largest, made, mu, rate
 
 FIGURES = np.load(Path(__file__).with_name("chain_figures.npz"))
@@ -336,6 +337,8 @@ BEFORE, AFTER, PIN = (
     "        after:\n",
     "around: !parts.pin_radius {radial: true}",
 )
+LAST = AFTER + f"        - !parts.cautious_decay {{rate: 0.025, {PIN}}}\n"
+KEPT = AFTER + "        - !parts.pin_radius {}\n"
 CONFIG = """
 model: !models.mlp {width: 16, depth: 2}
 data: !data.digits {batch_size: 100}
@@ -405,6 +408,35 @@ def test_the_plan_lists_the_parts_in_their_order(tmp_path: Path, capsys: Any):
     ]
 
 
+def test_parts_without_polar_doubt_that_stacked_biases_are_matrices(tmp_path: Path, capsys: Any):
+    without_polar = (
+        "        - !parts.polar {polynomial: [2.0, -1.5, 0.5], steps: 12, norm: gram}\n",
+        "",
+    )
+    told = planned(tmp_path, capsys, without_polar, ("match: blocks/.*/kernel", "match: blocks/.*"))
+    assert told.count("works on the last two axes") == 1
+    assert (
+        "In group 'matrices', optim.parts.radial_brake works on the last two axes of"
+        " blocks/linear/bias [1x16]: 1 matrix of 1x16. A bias or a scale is not a matrix"
+    ) in told
+    # Of parts with the same matrices, the plan names the first.
+    told = planned(tmp_path, capsys)
+    assert (
+        told.count(" works on ") == told.count("optim.parts.polar works on 1 matrix of 16x16") == 1
+    )
+
+
+def test_a_part_of_outputs_refuses_a_vector_of_the_group(tmp_path: Path, capsys: Any):
+    brake = "        - !parts.radial_brake {outward: 0.5}\n"
+    polar = "        - !parts.polar {polynomial: [2.0, -1.5, 0.5], steps: 12, norm: gram}\n"
+    edits = (brake, ""), (polar, ""), ("match: blocks/.*/kernel", "match: head/.*")
+    told = planned(tmp_path, capsys, *edits)
+    assert (
+        "chain.yaml:10: optim.chain cannot update the group 'matrices'. optim.parts.floor" in told
+    )
+    assert "the parameter 'head/bias' has shape (10,): put it in another group" in told
+
+
 def test_a_matrix_of_zeros_is_refused_where_its_norm_is_kept(tmp_path: Path, capsys: Any):
     gpt = "!models.gpt {width: 16, depth: 2, num_heads: 2, zero_init: true}"
     told = planned(
@@ -455,10 +487,61 @@ def test_what_a_part_of_ones_own_says_that_it_keeps_is_checked():
         optim.optimizer({"all": optim.group(".*", recipe)}).init({"w": jnp.zeros((2, 3))})
 
     started(False, False)
-    with pytest.raises(optim.GroupError, match="add_decayed_weights makes .* and lab.pin in"):
+    with pytest.raises(
+        optim.GroupError, match="weight_decay of .*add_decayed_weights makes .* and lab.pin in"
+    ):
         started(True, False)
     with pytest.raises(optim.GroupError, match="The parameter w has a matrix of zeros"):
         started(False, True)
+
+
+def needy(name: str, *needs: Need, **kwargs: Any) -> Part:
+    """Makes a part of one's own that does nothing."""
+    tx = optax.with_extra_args_support(optax.identity())
+    return Part(tx.init, tx.update, name=name, needs=needs, **kwargs)
+
+
+def test_a_part_is_refused_whose_need_is_missing_or_stands_on_its_other_side():
+    first = needy("lab.first")
+    second = needy("lab.second", Need("lab.first", "before", "It reads what that one keeps."))
+    optim.chain(0.1, [first, second])
+    optim.chain(0.1, [first], [needy("lab.third", *second.needs, place="after")])
+    with pytest.raises(PartNeeded, match=r"^lab.second needs, before it, lab.first; lab.first st"):
+        optim.chain(0.1, [second, first])
+    with pytest.raises(PartNeeded, match="lab.first; no part there says that it is one. It reads"):
+        optim.chain(0.1, [optax.identity(), second])
+    # What a part has inside of it works before it.
+    optim.chain(0.1, [needy("lab.outer", *second.needs, around=first)])
+    with pytest.raises(PartNeeded, match="lab.first stands after it") as error:
+        optim.chain(0.1, [needy("lab.first", around=second)])
+    assert error.value.argument == "before.0.around" and error.value.part == "lab.second"
+
+
+def test_a_floor_by_output_is_content_with_any_part_that_keeps_norms():
+    before = [parts.floor(0.3, by="output")]
+    for pin in (
+        parts.pin_radius(),
+        parts.cautious_decay(0.1, around=parts.pin_radius(radial=True)),
+        needy("lab.pin", place="after", keeps_norm=True),
+    ):
+        optim.chain(0.1, before, [parts.decay(0.1), pin] if pin.lets_decay else [pin])  # pyright: ignore
+    optim.chain(0.1, [parts.floor(0.3)], [parts.decay(0.1)])
+    with pytest.raises(PartNeeded, match="parts.floor needs, after it, a part that keeps the norm"):
+        optim.chain(0.1, before, [parts.decay(0.1)])
+
+
+def test_a_radius_that_follows_the_step_lets_weights_decay():
+    """Without a gradient, weights become 1 - rate * decay times as long, before the rate or after.
+
+    A radius that does not follow the step keeps their norm, and so such a chain is refused.
+    """
+    w = draw(4, 5)
+    for before, after in (
+        ([optax.add_decayed_weights(0.5)], []),
+        ([optax.identity()], [parts.decay(0.5)]),
+    ):
+        tx = optim.chain(0.1, before, [*after, parts.pin_radius(radial=True)])
+        np.testing.assert_allclose(w + move(tx, w, 0 * w), 0.95 * w, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -488,15 +571,37 @@ def test_what_a_part_of_ones_own_says_that_it_keeps_is_checked():
             "parts.polar after it ignores them. Put parts.floor",
         ),
         (
-            AFTER,
-            AFTER + "        - !parts.cautious_decay {rate: 1.0}\n",
+            LAST,
+            AFTER + "        - !parts.decay {rate: 1.0}\n        - !parts.pin_radius {}\n",
             "as its argument `around`",
         ),
         (AFTER, AFTER + "        - !parts.pin_radius\n", "Two parts of `after` keep the norms"),
         (
-            AFTER,
-            "        - !optax.add_decayed_weights {weight_decay: 0.1}\n" + AFTER,
-            "optax.add_decayed_weights makes weights smaller, and parts.pin_radius in `after`",
+            LAST,
+            "        - !optax.add_decayed_weights {weight_decay: 0.1}\n" + KEPT,
+            "weight_decay of optax.add_decayed_weights makes weights smaller, and parts.pin_radius",
+        ),
+        (
+            LAST,
+            "        - !optax.chain {args: [!optax.add_decayed_weights {weight_decay: 0.1}]}\n"
+            + KEPT,
+            "weight_decay of optax.add_decayed_weights makes weights smaller, and parts.pin_radius",
+        ),
+        (
+            LAST,
+            "        - !parts.prodigy {weight_decay: 0.1}\n" + KEPT,
+            "group 'matrices', weight_decay of optim.parts.prodigy makes weights smaller, and",
+        ),
+        (
+            BEFORE,
+            BEFORE + "        - !parts.prodigy {}\n",
+            "parts.prodigy sets the lengths of directions, and parts.polar after it ignores them",
+        ),
+        (
+            f", {PIN}",
+            "",
+            "the group 'matrices'. parts.floor needs, after it, a part that keeps the norms of the"
+            " weights, such as parts.pin_radius; no part there says that it is one. With by='outp",
         ),
     ],
 )

@@ -16,23 +16,8 @@ from trainer.studies.rate_paths import rate_of_group
 from trainer.studies.rate_report import sentences, space, yaml
 from trainer.studies.rate_test import RangeTest, Rates, diverged_at, local_line, rate_test
 
-LAB = """
-import flax.linen as nn
-import numpy as np
-from trainer import data, models
+pytestmark = pytest.mark.usefixtures("lab")
 
-__all__ = ["model", "points"]
-
-def model():
-    return models.from_linen(nn.Dense(1, use_bias=False), inputs="x")
-
-def points():
-    random = np.random.default_rng(0)
-    x = random.normal(size=(64, 4)).astype(np.float32) * np.float32([1, 2, 3, 4])
-    y = (x @ np.float32([1, -1, 1, -1]))[:, None]
-    both = {"x": x, "target": y}
-    return data.ArrayDataset(both, both, batch_size=None)
-"""
 QUADRATIC = """
 model: !quadratic_lab.model
 data: !quadratic_lab.points
@@ -45,9 +30,7 @@ PATH = "optimizer.learning_rate"
 
 
 @pytest.fixture
-def quadratic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> configs.Config:
-    (tmp_path / "quadratic_lab.py").write_text(LAB)
-    monkeypatch.syspath_prepend(tmp_path)
+def quadratic(tmp_path: Path) -> configs.Config:
     (tmp_path / "quadratic.yaml").write_text(QUADRATIC)
     return configs.load([str(tmp_path / "quadratic.yaml")])
 

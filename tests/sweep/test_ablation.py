@@ -9,7 +9,7 @@ from scipy import stats
 
 from tests.report_cases import workload
 from tests.sweep.test_sweep_extend import begun
-from tests.sweep.test_sweep_plan import BASE
+from tests.sweep.test_sweep_plan import BASE, dry_run
 from trainer.config import Call, ConfigError
 from trainer.report.pairs import compare_arms
 from trainer.report.planned_power import power_of_plan
@@ -121,6 +121,48 @@ def test_mistakes_are_named_with_their_place(folder, old, new, message):
     with pytest.raises(ConfigError, match=message) as error:
         begun(folder, SWEEP.replace(old, new))
     assert error.value.source is not None and error.value.source.file.endswith("sweep.yaml")
+
+
+FLOOR, GATE = "!parts.floor {ratio: 0.4, by: output}", "!parts.trust_gate {around: !parts.soap {}}"
+
+
+@pytest.fixture
+def needy(folder: Path) -> Path:
+    """A stack with a floor that needs the pin, and a gate that needs what it is around."""
+    base = folder / "base.yaml"
+    text = base.read_text().replace("!parts.match_norm {}", FLOOR)
+    base.write_text(text.replace("!parts.polar {}", f"{GATE}, !parts.polar {{}}"))
+    return folder
+
+
+def test_parts_that_others_need_are_named_when_the_sweep_is_planned(needy, capsys):
+    (needy / "sweep.yaml").write_text(SWEEP)
+    code, out, err = dry_run(needy / "sweep.yaml", capsys)
+    assert code == 2 and not out
+    assert err.startswith(f"error: {needy / 'sweep.yaml'}:10: ablate takes out parts that others")
+    assert (
+        "no_pin_radius: parts.floor needs a part that keeps the norms of the weights, such as"
+        " parts.pin_radius.\nAdd keep: [no_soap, no_pin_radius] to ablate, or take out such a part"
+    ) in err
+    assert "no_soap: parts.trust_gate takes an optimizer for 'around', and was given null." in err
+
+
+def test_a_part_that_another_needs_can_be_kept_or_taken_out_with_it(needy):
+    both = f"{{{CHAIN}.before.3: !optax.identity {{}}, {CHAIN}.after: []}}"
+    text = SWEEP.replace("settings: {", f"settings: {{no_norms: {both}, ")
+    text = text.replace("  settings", "  keep: [no_soap, no_pin_radius]\n  settings")
+    _, plan = begun(needy, text)
+    momentum, gate, polar = "parts.momentum", "parts.trust_gate(parts.soap)", "parts.polar"
+    assert _parts(plan, "no_norms") == [momentum, gate, polar, "optax.identity"]
+    decay = "parts.cautious_decay(parts.pin_radius)"
+    assert _parts(plan, "no_floor") == [momentum, gate, polar, "optax.identity", decay]
+
+
+def test_a_setting_that_does_not_build_is_not_taken_for_a_part(needy):
+    text = SWEEP.replace("no_clip: {optimizer.clip_norm: null}", f"raw: {{{CHAIN}.after: []}}")
+    text = text.replace("  settings", "  keep: [no_soap, no_pin_radius]\n  settings")
+    with pytest.raises(ConfigError, match="trial raw/0000/0 does not build: .* parts.floor needs,"):
+        begun(needy, text)
 
 
 def test_settings_take_out_what_is_searched_within_them(folder):

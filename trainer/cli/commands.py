@@ -49,6 +49,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.rates import run
         case "report":
             from trainer.cli.reporting import run
+        case "shadow":
+            from trainer.cli.shadows import run
         case "sweep":
             from trainer.cli.sweeps import run
         case _:

@@ -1,4 +1,4 @@
-"""The options of studies: challenge, claim, coordinate_check and rate_test."""
+"""The options of studies: challenge, claim, coordinate_check, rate_test and shadow."""
 
 import argparse
 from typing import Any
@@ -25,6 +25,13 @@ def add(commands: Any, config: Parser) -> None:
             "rate_test",
             parents=[config],
             help="raise a learning rate until training diverges, and suggest a range to search",
+        )
+    )
+    _shadow(
+        commands.add_parser(
+            "shadow",
+            parents=[config],
+            help="compare what another optimizer would do at each point of a run",
         )
     )
 
@@ -58,6 +65,40 @@ def _rate_test(test: argparse.ArgumentParser) -> None:
         help="how many runs: the config's seed and those after it; default 3",
     )
     _report_files(test)
+
+
+def _shadow(shadow: argparse.ArgumentParser) -> None:
+    """Adds the options of `shadow`."""
+    shadow.add_argument(
+        "--shadow",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the config of the other optimizer, which is the same in model and data; may be given"
+        " several times, later files override; default the files of --config. --set edits both"
+        " configs, but what is below `optimizer` that of --config only",
+    )
+    shadow.add_argument(
+        "--shadow_set",
+        dest="shadow_sets",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="edits the optimizer of the other config, such as optimizer.learning_rate=0.1",
+    )
+    shadow.add_argument(
+        "--steps",
+        type=values.positive,
+        metavar="N",
+        help="the first steps of the run that are computed; default all",
+    )
+    shadow.add_argument(
+        "--every",
+        type=values.positive,
+        metavar="K",
+        help="every K-th step is recorded; default a fiftieth of the steps",
+    )
+    _report_files(shadow)
 
 
 def _challenge(challenge: argparse.ArgumentParser) -> None:

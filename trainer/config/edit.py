@@ -29,7 +29,7 @@ from trainer.config.tree import (
 from trainer.config.wording import describe, known_names, listing, nearest, shorten
 
 
-def override(config: Config, sets: Sequence[str]) -> Config:
+def override(config: Config, sets: Sequence[str], option: str = "--set") -> Config:
     """Returns the config with some values replaced.
 
     A path consists of the keys from the root to a value, joined by dots; the key of a list element
@@ -39,6 +39,7 @@ def override(config: Config, sets: Sequence[str]) -> Config:
     Args:
         config: the config.
         sets: settings of the form path=value; the value is YAML, tags included.
+        option: the option that they were given by, for messages.
 
     Returns:
         The edited config; `config` itself is not changed.
@@ -58,7 +59,7 @@ def override(config: Config, sets: Sequence[str]) -> Config:
 
     root = to_node(config)
     for text in sets:
-        source = Source(f"--set {shorten(text)}")
+        source = Source(f"{option} {shorten(text)}")
         path, sign, value = text.partition("=")
         if not sign or not path.strip() or not value.strip():
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)

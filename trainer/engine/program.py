@@ -118,6 +118,15 @@ class Program:
         seed = self.experiment.seed if seed is None else seed
         return self._first.compute(seed, self.inputs.pack(), shardings, warm_starts)
 
+    def first_opt_state(self, params: Any, hyperparams: Any) -> Any:
+        """Computes the optimizer's state before its first step, as a pure function, without jit.
+
+        Args:
+            params: the parameters, which may be others than those of `init`.
+            hyperparams: the values of the inputs, [inputs].
+        """
+        return self._insert(hyperparams).optimizer.init(params)
+
     def check_norms(self) -> None:
         """Refuses first parameters that the optimizer could not move, as the plan does.
 

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import AbstractMesh
 
 import optim
+from optim.bound import Updates
 from optim.checks import groups_needing, needs_examples
 from optim.dtypes import widen
 from optim.layouts import Layout
@@ -93,7 +94,8 @@ def train_step(
         checks its parameters with `Program.params_finite` instead, at some steps only, because that
         is cheaper.
     """
-    optimizer, found = experiment.optimizer, _differentiate(experiment, state, batch)
+    optimizer = experiment.optimizer
+    found = _differentiate(experiment, optimizer, state, batch)
     finite, model_state = found.finite, found.model_state
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
@@ -156,7 +158,8 @@ def diagnose_step(
     Returns:
         "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
     """
-    optimizer, found = experiment.optimizer, _differentiate(experiment, state, batch)
+    optimizer = experiment.optimizer
+    found = _differentiate(experiment, optimizer, state, batch)
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
@@ -166,6 +169,61 @@ def diagnose_step(
         examples = next(iter(batch.values())).shape[0]
         values |= compute_noise(asked, first, second, examples, split)
     return values
+
+
+class ShadowedStep(NamedTuple):
+    """What two optimizers would do at one point of a run; see `shadow_step`.
+
+    Attributes:
+        loss: the mean loss of the batch.
+        grads: path name -> gradient of the loss before clipping, of the parameters that one of the
+            two optimizers updates.
+        own: the updates of the run's optimizer.
+        other: those of the other one.
+        opt_state: the state of the other one after the step.
+    """
+
+    loss: Any
+    grads: dict[str, Any]
+    own: Updates
+    other: Updates
+    opt_state: Any
+
+
+def shadow_step(
+    experiment: Experiment,
+    other: optim.Optimizer,
+    state: State,
+    opt_state: Any,
+    batch: Batch,
+    mesh: AbstractMesh | None = None,
+) -> ShadowedStep:
+    """Computes the update that `train_step` would make, and that of another optimizer beside it.
+
+    Args:
+        experiment: as for `train_step`.
+        other: the other optimizer, which follows the run: see `optim.Optimizer.follow`.
+        state: the state of the run before the update.
+        opt_state: that of the other optimizer: what its `init` returned for the first parameters of
+            the run, or the last `shadow_step`.
+        batch: the batch of the update.
+        mesh: as for `train_step`.
+
+    Raises:
+        GroupError: the other optimizer cannot follow the run.
+    """
+    optimizer, params = experiment.optimizer, state.params
+    found = _differentiate(experiment, optimizer, state, batch)
+    if optimizer.trainable(params).keys() == other.trainable(params).keys():
+        passed = found.grads | _example_gradients(experiment, other, state, batch, found.key)
+        theirs = found._replace(passed=passed)
+    else:
+        theirs = _differentiate(experiment, other, state, batch)
+    with _on_mesh(mesh), jax.named_scope("optimizer"):
+        own = optimizer.updates(found.passed, state.opt_state, params, **found.extra())
+    with _on_mesh(mesh), jax.named_scope("shadow"):
+        following, opt_state = other.follow(theirs.passed, opt_state, params, **theirs.extra())
+    return ShadowedStep(found.loss, theirs.grads | found.grads, own, following, opt_state)
 
 
 def _half_gradients(
@@ -227,9 +285,10 @@ class _Differentiated(NamedTuple):
         }
 
 
-def _differentiate(experiment: Experiment, state: State, batch: Batch) -> _Differentiated:
-    """Computes the loss of a step and its gradients."""
-    optimizer = experiment.optimizer
+def _differentiate(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch
+) -> _Differentiated:
+    """Computes the loss of a step and the gradients that an optimizer needs."""
     # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
     (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)

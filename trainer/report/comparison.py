@@ -12,6 +12,7 @@ from trainer.report.panels.arms import arms_block
 from trainer.report.panels.axes import axes_block
 from trainer.report.panels.cost import cost_block
 from trainer.report.panels.curves import curves_block
+from trainer.report.panels.cuts import cuts_block
 from trainer.report.panels.ladder import ladder_block, speedup_sentences
 from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
 from trainer.report.panels.method_text import methods_block
@@ -97,6 +98,9 @@ def _panels(
     if searched:
         tuning = blocks(lambda part: tuning_block(part.workload, part.prefix))
         yield Panel("tuning", "Tuning", "describes", tuning)
+        if any(each.cuts for each in workloads):
+            cuts = blocks(lambda part: cuts_block(part.workload, part.prefix))
+            yield Panel("cuts", "Trials that were stopped early", "describes", cuts)
         rates = blocks(lambda part: learning_rate_block(part.workload, part.prefix, names))
         yield Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates)
     targets = blocks(lambda part: targets_block(part.workload, part.prefix))

@@ -38,6 +38,7 @@ def conditions(workload: Workload) -> list[str]:
     sentences = []
     if workload.chosen_from:
         sentences.append("The hyperparameters were searched for on lower rungs, and not here.")
+    sentences += _cuts(workload)
     found = unlike_arguments(workload)
     if found:
         listed = "; ".join(f"{path} {values_text(values)}" for path, values in found.items())
@@ -45,6 +46,25 @@ def conditions(workload: Workload) -> list[str]:
     ended = all(run.end != "missing" for run in workload.trials)
     sentences += [*unequally_tuned(tunings(workload), past=ended), *_widths(workload)]
     return [*sentences, *changed_code(workload), *_machines(workload)]
+
+
+def _cuts(workload: Workload) -> Iterator[str]:
+    """Yields a sentence if trials were stopped early, and one if not by the same rule."""
+    if not workload.cuts:
+        return
+    texts = {arm: _cut_text(workload, arm) for arm in workload.arms}
+    slow = "what begins slowly is at a disadvantage"
+    if len(set(texts.values())) > 1:
+        listed = "; ".join(f"{arm} {text}" for arm, text in texts.items())
+        yield f"The searches were cut short by unlike rules ({listed}), and {slow}."
+    else:
+        (text,) = set(texts.values())
+        yield f"Trials were stopped early (each search {text}): {slow}."
+
+
+def _cut_text(workload: Workload, arm: str) -> str:
+    cuts = workload.cuts.get(arm)
+    return "computed to the end" if cuts is None else cuts.text
 
 
 def _widths(workload: Workload) -> Iterator[str]:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
+from trainer.sweep.halving import Cut
 from trainer.sweep.ladder import PlannedLadder
+from trainer.sweep.methods import Cuts
 from trainer.sweep.per_example_file import read_examples
 from trainer.sweep.target_rule import TargetRule
 from trainer.sweep.tuned import Linked
@@ -83,7 +85,7 @@ class Result:
 
     @property
     def end(self) -> str:
-        """How it ended: "done", "diverged" or "failed"; "missing" if it has not ended."""
+        """How it ended: "done", "diverged", "failed" or "pruned"; "missing" if it has not."""
         return self.summary.end
 
     def value(self, row: str) -> float | None:
@@ -226,6 +228,8 @@ class Workload:
         families: among how many workloads of the sweep the error of a verdict is divided.
         chosen_from: arm -> the number of points of each search on lower rungs, for a rung on which
             the arms have the hyperparameters of these; empty otherwise.
+        cuts: arm -> the steps at which its worse trials are stopped; without arms that are not cut.
+        orders: arm and search -> the cuts that were made, in order.
     """
 
     name: str
@@ -256,6 +260,8 @@ class Workload:
     rung: str = ""
     families: int = 1
     chosen_from: Mapping[str, int] = field(default_factory=dict)
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
+    orders: Mapping[tuple[str, int], Sequence[Cut]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 
@@ -326,7 +332,8 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
     return replace(
         run,
         summary=summary if summary.end in ENDS else replace(summary, end=MISSING.end),
-        retries=max(0, len(lineage) - 1),
+        # A trial that waited at cuts was computed in several waves.
+        retries=len(lineage) - len({entry.get("wave") for entry in lineage}),
         fingerprint=record.get("fingerprint", {}),
         side_by_side=last.get("trials", 1),
         load=last.get("load"),

@@ -15,6 +15,7 @@ from trainer.report.results import Goal, Result, Revision, Space, Workload, with
 from trainer.report.wording import joined
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
+from trainer.sweep.halving import read_cuts
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
@@ -83,6 +84,8 @@ def read_sweep(
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
         ablated=plan.ablated,
         ladder=plan.ladder,
+        cuts=plan.cuts,
+        orders=read_cuts(folder, plan),
     )
 
 

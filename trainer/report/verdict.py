@@ -74,7 +74,8 @@ def _without_runs(workload: Workload) -> str:
         return f"Not decided: no run has the metric {row!r}."
     unused = not any(run.value(workload.goal.selected) is not None for run in trials)
     if trials and len(trials) == len(workload.trials) and unused:
-        counts = [f"{sum(r.end == end for r in trials)} {end}" for end in ("diverged", "failed")]
+        ends = ("diverged", "failed", *(("pruned",) if workload.cuts else ()))
+        counts = [f"{sum(r.end == end for r in trials)} {end}" for end in ends]
         return f"Not decided: no trial has a value ({joined(counts)})."
     return "Not decided: the winners have not run on fresh seeds yet."
 

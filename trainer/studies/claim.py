@@ -17,7 +17,7 @@ from typing import Any
 
 import trainer
 from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
-from trainer.messages import DONE, FAILED, UserError, plural
+from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.results import Result
@@ -34,6 +34,7 @@ from trainer.writers.run_record import read_record
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
 # Of these shares of the runs it is said with which probability a forgery would have been drawn.
+_EXITS = {"done": DONE, "pruned": STOPPED}  # of a run that is computed again, by its end
 _SHARES = ((10, "a tenth"), (3, "a third"))
 
 
@@ -275,11 +276,13 @@ def _recompute(run: Result, vocabulary: Sequence[str]) -> Recomputed:
         f"--config={(run.folder / 'config.yaml').absolute()}",
     ]
     command += [f"--vocabulary={each}" for each in vocabulary]
+    command += [f"--until={run.summary.step}"] if run.end == "pruned" else []
     with tempfile.TemporaryDirectory() as home:
         again = Path(home) / "run"
         with TrainerProcess(command, again) as process:
-            # A run that diverged ends so again; any other error says nothing of the claim.
-            process.wait(DONE if run.end == "done" else FAILED)
+            # A run that diverged ends so again; any other error says nothing of the claim. One that
+            # was pruned stops at the step of its cut.
+            process.wait(_EXITS.get(run.end, FAILED))
         record = read_record(again / "run.json")
         changes = compare(run.fingerprint, {} if record is None else record["fingerprint"])
         same, largest = _difference(read_metrics(run.folder), read_metrics(again))

@@ -13,6 +13,7 @@ from trainer.config import Call, Config, ConfigError, Source, Tree, join
 from trainer.config.wording import known_names, listing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_REASONS = 4  # arms of which a message says why they do not build
 _CHAIN = "optim.chain"
 _NOTHING = Call("optax.identity", {})
 
@@ -25,7 +26,8 @@ class Ablation:
         parts: config paths of optim.chain: each of its parts is replaced by optax.identity. A part
             around another one, such as parts.cautious_decay, is replaced by that one, which is
             taken out of it as well. The arm without parts.polar is named "no_polar".
-        keep: names of such arms that are left out, such as "no_momentum".
+        keep: names of such arms that are left out, such as "no_momentum". A part that another one
+            needs must be kept, or be taken out together with that one, in `settings`.
         settings: name of a further arm -> path -> the value with which the path does nothing, such
             as {no_clip: {optimizer.clip_norm: null}}.
     """
@@ -105,6 +107,31 @@ def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> l
     if not left:
         raise ConfigError(f"ablate keeps all of {listing(names)}: nothing is taken out.", source)
     return left
+
+
+def parts_needed(found: Mapping[str, str], sweep: Config) -> ConfigError:
+    """Returns an error that names the arms without a part that cannot be built without it.
+
+    Args:
+        found: name of such an arm -> why it does not build, where the whole one does, as a
+            sentence.
+        sweep: the config of the sweep, for the place in its file.
+    """
+    names = list(found)
+    reasons = [f"{name}: {why}" for name, why in found.items()]
+    more = [f"and {len(names) - _REASONS} more"] if len(names) > _REASONS else []
+    text = "\n  ".join(
+        [
+            f"ablate takes out {'a part' if len(names) == 1 else 'parts'} that others need:",
+            *reasons[:_REASONS],
+            *more,
+        ]
+    )
+    text += (
+        f"\nAdd keep: [{', '.join(names)}] to ablate, or take out such a part together with what"
+        " needs it, as an arm below settings."
+    )
+    return ConfigError(text, sweep.argument_source("ablate") or sweep.sources[""])
 
 
 def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator[Removal]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainer.config.wording import known_names
 from trainer.sweep.ablation import Ablation
 from trainer.sweep.ladder import Ladder
-from trainer.sweep.methods import Explicit, Grid, Method, Sampled
+from trainer.sweep.methods import Explicit, Grid, Halved, Method, Sampled
 from trainer.sweep.spaces import Space
 from trainer.sweep.target_rule import RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
@@ -103,7 +103,7 @@ class Arm:
     def __post_init__(self) -> None:
         _check_space(self.space)
         _check_trials(self.trials)
-        _check_kind("method", self.method, Grid, Sampled, Explicit)
+        _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,11 +283,13 @@ class Sweep:
                 "looks is 'any' and skewed is true, but the test that holds at any look is wrong"
                 " for skewed differences: remove one of them."
             )
-        _check_kind("method", self.method, Grid, Sampled, Explicit)
+        _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
         _check_kind("goal", self.goal, Goal)
         _check_kind("final", self.final, Final)
         _check_kind("ladder", self.ladder, Ladder)
         _check_kind("ablate", self.ablate, Ablation)
+        for arm in self.arms.values():
+            _check_kind("arms", arm, Arm)
         self._check_ladder()
         if self.ablate is not None and (len(self.arms) != 1 or self.ladder is not None):
             what = "a ladder" if self.ladder is not None else f"{len(self.arms)} arms"
@@ -301,8 +303,6 @@ class Sweep:
                 " rule is about runs of one configuration, and each search finds another one:"
                 " remove one of them."
             )
-        for arm in self.arms.values():
-            _check_kind("arms", arm, Arm)
         lower: dict[str, str] = {}
         for name in map(str, self.arms):
             if not _ARM.fullmatch(name):
@@ -328,6 +328,12 @@ class Sweep:
         ladder = self.ladder
         if ladder is None:
             return
+        methods = [self.method, *(arm.method for arm in self.arms.values())]
+        if any(method is not None and method.cuts for method in methods):
+            raise ValueError(
+                "The sweep has a ladder and method.halving, whose cuts are steps of one length of"
+                " training: use another method for a ladder, or a sweep for each length."
+            )
         if ladder.baseline is not None and ladder.baseline not in self.arms:
             raise ValueError(
                 f"ladder has the baseline {ladder.baseline!r}, which is not an arm."

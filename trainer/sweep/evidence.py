@@ -1,18 +1,20 @@
 """Checks that the results of a sweep are those that were computed; imports no jax.
 
-The files are compared with the ledger, the summary of each trial with its rows, and final.json with
-the seeds of the plan and the ranking of the trials. Start with `examine`.
+The files are compared with the ledger, the summary of each trial with its rows, cuts.json with the
+rows at the cuts, and final.json with the seeds of the plan and the ranking of the trials. Start
+with `examine`.
 """
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.messages import UserError
 from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
 from trainer.sweep.final import FINAL_FILE, wrong_choices
+from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts
 from trainer.sweep.ledger import (
     LEDGER_FILE,
     Ledger,
@@ -123,7 +125,8 @@ class _Examination:
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
-        self._check_final()
+        self._check_choices(CUTS_FILE, lambda plan: wrong_cuts(self._folder, plan))
+        self._check_choices(FINAL_FILE, self._wrong_winners)
         first = ledger.of("plan")[:1] if ledger is not None else []
         return Evidence(
             faults=tuple(self._faults),
@@ -181,14 +184,16 @@ class _Examination:
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
         for name in sorted(gone):
+            if is_waiting(self._folder, name):  # its worker was killed before it moved the trial
+                continue
             self._fault(name, "it is missing, and ledger.jsonl has its files")
         for name, digest in (wanted | files).items():
             if name.rpartition("/")[0] not in gone:
                 self._check_digest(name, digest)
         if not ledger.damage:
             left = [name for name in self._results if name not in trials]
-            if FINAL_FILE not in files and (self._folder / FINAL_FILE).exists():
-                left.append(FINAL_FILE)
+            chosen = (CUTS_FILE, FINAL_FILE)
+            left += [x for x in chosen if x not in files and (self._folder / x).exists()]
             for name in left:
                 if name not in self._waved:
                     self._fault(name, "ledger.jsonl has no line about it")
@@ -236,16 +241,22 @@ class _Examination:
                 f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}",
             )
 
-    def _check_final(self) -> None:
-        """Checks final.json against the plan and the outcomes."""
-        if self._plan is None or not (self._folder / FINAL_FILE).exists():
+    def _check_choices(self, name: str, wrong: Callable[[Plan], Iterable[str]]) -> None:
+        """Checks a file of what was chosen by the results against the plan and the results.
+
+        `wrong` yields what differs, as parts of sentences.
+        """
+        if self._plan is None or not (self._folder / name).exists():
             return
-        trials = {trial.folder: self._outcome(trial.folder) for trial in self._plan.trials}
         try:
-            for why in wrong_choices(self._folder, self._plan, trials):
-                self._fault(FINAL_FILE, why)
+            for why in wrong(self._plan):
+                self._fault(name, why)
         except DamagedFile as error:
-            self._fault(FINAL_FILE, error.fault)
+            self._fault(name, error.fault)
+
+    def _wrong_winners(self, plan: Plan) -> Iterator[str]:
+        trials = {trial.folder: self._outcome(trial.folder) for trial in plan.trials}
+        return wrong_choices(self._folder, plan, trials)
 
 
 def _trials_of_waves(folder: Path) -> Iterator[str]:

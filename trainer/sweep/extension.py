@@ -123,6 +123,12 @@ def make_extension(
             "A sweep with a ladder cannot be extended, because its rungs are judged together and"
             f" once: start another sweep in another --workdir. Nothing in {folder} was changed."
         )
+    if stored.cuts or plan.cuts:
+        raise UserError(
+            "A sweep with method.halving cannot be extended, because its cuts were made among the"
+            " trials that it had: start another sweep in another --workdir. Nothing in"
+            f" {folder} was changed."
+        )
     changed = _changes(stored, plan)
     points: dict[ArmSearch, list[_Point]] = {}
     for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):

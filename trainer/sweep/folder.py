@@ -2,7 +2,8 @@
 
 Workers share nothing but this folder. A trial is in one of three places: in the plan only; in a
 wave, `waves/NAME.json`, which lists its trials and whose lock a worker holds; or finished, as a
-folder below `trials/` or `final/`, where it appears by a rename.
+folder below `trials/` or `final/`, where it appears by a rename. Where the worse trials are stopped
+early, it may also wait below `waiting/`, for the others of its search; see `halving`.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from trainer.config import hparams
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import choose_winners, final_trials
+from trainer.sweep.halving import Halving, waiting_folder
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
@@ -42,6 +44,8 @@ class Claim:
         alone: whether its one trial is computed as a run of its own.
         file: waves/NAME.json, whose lock this process holds.
         path: waves/NAME, the folder of the wave.
+        start: the step from which on its trials are computed, at which they waited; 0 at first.
+        until: the cut to which they are computed; None for the last step.
         program: the index of its program in the plan.
         lock: the same file, open and locked.
         presence: tells other processes that this one has the wave.
@@ -52,6 +56,8 @@ class Claim:
     alone: bool
     file: Path
     path: Path
+    start: int
+    until: int | None
     program: int
     lock: BinaryIO
     presence: Presence
@@ -74,6 +80,7 @@ class SweepFolder:
         presence: as given.
         plan: the plan that is stored in it; `claim` and `refresh` read it again after an extension.
         limits: what was learned about trials that cannot be computed in their waves.
+        halving: the trials that are stopped early.
     """
 
     def __init__(self, path: Path, presence: Presence | None = None, log: Log = to_stderr):
@@ -88,6 +95,8 @@ class SweepFolder:
     def _read_plan(self) -> None:
         self._plan_version = self._stat_plan()
         self.plan = read_plan(self.path)
+        ledger = self._ledger
+        self.halving = Halving(self.path, self.plan, ledger.add_cuts, ledger.add_moving)
         self._program_of = {
             name: index
             for index, program in enumerate(self.plan.programs)
@@ -195,8 +204,10 @@ class SweepFolder:
                 claim = self._hold(file, content)
                 if claim is not None:
                     return claim
+            starts = self._cut(taken)
             self._choose_winners()
-            return self._new_wave(taken | self.finished(), workers, fits)
+            taken |= self.finished() | {name for name, at in starts.items() if at is None}
+            return self._new_wave(taken, starts, workers, fits)
 
     def tidy(self) -> None:
         """Removes what killed workers have left of a sweep that is complete, as far as possible."""
@@ -204,6 +215,7 @@ class SweepFolder:
             self.presence.tidy()
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             clean(self._waves)
+            self.halving.clean(())
             for file, content in self._unfinished():
                 claim = self._hold(file, content)
                 if claim is not None:  # the sweep was extended meanwhile
@@ -216,6 +228,16 @@ class SweepFolder:
                 yield file, read_wave(file)
             except (DamagedFile, FileNotFoundError) as error:
                 self._throw_away(file, error)
+
+    def _cut(self, taken: Collection[str]) -> dict[str, int | None]:
+        """Makes the cuts that can be made; returns what `Halving.starts` does.
+
+        `taken` are the trials in waves.
+        """
+        cuts = self.halving.cut()
+        if self.plan.cuts:
+            self.halving.clean(taken)
+        return self.halving.starts(cuts)
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
@@ -234,7 +256,11 @@ class SweepFolder:
         choose_winners(self.path, self.plan, outcomes, self._ledger.add_final)
 
     def _new_wave(
-        self, taken: Collection[str], workers: int, fits: Callable[[int], int]
+        self,
+        taken: Collection[str],
+        starts: Mapping[str, int | None],
+        workers: int,
+        fits: Callable[[int], int],
     ) -> Claim | None:
         trials = self.trials()
         left = [trial for name, trial in trials.items() if name not in taken]
@@ -249,6 +275,7 @@ class SweepFolder:
         arm = max(share, key=lambda name: share[name])
         first = next(trial for trial in left if trial.arm == arm)
         program, limits = self.program_of(first), self.limits.read()
+        start = starts.get(first.folder) or 0
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
         same = [
@@ -257,22 +284,30 @@ class SweepFolder:
             if trial.arm == arm
             and trial.final == first.final
             and self.program_of(trial) == program
+            and (starts.get(trial.folder) or 0) == start
             and trial.folder not in limits["alone"]
         ]
         stored = self.plan.programs[program]
         bounds = [
             useful_width(stored.flops * stored.steps),
-            math.ceil(len(phase) / workers),
+            math.ceil((self.halving.going_on(start) if start else len(phase)) / workers),
             fits(program),
         ]
         if self.plan.vmap is not None:
             bounds = [self.plan.vmap]
         most = limits["widths"].get(str(program), len(same))
         width = wave_width(len(same), most, *bounds)
-        return self._write_wave(same[:width], program)
+        return self._write_wave(same[:width], program, start=start)
 
-    def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
+    def _write_wave(
+        self, trials: Sequence[Trial], program: int, alone: bool = False, start: int = 0
+    ) -> Claim:
         content = WaveContent(alone=alone, program=program, trials=[t.folder for t in trials])
+        until = self.halving.until(trials[0], start)
+        if start:
+            content["start"] = start
+        if until is not None:
+            content["until"] = until
         file = self._waves / f"{wave_name(content)}.json"
         replace_file(file, json.dumps(content).encode())
         claim = self._hold(file, content)
@@ -290,8 +325,9 @@ class SweepFolder:
             known = self.trials()
             # If all have results, a worker was killed before it removed the wave. Trials that are
             # not known are final runs of a winner from before the sweep was extended.
-            finished = all((self.path / name).exists() for name in content["trials"])
-            if finished or not set(content["trials"]) <= set(known):
+            names, until = content["trials"], content.get("until")
+            gone = not set(names) <= set(known)
+            if gone or all(self.has_moved(known[name], until) for name in names):
                 self._ledger.add_trials(self._events(content["trials"]))
                 remove(set_aside(file))
                 return None
@@ -303,10 +339,21 @@ class SweepFolder:
             alone=content["alone"],
             file=file,
             path=file.with_suffix(""),
+            start=content.get("start", 0),
+            until=content.get("until"),
             program=content["program"],
             lock=stream,
             presence=self.presence,
         )
+
+    def has_moved(self, trial: Trial, until: int | None) -> bool:
+        """Returns whether a trial was moved out of its wave: it has ended, or waits at a cut.
+
+        `until` is the cut to which the wave computes it; None for the last step.
+        """
+        if (self.path / trial.folder).exists():
+            return True
+        return until is not None and waiting_folder(self.path, trial, until).exists()
 
     def _throw_away(self, file: Path, error: Exception) -> None:
         """Removes a wave whose file is damaged, unless a worker computes it nevertheless."""
@@ -330,7 +377,7 @@ class SweepFolder:
     def _events(self, trials: Sequence[str]) -> Iterator[dict[str, Any]]:
         for name in trials:
             if (self.path / name).exists():
-                yield trial_event(self.path, name)
+                yield trial_event(self.path / name, name)
 
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.

@@ -8,6 +8,7 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
     plan    the last revision of plan.json, and the files beside it
     code    files of the user's code that are new or were changed: their hashes, and those before
     trial   a trial that ended: its files but for checkpoints
+    cut     cuts.json, which names the trials that went on where others were stopped early
     final   final.json, which names the winners
 
 The last line about a trial or a file counts. The run.json of a trial says with which code it ran.
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
+from trainer.sweep.halving import CUTS_FILE
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 
 LEDGER_FILE = "ledger.jsonl"
@@ -38,7 +40,7 @@ class Entry:
 
     Attributes:
         line: its number, from 1.
-        event: "plan", "code", "trial" or "final".
+        event: "plan", "code", "trial", "cut" or "final".
         content: all that it says.
     """
 
@@ -157,6 +159,7 @@ def _is_event(content: Mapping[str, Any]) -> bool:
         "plan": {"revision": int, "digest": str, "files": dict},
         "code": {"code": dict, "changed": dict},
         "trial": {"trial": str, "files": dict},
+        "cut": {"files": dict},
         "final": {"files": dict},
     }
     wanted = kinds.get(str(content.get("event")), {})
@@ -196,7 +199,9 @@ class Recorder:
         found = sorted(results_in(self._folder))
         if found:
             event["found"] = len(found)
-        events = [event, *(trial_event(self._folder, name) for name in found)]
+        events = [event, *(trial_event(self._folder / name, name) for name in found)]
+        with contextlib.suppress(FileNotFoundError):
+            events.append(cuts_event((self._folder / CUTS_FILE).read_bytes()))
         with contextlib.suppress(FileNotFoundError):
             events.append(final_event((self._folder / FINAL_FILE).read_bytes()))
         append(self._folder, events)
@@ -226,6 +231,14 @@ class Recorder:
                 new.append(event if known is None else {**event, "again": True})
         if new:
             append(self._folder, new)
+
+    def add_moving(self, trials: Mapping[str, Path]) -> None:
+        """Adds trials that are about to be moved: their folders, and where they are now."""
+        self.add_trials(trial_event(place, name) for name, place in trials.items())
+
+    def add_cuts(self, content: bytes) -> None:
+        """Adds the content that cuts.json is about to get."""
+        append(self._folder, [cuts_event(content)])
 
     def add_final(self, content: bytes) -> None:
         """Adds the content that final.json is about to get."""
@@ -257,9 +270,17 @@ class Recorder:
                 self._code |= {k: KnownFile(x, after) for k, x in content["code"].items()}
 
 
-def trial_event(folder: Path, name: str) -> dict[str, Any]:
-    """Returns the event of a trial that ended; `name` is its folder in that of the sweep."""
-    return {"event": "trial", "trial": name, "files": dict(digests(folder / name))}
+def trial_event(place: Path, name: str) -> dict[str, Any]:
+    """Returns the event of a trial that ended.
+
+    `place` has its files, and `name` is its folder in that of the sweep.
+    """
+    return {"event": "trial", "trial": name, "files": dict(digests(place))}
+
+
+def cuts_event(content: bytes) -> dict[str, Any]:
+    """Returns the event of a cuts.json."""
+    return {"event": "cut", "files": {CUTS_FILE: _digest(content)}}
 
 
 def final_event(content: bytes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.sweep.spaces import Space
 
-__all__ = ["explicit", "grid", "halton", "random", "sobol"]
+__all__ = ["explicit", "grid", "halton", "halving", "random", "sobol"]
 
 Point = Mapping[str, Tree]  # the key of a space -> a value of the space
 
@@ -30,6 +30,16 @@ class Method(Protocol):
     @property
     def text(self) -> str:
         """The method as one line, such as "sobol, seed 0"."""
+        ...
+
+    @property
+    def chooser(self) -> "Grid | Sampled | Explicit":
+        """What chooses the points: the method itself, but for one that only stops some of them."""
+        ...
+
+    @property
+    def cuts(self) -> "Cuts | None":
+        """The steps at which trials are stopped; None if all are computed to the end."""
         ...
 
     def count(self, space: Mapping[str, Space]) -> int | None:
@@ -70,6 +80,16 @@ class Grid:
     """All combinations; the last key of the space changes fastest."""
 
     text: str = "grid"
+
+    @property
+    def chooser(self) -> "Grid":
+        """See `Method`."""
+        return self
+
+    @property
+    def cuts(self) -> None:
+        """None; see `Method`."""
+        return None
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the product of the numbers of values; see `Method`."""
@@ -116,6 +136,16 @@ class Sampled:
         """See `Method`."""
         return f"{self.kind}, seed {self.seed}"
 
+    @property
+    def chooser(self) -> "Sampled":
+        """See `Method`."""
+        return self
+
+    @property
+    def cuts(self) -> None:
+        """None; see `Method`."""
+        return None
+
     def count(self, space: Mapping[str, Space]) -> int | None:
         """Returns 1 for a space without keys, which has one point; see `Method`."""
         return None if space else 1
@@ -154,6 +184,16 @@ class Explicit:
         """The points of the search."""
         return self.searches[self.search]
 
+    @property
+    def chooser(self) -> "Explicit":
+        """See `Method`."""
+        return self
+
+    @property
+    def cuts(self) -> None:
+        """None; see `Method`."""
+        return None
+
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the length of the list; see `Method`."""
         if space:
@@ -175,6 +215,81 @@ class Explicit:
                 " give it a list of trials for each search, or write as many searches."
             )
         return replace(self, search=search)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """At which steps the trials of a search are cut to a share of them.
+
+    Attributes:
+        steps: the steps, increasing.
+        factor: of n points, `max(1, n // factor)` go on.
+    """
+
+    steps: tuple[int, ...]
+    factor: int
+
+    @property
+    def text(self) -> str:
+        """The cuts as a part of a line."""
+        at = "step" if len(self.steps) == 1 else "steps"
+        return f"cut to 1/{self.factor} at {at} {', '.join(map(str, self.steps))}"
+
+    def counts(self, points: int) -> list[int]:
+        """Returns how many of some points there are before each cut, and after the last one.
+
+        Example:
+            >>> Cuts((100, 300), 3).counts(27)
+            [27, 9, 3]
+        """
+        found = [points]
+        for _ in self.steps:
+            found.append(max(1, found[-1] // self.factor))
+        return found
+
+    def total(self, points: int, steps: int) -> int:
+        """Returns the steps that some points need together, if none of them diverges.
+
+        Args:
+            points: their number.
+            steps: how many steps a whole trial has.
+
+        Example:
+            >>> Cuts((100, 300), 3).total(27, 900)
+            6300
+        """
+        ends = (0, *self.steps, steps)
+        lengths = [end - start for start, end in itertools.pairwise(ends)]
+        return sum(n * x for n, x in zip(self.counts(points), lengths, strict=True))
+
+    def after(self, step: int) -> int | None:
+        """Returns the first cut after a step; None if there is none."""
+        return next((each for each in self.steps if each > step), None)
+
+
+@dataclass(frozen=True)
+class Halved:
+    """Points of another method, of which only the best share goes on at each cut."""
+
+    chooser: Grid | Sampled | Explicit
+    cuts: Cuts
+
+    @property
+    def text(self) -> str:
+        """See `Method`."""
+        return f"{self.chooser.text}; {self.cuts.text}"
+
+    def count(self, space: Mapping[str, Space]) -> int | None:
+        """Returns what the other method does; see `Method`."""
+        return self.chooser.count(space)
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the points of the other method; see `Method`."""
+        return self.chooser.points(space, count)
+
+    def of_search(self, search: int) -> Method:
+        """Returns the method with the points of a search; see `Method`."""
+        return Halved(self.chooser.of_search(search).chooser, self.cuts)
 
 
 def grid() -> Method:
@@ -262,6 +377,53 @@ def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str
             )
         _check_points(points, f"trials[{index}]", searches[0][0])
     return Explicit(tuple(map(tuple, searches)))
+
+
+def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
+    """Returns the method that stops the worse trials early, by synchronous successive halving.
+
+    All trials of an arm begin. At each cut, when all of them have come so far, the points of a
+    search are ordered by the goal, the mean over their seeds; of n points, the best `n // factor`
+    go on, at least one, and the trials of the others end as "pruned". Ties are decided by the
+    number of the point. A point that diverged on any seed does not go on. The schedules are those
+    of the whole run, so that a trial has the bits of that run with `--until`. Each search is cut
+    for itself.
+
+    The order at a cut need not be that at the end: an optimizer or a rate that begins slowly is at
+    a disadvantage. The report shows how the order changed. See Karnin et al. 2013 (ICML), and
+    Jamieson and Talwalkar 2016 (arXiv:1502.07943).
+
+    Args:
+        points: the method that chooses the points, such as `method.sobol`.
+        cuts: the steps of the cuts, increasing, each of which must be evaluated.
+        factor: at least 2; of n points, n // factor go on.
+
+    Raises:
+        ValueError: a cut is below 1, cuts do not increase, `factor` is below 2, or `points` is not
+            a method that chooses points.
+
+    Example:
+        >>> method = halving(sobol(seed=0), cuts=[100, 300])
+        >>> method.text
+        'sobol, seed 0; cut to 1/3 at steps 100, 300'
+    """
+    if not isinstance(points, Grid | Sampled | Explicit):
+        raise ValueError(
+            "points must be the method that chooses the points, such as method.sobol or"
+            " method.grid."
+        )
+    if not cuts:
+        raise ValueError("cuts is empty: list the steps at which trials are stopped.")
+    for before, after in itertools.pairwise((0, *cuts)):
+        if after <= before:
+            raise ValueError(
+                f"cuts is {list(cuts)}, but must be steps from 1 on, each after the one before."
+            )
+    if factor < 2:
+        raise ValueError(
+            f"factor is {factor}, but must be at least 2: of n points, n // factor go on."
+        )
+    return Halved(points, Cuts(tuple(cuts), factor))
 
 
 def _check_points(points: Sequence[Mapping[str, Any]], name: str, first: Mapping[str, Any]) -> None:

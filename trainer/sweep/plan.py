@@ -23,7 +23,7 @@ from trainer.sweep.ladder import (
     rung_of,
     split_name,
 )
-from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
+from trainer.sweep.methods import Cuts, Explicit, Point, Sampled, search_seed
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
@@ -100,12 +100,14 @@ class PlannedArm:
         method: how the trials are chosen, as a text.
         space: path of the config -> the values among which to search, as a text.
         linked: the paths that one entry of the space sets together, for each that sets several.
+        cuts: the steps at which trials are stopped; None if all are computed to the end.
     """
 
     config: Config
     method: str
     space: Mapping[str, str]
     linked: tuple[tuple[str, ...], ...] = ()
+    cuts: Cuts | None = None
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,6 @@ class SharedProgram:
     def first(self) -> str:
         """The name of its first trial; of the first arm if it has final runs only."""
         return (*self.trials, *(self.moved or ()))[0]
-
-    @property
-    def total_steps(self) -> int:
-        """The number of updates of all trials."""
-        return self.steps * len(self.trials)
 
 
 @dataclass(frozen=True)
@@ -230,6 +227,11 @@ class Plan:
         arms = self.searched
         points = {arm: {t.number for t in self.of_arm(arm) if not t.search} for arm in arms}
         return {arm: len(numbers) for arm, numbers in points.items()}
+
+    @property
+    def cuts(self) -> dict[str, Cuts]:
+        """The cuts of each arm whose trials are stopped early."""
+        return {name: arm.cuts for name, arm in self.arms.items() if arm.cuts is not None}
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order."""
@@ -420,7 +422,8 @@ def _offsets(definition: Definition) -> tuple[int, ...]:
     All arms have the same seeds in a search, whatever the seeds of their methods.
     """
     sweep, config = definition.sweep, definition.config
-    listed = {arm.name: arm.method for arm in definition.arms if isinstance(arm.method, Explicit)}
+    choosers = {arm.name: arm.method.chooser for arm in definition.arms}
+    listed = {name: each for name, each in choosers.items() if isinstance(each, Explicit)}
     count = sweep.searches or max((len(method.searches) for method in listed.values()), default=1)
     for name, method in listed.items():
         if len(method.searches) != count:
@@ -433,7 +436,8 @@ def _offsets(definition: Definition) -> tuple[int, ...]:
                 " searches.",
                 config.sources.get("searches") or config.sources[""],
             )
-    seed = sweep.method.seed if isinstance(sweep.method, Sampled) else 0
+    chooser = sweep.method.chooser
+    seed = chooser.seed if isinstance(chooser, Sampled) else 0
     offsets = [0]
     for search in range(1, count):
         candidates = (search_seed(seed, search, attempt) for attempt in itertools.count())
@@ -569,10 +573,11 @@ def _planned_arm(arm: ArmConfig) -> PlannedArm:
             of_entry |= dict.fromkeys(arm.paths[inner], each.text)
         linked += [tuple(of_entry)] if len(of_entry) > 1 else []
         spaces |= of_entry
-    return PlannedArm(arm.config, arm.method.text, spaces, tuple(linked))
+    return PlannedArm(arm.config, arm.method.text, spaces, tuple(linked), arm.method.cuts)
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:
     """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
     config = hashlib.sha256(dump(arm.config.root).encode()).hexdigest()
-    return {"method": arm.method, "space": dict(arm.space), "config": config}
+    cuts = {} if arm.cuts is None else {"cuts": as_json(arm.cuts)}
+    return {"method": arm.method, "space": dict(arm.space), "config": config, **cuts}

@@ -25,6 +25,7 @@ from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
+from trainer.sweep.methods import Cuts
 from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.plan_differences import differences
 from trainer.sweep.presence import Mode, Presence
@@ -359,7 +360,8 @@ def _arm(
         )
     try:
         together = tuple(map(tuple, linked))
-        return PlannedArm(load([file]), entry["method"], entry["space"], together)
+        cuts = as_dataclass(entry["cuts"], Cuts) if "cuts" in entry else None
+        return PlannedArm(load([file]), entry["method"], entry["space"], together, cuts)
     except ConfigError as error:
         if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
             raise error.__cause__ from None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import duration, plural, printable, table
+from trainer.sweep.halving import program_steps
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import first_revision
@@ -106,14 +107,17 @@ def _programs(plan: Plan) -> list[str]:
 
 
 def _totals(plan: Plan) -> list[str]:
-    steps = sum(program.total_steps for program in plan.programs)
-    flops = sum(program.total_steps * program.flops for program in plan.programs)
+    of_program = [program_steps(plan, program) for program in plan.programs]
+    steps = sum(of_program)
+    flops = sum(n * each.flops for n, each in zip(of_program, plan.programs, strict=True))
     seeds = _seeds(plan.seeds)
     searches = len(plan.offsets)
     if searches > 1:
         seeds = f"{searches} searches of each arm; search 0: {seeds}"
     lines = [] if plan.ladder is None else [plan.ladder.text()]
-    lines.append(f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs")
+    lines += _cut_lines(plan)
+    most = "at most " if plan.cuts else ""
+    lines.append(f"{len(plan.trials):,} runs ({seeds}): {most}{steps:,} steps, {flops:.3g} FLOPs")
     if plan.final_seeds:
         steps = flops = 0
         for arm in plan.arms:
@@ -139,6 +143,18 @@ def _totals(plan: Plan) -> list[str]:
     return lines
 
 
+def _cut_lines(plan: Plan) -> list[str]:
+    """Says how many points of each search go on from each cut."""
+    lines = []
+    for arm, cuts in plan.cuts.items():
+        counts = cuts.counts(plan.counts[arm])
+        at = ", ".join(
+            f"{n:,} from step {x:,} on" for n, x in zip(counts[1:], cuts.steps, strict=True)
+        )
+        lines.append(f"{arm}: of {plural(counts[0], 'point')} in a search, {at}")
+    return lines
+
+
 def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
     """Predicts waves, memory and time for one worker on this machine."""
     if not needs:
@@ -157,7 +173,7 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
         waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
         widest = max(widths.values())
         size = widest * program.state_bytes + (need.temporary_bytes or 0)
-        seconds = need.step_seconds * program.total_steps
+        seconds = need.step_seconds * program_steps(plan, program)
         total += seconds
         step = f"{1000 * need.step_seconds:.3g} ms"
         row = (str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB", step)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from optim.chain import PartNeeded
 from trainer.config import (
     Builder,
     Call,
@@ -36,7 +37,9 @@ from trainer.engine.plan import find_matrices, make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels
+from trainer.sweep.ablation import parts_needed
 from trainer.sweep.alike import unlike_loss
+from trainer.sweep.halving import planned_steps
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
 from trainer.sweep.reading import ArmConfig, Definition
@@ -77,19 +80,30 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     """Groups the trials of a sweep by their programs, and checks their configs.
 
     Returns the plan with its programs, in the order of their first trials. Raises ConfigError if a
-    trial does not build, a value does not fit its argument, the goal's metric is never written,
-    losses that are compared are not one function, or the arms' budgets are unequal.
+    trial does not build, an ablation takes out a part that another one needs, a value does not fit
+    its argument, the goal's metric is never written, losses that are compared are not one function,
+    or the arms' budgets are unequal.
     """
     by_arm: dict[str, list[_Traced]] = {}
+    ablation, lacking = definition.sweep.ablate, {}
     for arm in definition.arms:
         trials = plan.examples_of(arm.name)
-        check_types(arm, trials, vocabulary)
-        found = _group(definition, arm, trials, vocabulary)
+        try:
+            check_types(arm, trials, vocabulary)
+            found = _group(definition, arm, trials, vocabulary)
+        except ConfigError as error:
+            if ablation is None or not by_arm or arm.name in ablation.settings:
+                raise
+            lacking[arm.name] = _why_lacking(error)
+            continue
         by_arm[arm.name] = [_of_moved(arm, found)] if arm.moved else found
+    if lacking:
+        raise parts_needed(lacking, definition.config)
     _refuse_unlike_losses(definition, plan, vocabulary)
+    programs = {name: [each.program for each in own] for name, own in by_arm.items()}
+    _refuse_uneven_cuts(definition, programs)
     for what, of in (("steps", _steps), ("examples", _examples)):
-        budgets = {name: sum(of(each.program) for each in own) for name, own in by_arm.items()}
-        refuse_unequal(definition, what, budgets)
+        refuse_unequal(definition, what, {name: of(plan, name, x) for name, x in programs.items()})
     reasons = [line for arm in definition.arms for line in _reasons_within(arm, by_arm[arm.name])]
     merged = _merge([each for own in by_arm.values() for each in own])
     return dataclasses.replace(
@@ -98,6 +112,18 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
         reasons=(*reasons, *_reasons_between(by_arm)),
         vocabulary=tuple(vocabulary),
     )
+
+
+def _why_lacking(error: BaseException) -> str:
+    """Returns what a part needs, or else the first sentence of the error, without its place."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, PartNeeded):
+        cause = cause.__cause__
+    if cause is not None:
+        return f"{cause.part} needs {cause.need.words}."
+    first = error.__cause__ if isinstance(error.__cause__, ConfigError) else error
+    text = str(first).removeprefix(f"{getattr(first, 'source', None)}: ")
+    return text.partition(". ")[0].rstrip(".") + "."
 
 
 def _of_moved(arm: ArmConfig, found: Sequence[_Traced]) -> _Traced:
@@ -165,13 +191,37 @@ def _merge(every: Sequence[_Traced]) -> list[_Traced]:
     return list(merged.values())
 
 
-def _steps(program: SharedProgram) -> int:
+def _steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
     # An arm that a ladder moves has final runs only.
-    return program.steps if program.moved else program.total_steps
+    moved = sum(program.steps for program in programs if program.moved)
+    return moved or planned_steps(plan, arm, programs)
 
 
-def _examples(program: SharedProgram) -> int:
-    return _steps(program) * program.batch_size
+def _examples(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
+    if plan.arms[arm].cuts is not None:  # its programs have one batch size
+        return _steps(plan, arm, programs) * programs[0].batch_size
+    return sum(_steps(plan, arm, [each]) * each.batch_size for each in programs)
+
+
+def _refuse_uneven_cuts(
+    definition: Definition, programs: Mapping[str, Sequence[SharedProgram]]
+) -> None:
+    """Raises ConfigError if trials that are cut have unequal steps, or examples per step.
+
+    Which of them go on is not known before, so that neither would be what they cost.
+    """
+    for arm in definition.arms:
+        if arm.method.cuts is None:
+            continue
+        for what in ("steps", "batch_size"):
+            found = sorted({getattr(each, what) for each in programs[arm.name]})
+            if len(found) > 1:
+                raise ConfigError(
+                    f"{arm.title} searches {what} ({listing([f'{x:,}' for x in found])}), and"
+                    " method.halving compares trials after equal steps of equal size: search"
+                    f" {what} with another method, or write one arm for each value.",
+                    arm.source("space"),
+                )
 
 
 def _group(
@@ -190,6 +240,7 @@ def _group(
             raise error_in_sweep_file(error, arm, f"The trial {first.name}") from error
         warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
         _check_vmap(definition, arm, program)
+        _check_cuts(arm, program.experiment)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
@@ -228,6 +279,30 @@ def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> Non
     if wrong:
         source = definition.config.sources["vmap"]
         raise ConfigError(f"{arm.title} {wrong}", source)
+
+
+def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
+    """Raises ConfigError if trials cannot be compared or continued at the cuts of their method."""
+    cuts, wrong = arm.method.cuts, ""
+    if cuts is None:
+        return
+    if cuts.steps[-1] >= experiment.steps:
+        wrong = (
+            f"a cut at step {cuts.steps[-1]:,}, and its runs have {experiment.steps:,} steps: a cut"
+            " comes before the last step."
+        )
+    elif missed := [step for step in cuts.steps if not experiment.evaluates(step)]:
+        wrong = (
+            f"a cut at step {missed[0]:,}, after which there is no evaluation"
+            f" (eval_every is {experiment.eval_every}): put the cuts where trials are evaluated."
+        )
+    elif experiment.on_nonfinite == "rollback":
+        wrong = (
+            "cuts, and on_nonfinite: rollback, by which a run may go back behind a cut: write"
+            " on_nonfinite: halt, or use another method."
+        )
+    if wrong:
+        raise ConfigError(f"{arm.title} has {wrong}", arm.source("method.cuts", "method"))
 
 
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:

@@ -259,8 +259,9 @@ class _Reader:
                 places[key] = entry
             for path in each.paths or ():
                 places[path] = join(join(entry, "spaces"), path)
-        if isinstance(method, Explicit):
+        if isinstance(chooser := method.chooser, Explicit):
             own = join(at, "method")
-            place = join(own if own in self._config.sources else "method", "trials")
-            places |= dict.fromkeys(method.trials[0], place)
+            place = own if own in self._config.sources else "method"
+            place = join(place, "trials") if chooser is method else join(place, "points.trials")
+            places |= dict.fromkeys(chooser.trials[0], place)
         return places

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import join, quote
 
@@ -12,6 +12,7 @@ from trainer.messages import UserError, duration, plural, printable, table
 from trainer.sweep.code_changes import CodeChange, changes_in, sentences
 from trainer.sweep.final import ArmSearch, final_trials, rank
 from trainer.sweep.folder import SweepFolder
+from trainer.sweep.halving import planned_steps
 from trainer.sweep.ledger import read_ledger
 from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name
 from trainer.sweep.plan_file import work_command
@@ -29,11 +30,12 @@ class ArmStatus:
         arm: the name of the arm.
         final: whether these are the final runs.
         runs: how many are planned.
-        done, diverged, failed: how many ended so.
+        done, diverged, failed, pruned: how many ended so.
+        waiting: how many wait at a cut for the others of their search.
         running: how many a worker computes now.
-        steps: number of steps of all runs.
+        steps: number of steps of all runs; where trials are cut, of those that go on.
         steps_done: those that need not be computed any more; a run that ended early counts with all
-            of its steps.
+            of its steps. Where trials are cut, those that were computed.
         best: search -> the number of its best point, of those with all results; of final runs, the
             winner's. Searches without one are left out.
         value: the mean of the goal over the seeds of those points; None if a run has no value.
@@ -50,6 +52,8 @@ class ArmStatus:
     steps_done: int
     best: Mapping[int, int]
     value: float | None
+    pruned: int = 0
+    waiting: int = 0
 
     @property
     def points(self) -> list[str]:
@@ -72,6 +76,7 @@ class Status:
         complete: whether all runs have ended, those on final seeds included.
         seconds: until the sweep is complete, if the workers keep their speed; None if no worker
             has reported it.
+        waiting: folder of a trial -> the cut at which it waits for the others of its search.
     """
 
     arms: tuple[ArmStatus, ...]
@@ -82,6 +87,7 @@ class Status:
     final: tuple[Trial, ...] | None
     complete: bool
     seconds: float | None
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
 
 class SweepReader:
@@ -105,6 +111,7 @@ class SweepReader:
         self._final: list[Trial] | None = None
         self._ranked: tuple[int, dict[ArmSearch, dict[int, float]]] = (-1, {})
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
+        self._waiting: dict[str, int] = {}  # see `Halving.waiting`
 
     @property
     def plan(self) -> Plan:
@@ -140,6 +147,7 @@ class SweepReader:
         # A worker that was killed may have left a wave of which no trial is to be computed.
         left = {t.folder for t in (*self.plan.trials, *final)} - {*self._outcomes, *unreadable}
         waves = tuple(wave for wave in waves if wave.held or not left.isdisjoint(wave.trials))
+        self._waiting = self._folder.halving.waiting()
         staged = self._staged(waves)
         outcomes = staged | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
@@ -158,7 +166,8 @@ class SweepReader:
             damaged=damaged,
             final=None if self._final is None else final,
             complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
-            seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, final),
+            seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, final, arms),
+            waiting=self._waiting,
         )
 
     def code_changes(self) -> tuple[CodeChange, ...]:
@@ -210,14 +219,18 @@ class SweepReader:
     ) -> ArmStatus:
         of_arm = [trial for trial in trials if trial.arm == arm]
         ends = [outcomes[t.folder].end for t in of_arm if t.folder in outcomes]
-        steps = steps_done = 0
-        for trial in of_arm:
-            of_trial, wave = self.program_of(trial).steps, in_wave.get(trial.folder)
-            steps += of_trial
-            if trial.folder in outcomes:
-                steps_done += of_trial
-            elif wave is not None:
-                steps_done += min(wave.step, of_trial)
+        at = {
+            trial.folder: min(self._step(trial, in_wave), self.program_of(trial).steps)
+            for trial in of_arm
+        }
+        steps = sum(self.program_of(trial).steps for trial in of_arm)
+        if arm in self.plan.cuts and not of_arm[0].final:
+            steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
+            at |= {name: outcomes[name].step for name in at if name in outcomes}
+            steps_done = steps if len(ends) == len(of_arm) else min(steps, sum(at.values()))
+        else:
+            ended = (self.program_of(t).steps for t in of_arm if t.folder in outcomes)
+            steps_done = sum(ended) + sum(x for name, x in at.items() if name not in outcomes)
         held = {wave.name: wave for t in of_arm if (wave := in_wave.get(t.folder)) and wave.held}
         final = bool(of_arm[0].final)  # the same for all of them
         values = [_value(outcomes.get(t.folder), self.plan) for t in of_arm] if final else []
@@ -233,7 +246,14 @@ class SweepReader:
             steps_done=steps_done,
             best={trial.search: trial.number for trial in of_arm} if final else {},
             value=mean(values),
+            pruned=ends.count("pruned"),
+            waiting=sum(t.folder in self._waiting and t.folder not in in_wave for t in of_arm),
         )
+
+    def _step(self, trial: Trial, in_wave: Mapping[str, WaveStatus]) -> int:
+        """Returns how far a trial is that has not ended."""
+        wave, waited = in_wave.get(trial.folder), self._waiting.get(trial.folder, 0)
+        return waited if wave is None else max(wave.step, waited)
 
     def _seconds(
         self,
@@ -241,6 +261,7 @@ class SweepReader:
         in_wave: Mapping[str, WaveStatus],
         ended: set[str],
         final: Sequence[Trial],
+        arms: Sequence[ArmStatus],
     ) -> float | None:
         """Estimates the time that is left, by FLOPs, because programs differ in their steps."""
         speed = 0.0  # FLOPs per second
@@ -254,8 +275,12 @@ class SweepReader:
         if not speed:
             return None
         left = 0.0
+        cut = {arm.arm: arm for arm in arms if arm.arm in self.plan.cuts and not arm.final}
+        for name, arm in cut.items():
+            flops = max(max(1, each.flops) for each in self.plan.programs if name in each.arms)
+            left += (arm.steps - arm.steps_done) * flops
         for trial in (*self.plan.trials, *final):
-            if trial.folder not in ended:
+            if trial.folder not in ended and (trial.final or trial.arm not in cut):
                 program, wave = self.program_of(trial), in_wave.get(trial.folder)
                 step = 0 if wave is None else wave.step
                 left += max(0, program.steps - step) * max(1, program.flops)
@@ -315,16 +340,17 @@ _LONGEST = 200  # characters of a reason
 
 def counts(status: Status, plan: Plan) -> list[str]:
     """Formats the runs of each arm as a table, and what is left in a line below it."""
-    head = ("arm", "runs", "done", "running", "diverged", "failed", "steps")
-    rows: list[Sequence[str]] = [(*head, plan.goal.metric, "trial")]
-    rows += [_row(arm) for arm in status.arms]
-    return [*table(rows, right=range(1, 9)), progress_line(status)]
+    ends = ["runs", "done", "running", "diverged", "failed"]
+    ends += ["waiting", "pruned"] if plan.cuts else []
+    rows: list[Sequence[str]] = [("arm", *ends, "steps", plan.goal.metric, "trial")]
+    rows += [_row(arm, ends) for arm in status.arms]
+    return [*table(rows, right=range(1, 4 + len(ends))), progress_line(status)]
 
 
-def _row(arm: ArmStatus) -> tuple[str, ...]:
+def _row(arm: ArmStatus, ends: Sequence[str]) -> tuple[str, ...]:
     return (
         f"{arm.arm}, final" if arm.final else arm.arm,
-        *(f"{count:,}" for count in (arm.runs, arm.done, arm.running, arm.diverged, arm.failed)),
+        *(f"{getattr(arm, name):,}" for name in ends),
         f"{100 * arm.steps_done // max(1, arm.steps)}%",
         shown(arm.value),
         _best(arm),
@@ -342,7 +368,7 @@ def _best(arm: ArmStatus) -> str:
 def progress_line(status: Status) -> str:
     """Returns how many runs have ended, how many are computed, and how long the others take."""
     runs = sum(arm.runs for arm in status.arms)
-    ended = sum(arm.done + arm.diverged + arm.failed for arm in status.arms)
+    ended = sum(arm.done + arm.diverged + arm.failed + arm.pruned for arm in status.arms)
     text = f"{ended:,} of {runs:,} runs"
     if status.complete:
         return f"{text}: the sweep is complete"
@@ -352,6 +378,8 @@ def progress_line(status: Status) -> str:
         text += f", {diverged:,} diverged"
     if failed := sum(arm.failed for arm in status.arms):
         text += f", {failed:,} failed"
+    if pruned := sum(arm.pruned for arm in status.arms):
+        text += f", {pruned:,} pruned"
     if running := sum(arm.running for arm in status.arms):
         text += f", {running:,} running"
     if status.seconds is not None:

@@ -57,9 +57,9 @@ class WaveConsensus:
 class TrialCheckpoints:
     """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own.
 
-    `keep` is "none", "final" or "best"; see `definition.Sweep`. `last` is the last step of the
-    trial. `metric` takes a step, and returns what ranks the state after it by `goal`; None if it
-    was not evaluated. `fence` is called before anything is written.
+    `keep` is "none", "final" or "best"; see `definition.Sweep`. `last` is the last step to which
+    the trial is computed. `metric` takes a step, and returns what ranks the state after it by
+    `goal`; None if it was not evaluated. `fence` is called before anything is written.
 
     Attributes:
         state: the newest state that was handed over, and is not in a checkpoint of the wave; None
@@ -135,8 +135,9 @@ class TrialLoop:
 
     `state` is the state to begin with, whose buffers are donated; `restored` is its step if it was
     restored, or None for the first state. The program has the trial's values and seeds, and
-    `folder` is that of the trial. `keep` is which checkpoints it keeps, ranked by `goal`; see
-    `TrialCheckpoints`. `fence` is called before anything is written. `clock` is that of the wave:
+    `folder` is that of the trial. `until` is the cut at which it stops, with a checkpoint; None for
+    the last step. `keep` is which checkpoints it keeps, ranked by `goal`; see `TrialCheckpoints`.
+    `fence` is called before anything is written. `clock` is that of the wave:
     it runs while its steps are computed, and adds up the share of one trial. `vocabulary` is for
     the command that an error suggests.
 
@@ -156,6 +157,7 @@ class TrialLoop:
         restored: int | None,
         *,
         folder: Path,
+        until: int | None,
         keep: str,
         goal: Goal,
         consensus: WaveConsensus,
@@ -200,11 +202,13 @@ class TrialLoop:
             self._writer.write_hparams(hparams(trial.config.root))
         else:
             self._results.read(folder)  # of steps that an earlier process computed
+        keep = "final" if keep == "none" and until is not None else keep
+        last = until or experiment.steps
         self.checkpoints = TrialCheckpoints(
-            folder / "checkpoints", keep, experiment.steps, self._metric_at, goal, warn, fence
+            folder / "checkpoints", keep, last, self._metric_at, goal, warn, fence
         )
         self.checkpoints.resume(restored or 0)
-        self._goal, self._experiment = goal, experiment
+        self._goal, self._experiment, self._until = goal, experiment, until
         self._loop = Loop(
             program,
             self.checkpoints,
@@ -216,6 +220,7 @@ class TrialLoop:
             hooks=Hooks(program, folder, lambda _: None, fence),
             nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
             rollback_log=RollbackLog(folder, write, warn),
+            until=until,
             observe=self._observe,
             vocabulary=vocabulary,
             seconds=self._results.seconds_at(self.step),
@@ -256,7 +261,7 @@ class TrialLoop:
         written.
         """
         try:
-            if isinstance(end, Ended) and end.code != DONE:
+            if isinstance(end, Ended) and end.code not in (DONE, STOPPED):
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
             summary = self._summary(end if isinstance(end, Ended) else end.ended())
             self._writer.finish(summary)

@@ -99,6 +99,8 @@ def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
         if trial.folder in wave.trials:
             where = f"step {wave.step:,} of {reader.program_of(trial).steps:,}"
             return f"running at {where}" if wave.held else f"stopped at {where}"
+    if trial.folder in status.waiting:
+        return f"waiting at the cut of step {status.waiting[trial.folder]:,}"
     return "not computed yet"
 
 

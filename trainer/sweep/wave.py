@@ -6,8 +6,8 @@
         trials/ARM/NUMBER/SEED/metrics.jsonl ...
         progress.json         for `sweep status`
 
-A trial that ended has a summary.json. Its folder is moved to that of the sweep when all trials of
-the wave have ended.
+A trial that ended has a summary.json, and so has one that came to the cut to which the wave is
+computed. Its folder is moved to that of the sweep when all trials of the wave have ended.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.halving import waiting_folder
 from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
@@ -62,7 +63,7 @@ from trainer.writers.files import (
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT, read_record
-from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
+from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome, read_summary
 
 # A wave is split after so many attempts without progress: _KILLS that had begun to compute, or
 # _STARTS in all; it is also split after MOST_ERRORS errors.
@@ -165,9 +166,35 @@ class Wave:
             trial
             for trial in self.claim.trials
             # A worker that was killed may have moved some of them already.
-            if read_outcome(self.staged(trial)) is None
-            and not (self._folder.path / trial.folder).exists()
+            if self._outcome(trial) is None and not self._folder.has_moved(trial, self.claim.until)
         ]
+
+    def _outcome(self, trial: Trial) -> Summary | None:
+        """Returns how a trial ended, also at the cut to which the wave computes it."""
+        summary = read_summary(self.staged(trial))
+        cut = summary is not None and summary.end == "stopped" and summary.step == self.claim.until
+        return summary if cut else read_outcome(self.staged(trial))
+
+    def take_up(self, trial: Trial) -> Path:
+        """Begins a trial with its files from the cut at which it waited.
+
+        Returns the folder there, which has the state. What a wave wrote that was killed before its
+        first checkpoint is dropped. Raises FileNotFoundError if there is no such folder.
+        """
+        waited, staged = self._waited(trial), self.staged(trial)
+        shutil.rmtree(staged, ignore_errors=True)
+        kept = self._folder.plan.checkpoints == "best"  # of which a better one may not come
+        own = (SUMMARY_FILE, "run.json", *(() if kept else ("checkpoints",)))
+        shutil.copytree(waited, staged, ignore=shutil.ignore_patterns(*own))
+        return waited
+
+    def give_up(self, trial: Trial) -> None:
+        """Removes the files of a trial from the cut at which it waited: it begins anew."""
+        shutil.rmtree(self.staged(trial), ignore_errors=True)
+        shutil.rmtree(self._waited(trial), ignore_errors=True)
+
+    def _waited(self, trial: Trial) -> Path:
+        return waiting_folder(self._folder.path, trial, self.claim.start)
 
     def write_outcome(self, trial: Trial, outcome: Summary) -> None:
         """Writes the outcome of a trial that ended before the others, whose writers are closed.
@@ -190,7 +217,7 @@ class Wave:
         self._common["code"] = self._code()  # with what was imported during the wave
         self.workdir.record(exit="done", ended=now())
         for trial in self.claim.trials:
-            if trial in outcomes or read_outcome(self.staged(trial)) is not None:
+            if trial in outcomes or self._outcome(trial) is not None:
                 self._complete(trial)
         sync_file_system(self.path)
         # Summaries come last: each says that all else of its folder is on the disk.
@@ -199,7 +226,7 @@ class Wave:
         sync_file_system(self.path)
         self.workdir.check_fence()
         for trial in self.claim.trials:
-            if read_outcome(self.staged(trial)) is not None:
+            if self._outcome(trial) is not None:
                 self._move(trial)
         self._folder.record(self.claim)
         sync_file_system(self._folder.path)  # before the wave is removed
@@ -214,7 +241,7 @@ class Wave:
         if self.claim.alone:
             self._strip(staged)
         self._config_files.write(trial, staged)
-        lineage = [
+        lineage = self._lineage_before(trial) + [
             entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
@@ -228,6 +255,13 @@ class Wave:
         }
         (staged / "run.json").write_text(json.dumps(content, indent=1) + "\n")
 
+    def _lineage_before(self, trial: Trial) -> list[dict[str, Any]]:
+        """Returns what the record of a trial has of its waves before the cut at which it waited."""
+        if not self.claim.start:
+            return []
+        record = read_record(self._waited(trial) / "run.json")
+        return [] if record is None else list(record["lineage"])
+
     def _strip(self, staged: Path) -> None:
         """Removes what the folder of a run has besides that of a trial."""
         if self._folder.plan.checkpoints == "none":
@@ -236,7 +270,9 @@ class Wave:
             (staged / name).unlink(missing_ok=True)
 
     def _move(self, trial: Trial) -> None:
-        target = self._folder.path / trial.folder
+        target, outcome = self._folder.path / trial.folder, self._outcome(trial)
+        if outcome is not None and outcome.end == "stopped":  # at a cut
+            target = waiting_folder(self._folder.path, trial, outcome.step)
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.chmod(self.staged(trial), 0o700)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from trainer.writers.json_files import damaged, read_json
 
@@ -17,11 +17,15 @@ class WaveContent(TypedDict):
         alone: whether the one trial is computed as a run of its own.
         program: the index of the program in the plan.
         trials: the folders of the trials, in order.
+        start: the cut at which they waited before; absent for the first step.
+        until: the cut to which they are computed; absent for the last step.
     """
 
     alone: bool
     program: int
     trials: list[str]
+    start: NotRequired[int]
+    until: NotRequired[int]
 
 
 def wave_name(content: WaveContent) -> str:

@@ -27,7 +27,7 @@ from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.loop_interface import Ended, Halted
-from trainer.train.restoring import to_save, with_hyperparams
+from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
 from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
@@ -35,6 +35,7 @@ from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.writers import Reporter
 from trainer.writers.files import sync_file_system
+from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import Summary
 
 End = Ended | RollbackTarget | Halted
@@ -141,11 +142,29 @@ class WaveRunner:
             }
         experiment = self._program.experiment
         programs = {trial: self._program_of(trial) for trial in trials}
+        if start := self._wave.claim.start:
+            found = {trial: self._waiting_state(trial, programs[trial]) for trial in trials}
+            return start, {trial: x for trial, x in found.items() if x is not None}
         if not experiment.warm_start:
             return None, {trial: program.init() for trial, program in programs.items()}
         warm = WarmStart(self._program, trials[0].config)
         self._wave.workdir.record(warm_starts=warm.number)
         return None, {trial: warm.first_state(program) for trial, program in programs.items()}
+
+    def _waiting_state(self, trial: Trial, program: Program) -> State | None:
+        """Returns the state of a trial at the cut where it waited, and takes up its files.
+
+        If they are damaged or missing, they are removed, and a later wave begins the trial anew.
+        """
+        start = self._wave.claim.start
+        try:
+            waited = self._wave.take_up(trial)
+            check_rows(self._wave.staged(trial), start, program.experiment)
+            return restore_of(program, waited, start)
+        except (CheckpointError, DamagedFile, FileNotFoundError) as error:
+            self._log(f"{error} {trial.folder} is computed again from its first step.")
+            self._wave.give_up(trial)
+            return None
 
     def _key(self, trial: Trial) -> str:
         return f"{self._wave.claim.trials.index(trial):04d}"
@@ -166,6 +185,7 @@ class WaveRunner:
                 states[trial],
                 restored,
                 folder=self._wave.staged(trial),
+                until=self._wave.claim.until,
                 keep=self._folder.plan.checkpoints,
                 goal=self._goal,
                 consensus=self._consensus,
@@ -187,7 +207,8 @@ class WaveRunner:
     def _advance(self, checkpoints: Checkpoints, step: int) -> int:
         wave, consensus = self._wave, self._consensus
         autosave = AutosavePolicy(after_kill=was_killed(wave.workdir.run_file))
-        began, first, steps = time.monotonic(), step, self._program.experiment.steps
+        steps = self._wave.claim.until or self._program.experiment.steps
+        began, first = time.monotonic(), step
         while self._trial_loops:
             stop = self._signals.received
             consensus.save = stop is not None or autosave.due()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ class WarmStart:
         # Compiled once, for all trials of a sweep. Without out_shardings a compiled `init` loses
         # the shardings of most optimizers' states.
         shardings = jax.tree.map(lambda x: x.sharding, wanted.opt_state)
-        self._init = jax.jit(partial(_init_optimizer, program), out_shardings=shardings)
+        self._init = jax.jit(program.first_opt_state, out_shardings=shardings)
         self._params, names = self._read_params(flatten(wanted.params))
         self._parts = {
             part: self._read_part(part, leaves, names)
@@ -219,11 +218,6 @@ def count_warm_starts(folder: Path) -> int:
     record = read_record(folder / "run.json") or {"lineage": []}
     numbers = [entry.get("warm_starts") for entry in record["lineage"]]
     return max((n for n in numbers if isinstance(n, int)), default=0)
-
-
-def _init_optimizer(program: Program, params: Any, hyperparams: Any) -> Any:
-    """Initializes the optimizer with the values of a trial, which are inputs of the program."""
-    return program.inputs.insert(program.experiment, hyperparams).optimizer.init(params)
 
 
 def _without_effect(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_dataclass
 
-ENDS = ("done", "diverged", "failed")  # `end` of a run that is not to be resumed
+# `end` of a run that is not to be resumed
+ENDS = ("done", "diverged", "failed", "pruned")
 SUMMARY_FILE = "summary.json"
 _ADVICE = "restore it from a copy; or remove it, and the run counts as not ended."
 

@@ -22,8 +22,10 @@ def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Blo
     if not figures:
         return Block(text=("No axis was searched, or no trial has a finite value.",))
     diverged = sum(run.end == "diverged" for run in workload.trials)
-    text = f"Trials that diverged ({diverged:,}) are not drawn." if diverged else ""
-    return Block(text=(text,) if text else (), figures=tuple(figures))
+    pruned = sum(run.end == "pruned" for run in workload.trials)
+    text = [f"Trials that diverged ({diverged:,}) are not drawn."] if diverged else []
+    text += [f"Trials that were stopped early ({pruned:,}) are not drawn."] if pruned else []
+    return Block(text=tuple(text), figures=tuple(figures))
 
 
 def _figure(workload: Workload, paths: Collection[str], name: str, stem: str) -> Figure | None:

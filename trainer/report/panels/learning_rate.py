@@ -35,6 +35,10 @@ _NOTE = (
     " searched: compare arms with intervals of the same ratio. An arm that is bad at every rate is"
     " insensitive as well: read the number together with the value at the best rate."
 )
+_CUT = (
+    "Trials of {arms} were stopped early: what their learning rates would have reached at the end"
+    " is not known, and neither is a sensitivity."
+)
 _SEVERAL = (
     " Where an arm searched several axes at once, the others vary from point to point: its points"
     " are not connected, and its sensitivity contains theirs."
@@ -45,7 +49,11 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     """Returns the panel of the learning rate, and warnings about best points at edges of spaces."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
+    cut = list(dict.fromkeys(scan.arm for scan in rates if scan.arm in workload.cuts))
+    rates = [scan for scan in rates if scan.arm not in cut]
     warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
+    if cut and not rates:
+        return Block(text=(_CUT.format(arms=joined(cut)),), warnings=tuple(warnings))
     if not rates:
         text = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=(text,), warnings=tuple(warnings))
@@ -60,7 +68,8 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     if math.isfinite(initial):
         note += f" The initial {workload.goal.metric} is taken to be {initial:.4g}."
     table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
-    return Block(warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
+    text = (_CUT.format(arms=joined(cut)),) if cut else ()
+    return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
 def _row(workload: Workload, scan: Scan, name: str, initial: float) -> tuple[Cell, ...]:
@@ -213,6 +222,9 @@ def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
         f"The best {name} of {scan.arm}, {best:.4g}, lies at the {where} edge of its space"
         f" ({workload.spaces[scan.arm].axes[scan.path]}): a better one may lie beyond."
     )
+    if workload.cuts:
+        wider = _wider(space, where).rstrip(",")
+        return f"{warning} To look there, start another sweep with {wider}."
     return (
         f"{warning} To look there, write {_wider(space, where)} and a larger number of trials into"
         f" the sweep's file, and run: python -m trainer sweep extend {quote(str(workload.path))}"

@@ -7,7 +7,7 @@ from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, T
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import point_values, spans_decades
 from trainer.report.statistics import best_of_k
-from trainer.report.wording import shown
+from trainer.report.wording import joined, shown
 
 _BANDS = 2  # arms whose bands are drawn; more would hide each other
 _EQUAL = 1.01  # costs whose ratio is at most this count as equal
@@ -18,6 +18,10 @@ _TEXT = (
     " the edge of the figure. It is drawn for the two best arms. Curve and band"
     " treat trials as independent draws, which those of Sobol, Halton or a grid are not: there they"
     " are a guide. Where the curves cross, the better arm depends on the budget for tuning."
+)
+_CUT = (
+    "The trials of {arms} were stopped early, so that their values at the end are not known, and"
+    " neither is what the best of k of them would have reached: other trials would have gone on."
 )
 _COLUMNS = (
     Column("arm", "arm"),
@@ -33,11 +37,14 @@ _COLUMNS = (
 def tuning_block(workload: Workload, prefix: str) -> Block:
     """Returns the panel of tuning curves."""
     goal = workload.goal
-    arms = {arm: list(point_values(workload, arm).values()) for arm in workload.arms}
+    whole = [arm for arm in workload.arms if arm not in workload.cuts]
+    arms = {arm: list(point_values(workload, arm).values()) for arm in whole}
     arms = {arm: values for arm, values in arms.items() if values}
     finite = _finite(arms)
+    stopped = (_CUT.format(arms=joined(list(workload.cuts))),) if workload.cuts else ()
     if not finite:
-        return Block(text=("There is no search, or none of its trials has a finite value.",))
+        none = "There is no search, or none of its trials has a finite value."
+        return Block(text=stopped if stopped and not whole else (none, *stopped))
     rows = [row for arm, values in arms.items() for row in _rows(arm, values, goal.better)]
     best = {arm: min(values, key=lambda v: goal.sign * v) for arm, values in arms.items()}
     ends = ", ".join(f"{arm} {shown(v)}" for arm, v in best.items() if math.isfinite(v))
@@ -54,7 +61,8 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, tuple(rows)),
     )
     figures = [figure, *_by_cost(workload, arms, rows, prefix)]
-    return Block(text=(_TEXT,), warnings=tuple(_warnings(arms)), figures=tuple(figures))
+    text = (_TEXT, *stopped)
+    return Block(text=text, warnings=tuple(_warnings(arms)), figures=tuple(figures))
 
 
 def _by_cost(

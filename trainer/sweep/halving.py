@@ -1,0 +1,365 @@
+"""Stops the worse trials of a search early: which ones wait at a cut, and which of them go on.
+
+A trial that has come to a cut waits in `waiting/STEP/ARM/NUMBER/SEED` with its state and its rows.
+When all trials of an arm's search have come so far, or have ended, they are ordered by the goal at
+that step, cuts.json names those that go on, and the others are moved to `trials/` as "pruned". The
+order depends on rows only, and not on which worker computed what when. Start with `Halving`.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.messages import plural
+from trainer.sweep.definition import Goal
+from trainer.sweep.final import ArmSearch
+from trainer.sweep.plan import Plan, SharedProgram, Trial
+from trainer.writers import iterate_metrics
+from trainer.writers.files import (
+    paths_below,
+    remove_temporaries,
+    replace_file,
+    sync_file_system,
+)
+from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
+from trainer.writers.summary import SUMMARY_FILE, Summary, read_summary
+
+CUTS_FILE = "cuts.json"
+_WAITING = "waiting"
+_ADVICE = "it names the trials that go on. Remove it, and they are chosen again from the rows."
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The order of the points of a search at a cut; cuts.json has a list of them.
+
+    Attributes:
+        arm: the name of the arm.
+        search: the number of the search.
+        step: the step of the cut.
+        order: the numbers of the points that had come so far, the best one first.
+        values: the goal of each of them, in that order: the mean over its seeds; None if it has no
+            finite value on some seed.
+        kept: how many go on: the first ones.
+    """
+
+    arm: str
+    search: int
+    step: int
+    order: tuple[int, ...]
+    values: tuple[float | None, ...]
+    kept: int
+
+    @property
+    def going_on(self) -> tuple[int, ...]:
+        """The numbers of the points that go on, the best one first."""
+        return self.order[: self.kept]
+
+
+Cuttings = Mapping[ArmSearch, Sequence[Cut]]  # the cuts of each search, in the order of their steps
+
+
+def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
+    """Returns the steps that the trials of an arm need together, if none of them diverges.
+
+    `programs` are those of the arm; if trials are cut, all have the same number of steps.
+    """
+    cuts = plan.arms[arm].cuts
+    if cuts is None:
+        counts = [sum(x.partition("/")[0] == arm for x in each.trials) for each in programs]
+        return sum(n * each.steps for n, each in zip(counts, programs, strict=True))
+    steps = next(each.steps for each in programs if arm in each.arms)
+    return len(plan.seeds) * len(plan.offsets) * cuts.total(plan.counts[arm], steps)
+
+
+def program_steps(plan: Plan, program: SharedProgram) -> int:
+    """Returns the steps that the trials of a program need together, if none of them diverges.
+
+    Where the trials of an arm are cut and have several programs, it is not known before of which
+    program those are that go on: each has its share of the trials.
+    """
+    total = 0.0
+    for arm, count in Counter(name.partition("/")[0] for name in program.trials).items():
+        own = [each for each in plan.programs if arm in each.arms]
+        steps = program.steps * count
+        if plan.arms[arm].cuts is not None:
+            steps = planned_steps(plan, arm, own) * count / len(plan.of_arm(arm))
+        total += steps
+    return round(total)
+
+
+def waiting_folder(folder: Path, trial: Trial, step: int) -> Path:
+    """Returns where a trial waits at a cut, in the folder of a sweep."""
+    return folder / _WAITING / str(step) / trial.name
+
+
+def is_waiting(folder: Path, name: str) -> bool:
+    """Returns whether a trial waits at a cut; `name` is its folder in that of the sweep."""
+    trial = name.partition("/")[2]
+    return any((folder / at / trial).exists() for at in paths_below(folder, _WAITING, 1))
+
+
+def value_at(trial: Path, step: int, goal: Goal) -> float | None:
+    """Returns the goal of a trial after a step, from its rows; None if it has no finite value."""
+    found = None
+    with contextlib.suppress(FileNotFoundError):
+        for row in iterate_metrics(trial, about=goal.row):
+            if row["step"] == step:
+                found = row.get(goal.row, found)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Sequence[Path]]) -> Cut:
+    """Returns the order of points at a cut.
+
+    `candidates` is number of a point -> the folders of its trials, one for each seed, which have
+    come so far or have ended.
+    """
+    sign = 1 if plan.goal.better == "min" else -1
+    means: dict[int, float | None] = {}
+    for number, trials in candidates.items():
+        values = [value_at(trial, step, plan.goal) for trial in trials]
+        known = [value for value in values if value is not None]
+        means[number] = math.fsum(known) / len(known) if len(known) == len(values) else None
+
+    def place(number: int) -> tuple[float, int]:
+        value = means[number]
+        return math.inf if value is None else sign * value, number
+
+    order = tuple(sorted(means, key=place))
+    finite = sum(value is not None for value in means.values())
+    cuts = plan.arms[key[0]].cuts
+    assert cuts is not None, "only searches with cuts are cut"
+    most = cuts.counts(plan.counts[key[0]])[1 + cuts.steps.index(step)]
+    return Cut(*key, step, order, tuple(means[n] for n in order), min(most, finite))
+
+
+def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
+    """Reads cuts.json: the cuts of each search that were made so far, in order.
+
+    Raises DamagedFile if it is damaged, or is not that of the plan.
+    """
+    file, found = folder / CUTS_FILE, dict[ArmSearch, list[Cut]]()
+    if not plan.cuts:
+        return found
+    try:
+        every = as_dataclass(read_json(file, list[Cut], _ADVICE), list[Cut])
+    except FileNotFoundError:
+        return found
+    for each in every:
+        of_search = found.setdefault((each.arm, each.search), [])
+        cuts = plan.cuts.get(each.arm)
+        wanted = None if cuts is None else cuts.after(of_search[-1].step if of_search else 0)
+        known = of_search[-1].going_on if of_search else range(plan.counts.get(each.arm, 0))
+        same = sorted(each.order) == sorted(known) and len(each.values) == len(each.order)
+        if each.step != wanted or not same or not 0 <= each.search < len(plan.offsets):
+            why = f"its cut of {each.arm} at step {each.step} is not one of the plan"
+            raise damaged(file, why, _ADVICE)
+        of_search.append(each)
+    return found
+
+
+def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
+    """Yields what in cuts.json differs from the rows of the trials, as parts of sentences.
+
+    Raises DamagedFile as `read_cuts` does.
+    """
+    trials = _by_point(plan)
+    for key, cuts in read_cuts(folder, plan).items():
+        for cut in cuts:
+            candidates = {
+                number: [_place(folder, trial, cut.step) for trial in trials[key][number]]
+                for number in cut.order
+            }
+            found = {n: [x for x in of if x is not None] for n, of in candidates.items()}
+            if any(len(found[n]) < len(of) for n, of in candidates.items()):
+                continue  # one is computed, or was removed to be computed again
+            again = cut_of(plan, key, cut.step, found)
+            if (again.order, again.kept) != (cut.order, cut.kept) or not all(
+                map(_is_same, again.values, cut.values)
+            ):
+                yield (
+                    f"its order of {cut.arm} in search {cut.search} at step {cut.step} is not that"
+                    " of the rows"
+                )
+
+
+def _is_same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9)
+
+
+def _by_point(plan: Plan) -> dict[ArmSearch, dict[int, list[Trial]]]:
+    """Returns the trials of each point of the searches that are cut."""
+    found: dict[ArmSearch, dict[int, list[Trial]]] = {}
+    for trial in plan.trials:
+        if trial.arm in plan.cuts:
+            points = found.setdefault((trial.arm, trial.search), {})
+            points.setdefault(trial.number, []).append(trial)
+    return found
+
+
+def _place(folder: Path, trial: Trial, step: int) -> Path | None:
+    """Returns where a trial is that has come to a step, or has ended; None if it has not."""
+    if (folder / trial.folder).exists():
+        return folder / trial.folder
+    for name in paths_below(folder, _WAITING, 1):
+        at = name.rpartition("/")[2]
+        if at.isdecimal() and int(at) >= step and (folder / name / trial.name).exists():
+            return folder / name / trial.name
+    return None
+
+
+class Halving:
+    """The trials of a sweep that are stopped early; the sweep must be locked for what changes it.
+
+    `record_cuts` takes the content of cuts.json before it is written, and `record_trials` the
+    trials that are pruned before they are moved: folder of a trial -> where its files are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        record_cuts: Callable[[bytes], None],
+        record_trials: Callable[[Mapping[str, Path]], None],
+    ):
+        self._folder, self._plan = folder, plan
+        self._record_cuts, self._record_trials = record_cuts, record_trials
+        self._points = _by_point(plan)
+        self._trials = {t.name: t for of in self._points.values() for x in of.values() for t in x}
+
+    def waiting(self) -> dict[str, int]:
+        """Returns folder of a trial -> the cut at which it waits, of those that have not ended."""
+        found: dict[str, int] = {}
+        for name in paths_below(self._folder, _WAITING, 4) if self._points else ():
+            _, step, trial = name.split("/", 2)
+            if trial in self._trials and step.isdecimal():
+                key = self._trials[trial].folder
+                found[key] = max(int(step), found.get(key, 0))
+        return {name: at for name, at in found.items() if not (self._folder / name).exists()}
+
+    def until(self, trial: Trial, start: int) -> int | None:
+        """Returns the step to which a trial is computed from another one; None for the last."""
+        cuts = None if trial.final else self._plan.cuts.get(trial.arm)
+        return None if cuts is None else cuts.after(start)
+
+    def starts(self, cuts: Cuttings) -> dict[str, int | None]:
+        """Returns folder of a waiting trial -> from which step it goes on; None if it waits on."""
+        decided = {(*key, cut.step) for key, of_search in cuts.items() for cut in of_search}
+        searches = {t.folder: (t.arm, t.search) for t in self._trials.values()}
+        return {
+            name: step if (*searches[name], step) in decided else None
+            for name, step in self.waiting().items()
+        }
+
+    def going_on(self, step: int) -> int:
+        """Returns how many trials of all arms go on from a cut, at most."""
+        runs = len(self._plan.seeds) * len(self._plan.offsets)
+        cut = {arm: cuts for arm, cuts in self._plan.cuts.items() if step in cuts.steps}
+        counts = [
+            cuts.counts(self._plan.counts[arm])[1 + cuts.steps.index(step)]
+            for arm, cuts in cut.items()
+        ]
+        return runs * sum(counts)
+
+    def cut(self) -> dict[ArmSearch, list[Cut]]:
+        """Makes the cuts to which all trials of a search have come; returns all cuts.
+
+        The trials that do not go on are moved to their places.
+        """
+        if not self._points:
+            return {}
+        waiting, cuts = self.waiting(), read_cuts(self._folder, self._plan)
+        made = [cut for key in self._points for cut in self._new(key, cuts.get(key, []), waiting)]
+        if made:
+            for cut in made:
+                cuts.setdefault((cut.arm, cut.search), []).append(cut)
+            every = [as_json(cut) for of in cuts.values() for cut in of]
+            text = "[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n"
+            self._record_cuts(text.encode())
+            replace_file(self._folder / CUTS_FILE, text.encode())
+        if pruned := self._pruned(waiting, cuts):
+            self._record_trials(pruned)
+            for name, place in pruned.items():
+                (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+                os.rename(place, self._folder / name)
+            sync_file_system(self._folder)
+        return cuts
+
+    def _new(
+        self, key: ArmSearch, known: Sequence[Cut], waiting: Mapping[str, int]
+    ) -> Iterator[Cut]:
+        """Yields the cuts of a search that can be made now, besides those that are known."""
+        points, last = self._points[key], known[-1] if known else None
+        cuts = self._plan.cuts[key[0]]
+        while (step := cuts.after(last.step if last else 0)) is not None:
+            numbers = last.going_on if last else tuple(points)
+            places = {
+                number: [self._arrived(trial, step, waiting) for trial in points[number]]
+                for number in numbers
+            }
+            found = {n: [x for x in of if x is not None] for n, of in places.items()}
+            if not numbers or any(len(found[n]) < len(of) for n, of in places.items()):
+                return
+            last = cut_of(self._plan, key, step, found)
+            yield last
+
+    def _arrived(self, trial: Trial, step: int, waiting: Mapping[str, int]) -> Path | None:
+        at = waiting.get(trial.folder)
+        if at is None:
+            place = self._folder / trial.folder
+            return place if place.exists() else None
+        return waiting_folder(self._folder, trial, at) if at >= step else None
+
+    def _pruned(self, waiting: Mapping[str, int], cuts: Cuttings) -> dict[str, Path]:
+        """Ends the trials that do not go on; returns their folders, and where they wait."""
+        found = {}
+        for trial in self._trials.values():
+            step = waiting.get(trial.folder)
+            of_search = cuts.get((trial.arm, trial.search), ())
+            cut = next((each for each in of_search if each.step == step), None)
+            if cut is None or step is None or trial.number in cut.going_on:
+                continue
+            place = waiting_folder(self._folder, trial, step)
+            summary = read_summary(place)
+            if summary is None:
+                why = "it is missing or damaged"
+                advice = f"remove {place}, and the trial is computed again."
+                raise damaged(place / SUMMARY_FILE, why, advice)
+            replace_file(place / SUMMARY_FILE, _pruned(summary, cut).text().encode())
+            if self._plan.checkpoints == "none":
+                shutil.rmtree(place / "checkpoints", ignore_errors=True)
+            remove_temporaries(place)  # of a process that was killed
+            found[trial.folder] = place
+        return found
+
+    def clean(self, taken: Collection[str]) -> None:
+        """Removes what trials have left at cuts that they have passed, as far as possible.
+
+        `taken` are the trials in waves, which may still read it.
+        """
+        waiting = self.waiting()
+        for name in list(paths_below(self._folder, _WAITING, 4)):
+            _, step, point = name.split("/", 2)
+            trial = self._trials.get(point)
+            passed = trial and step.isdecimal() and waiting.get(trial.folder) != int(step)
+            if trial and passed and trial.folder not in taken:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+        for levels in (3, 2, 1, 0):
+            for name in list(paths_below(self._folder, _WAITING, levels)):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(self._folder / name)
+
+
+def _pruned(summary: Summary, cut: Cut) -> Summary:
+    of = plural(len(cut.order), "point")
+    why = f"It was cut at step {cut.step:,}, where {cut.kept:,} of {of} of its search went on."
+    return replace(summary, end="pruned", why=why)
