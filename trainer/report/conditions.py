@@ -49,7 +49,7 @@ def conditions(workload: Workload) -> list[str]:
 
 
 def _cuts(workload: Workload) -> Iterator[str]:
-    """Yields a sentence if trials were stopped early, and one if not by the same rule."""
+    """Yields a sentence if trials were stopped early; it says so if arms have unlike rules."""
     if not workload.cuts:
         return
     texts = {arm: _cut_text(workload, arm) for arm in workload.arms}

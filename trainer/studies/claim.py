@@ -33,8 +33,8 @@ from trainer.writers.run_record import read_record
 
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
-# Of these shares of the runs it is said with which probability a forgery would have been drawn.
 _EXITS = {"done": DONE, "pruned": STOPPED}  # of a run that is computed again, by its end
+# Of these shares of the runs it is said with which probability a forgery would have been drawn.
 _SHARES = ((10, "a tenth"), (3, "a third"))
 
 

@@ -225,7 +225,7 @@ class Sweep:
             method.explicit lists.
         seeds: for each trial, the number of seeds, counted from the seed of the base; or a list of
             seeds.
-        method: how the trials of an arm are chosen.
+        method: how the trials of an arm are chosen, and at which steps the worse ones are stopped.
         goal: what makes one trial better than another.
         final: the runs of each winner on fresh seeds; None for no such runs.
         looks: "planned" judges the results when all planned runs have ended, and after that when

@@ -201,11 +201,12 @@ def _is_same(one: _Winner | None, other: _Winner | None) -> bool:
         return one is other
     close = math.isclose(one["value"], other["value"], rel_tol=1e-9)
     a, b = one.get("values", {}), other.get("values", {})
-    same = a.keys() == b.keys() and all(_is_same_value(a[path], b[path]) for path in a)
+    same = a.keys() == b.keys() and all(is_same_value(a[path], b[path]) for path in a)
     return one["number"] == other["number"] and close and same
 
 
-def _is_same_value(one: Any, other: Any) -> bool:
+def is_same_value(one: Any, other: Any) -> bool:
+    """Returns whether two values are equal, floats up to rounding."""
     if type(one) is float and type(other) is float:
         return math.isclose(one, other, rel_tol=1e-9)
     return one == other

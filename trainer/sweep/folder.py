@@ -12,14 +12,15 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.config import hparams
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
-from trainer.sweep.final import choose_winners, final_trials
-from trainer.sweep.halving import Halving, waiting_folder
+from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials
+from trainer.sweep.halving import CUTS_FILE, Halving, waiting_folder
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
@@ -95,8 +96,12 @@ class SweepFolder:
     def _read_plan(self) -> None:
         self._plan_version = self._stat_plan()
         self.plan = read_plan(self.path)
-        ledger = self._ledger
-        self.halving = Halving(self.path, self.plan, ledger.add_cuts, ledger.add_moving)
+        self.halving = Halving(
+            self.path,
+            self.plan,
+            record_cuts=partial(self._ledger.add_file, CUTS_FILE),
+            record_trials=self._ledger.add_moving,
+        )
         self._program_of = {
             name: index
             for index, program in enumerate(self.plan.programs)
@@ -253,7 +258,8 @@ class SweepFolder:
                 f" or damaged{f', and {len(damaged) - 1} more' if len(damaged) > 1 else ''}."
                 " Restore it, or remove the folder, and the trial is computed again."
             )
-        choose_winners(self.path, self.plan, outcomes, self._ledger.add_final)
+        record = partial(self._ledger.add_file, FINAL_FILE)
+        choose_winners(self.path, self.plan, outcomes, record)
 
     def _new_wave(
         self,
@@ -275,7 +281,7 @@ class SweepFolder:
         arm = max(share, key=lambda name: share[name])
         first = next(trial for trial in left if trial.arm == arm)
         program, limits = self.program_of(first), self.limits.read()
-        start = starts.get(first.folder) or 0
+        start = starts.get(first.folder)
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
         same = [
@@ -284,7 +290,7 @@ class SweepFolder:
             if trial.arm == arm
             and trial.final == first.final
             and self.program_of(trial) == program
-            and (starts.get(trial.folder) or 0) == start
+            and starts.get(trial.folder) == start
             and trial.folder not in limits["alone"]
         ]
         stored = self.plan.programs[program]
@@ -300,11 +306,11 @@ class SweepFolder:
         return self._write_wave(same[:width], program, start=start)
 
     def _write_wave(
-        self, trials: Sequence[Trial], program: int, alone: bool = False, start: int = 0
+        self, trials: Sequence[Trial], program: int, alone: bool = False, start: int | None = None
     ) -> Claim:
         content = WaveContent(alone=alone, program=program, trials=[t.folder for t in trials])
-        until = self.halving.until(trials[0], start)
-        if start:
+        until = self.halving.until(trials[0], start or 0)
+        if start is not None:
             content["start"] = start
         if until is not None:
             content["until"] = until

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
-from trainer.sweep.final import ArmSearch
+from trainer.sweep.final import ArmSearch, is_same_value
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import (
@@ -136,7 +136,7 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
     finite = sum(value is not None for value in means.values())
     cuts = plan.arms[key[0]].cuts
     assert cuts is not None, "only searches with cuts are cut"
-    most = cuts.counts(plan.counts[key[0]])[1 + cuts.steps.index(step)]
+    most = cuts.going_on(plan.counts[key[0]], step)
     return Cut(*key, step, order, tuple(means[n] for n in order), min(most, finite))
 
 
@@ -170,19 +170,17 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
 
     Raises DamagedFile as `read_cuts` does.
     """
-    trials = _by_point(plan)
-    for key, cuts in read_cuts(folder, plan).items():
-        for cut in cuts:
-            candidates = {
-                number: [_place(folder, trial, cut.step) for trial in trials[key][number]]
-                for number in cut.order
-            }
-            found = {n: [x for x in of if x is not None] for n, of in candidates.items()}
-            if any(len(found[n]) < len(of) for n, of in candidates.items()):
-                continue  # one is computed, or was removed to be computed again
+    points, cuts = _by_point(plan), read_cuts(folder, plan)
+    waiting = _waiting_in(folder, _by_name(points))
+    for key, of_search in cuts.items():
+        for cut in of_search:
+            candidates = {number: points[key][number] for number in cut.order}
+            found = _arrived(folder, candidates, cut.step, waiting)
+            if found is None:
+                continue
             again = cut_of(plan, key, cut.step, found)
             if (again.order, again.kept) != (cut.order, cut.kept) or not all(
-                map(_is_same, again.values, cut.values)
+                map(is_same_value, again.values, cut.values)
             ):
                 yield (
                     f"its order of {cut.arm} in search {cut.search} at step {cut.step} is not that"
@@ -190,15 +188,12 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
                 )
 
 
-def _is_same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=1e-9)
+_ByPoint = dict[ArmSearch, dict[int, list[Trial]]]
 
 
-def _by_point(plan: Plan) -> dict[ArmSearch, dict[int, list[Trial]]]:
+def _by_point(plan: Plan) -> _ByPoint:
     """Returns the trials of each point of the searches that are cut."""
-    found: dict[ArmSearch, dict[int, list[Trial]]] = {}
+    found: _ByPoint = {}
     for trial in plan.trials:
         if trial.arm in plan.cuts:
             points = found.setdefault((trial.arm, trial.search), {})
@@ -206,15 +201,39 @@ def _by_point(plan: Plan) -> dict[ArmSearch, dict[int, list[Trial]]]:
     return found
 
 
-def _place(folder: Path, trial: Trial, step: int) -> Path | None:
-    """Returns where a trial is that has come to a step, or has ended; None if it has not."""
-    if (folder / trial.folder).exists():
-        return folder / trial.folder
-    for name in paths_below(folder, _WAITING, 1):
-        at = name.rpartition("/")[2]
-        if at.isdecimal() and int(at) >= step and (folder / name / trial.name).exists():
-            return folder / name / trial.name
-    return None
+def _by_name(points: _ByPoint) -> dict[str, Trial]:
+    return {t.name: t for of in points.values() for trials in of.values() for t in trials}
+
+
+def _waiting_in(folder: Path, trials: Mapping[str, Trial]) -> dict[str, int]:
+    """Returns what `Halving.waiting` does; `trials` are those that may wait, by their names."""
+    found: dict[str, int] = {}
+    for name in paths_below(folder, _WAITING, 4) if trials else ():
+        _, step, trial = name.split("/", 2)
+        if trial in trials and step.isdecimal():
+            key = trials[trial].folder
+            found[key] = max(int(step), found.get(key, 0))
+    return {name: at for name, at in found.items() if not (folder / name).exists()}
+
+
+def _arrived(
+    folder: Path, points: Mapping[int, Sequence[Trial]], step: int, waiting: Mapping[str, int]
+) -> dict[int, list[Path]] | None:
+    """Returns number of a point -> where its trials are, which have come to a step or have ended.
+
+    None if a trial has not come so far, or was removed to be computed again. `waiting` is what
+    `_waiting_in` returns.
+    """
+    found: dict[int, list[Path]] = {}
+    for number, trials in points.items():
+        for trial in trials:
+            at = waiting.get(trial.folder)
+            ended = at is None and (folder / trial.folder).exists()
+            if not ended and (at is None or at < step):
+                return None
+            place = folder / trial.folder if at is None else waiting_folder(folder, trial, at)
+            found.setdefault(number, []).append(place)
+    return found
 
 
 class Halving:
@@ -234,17 +253,11 @@ class Halving:
         self._folder, self._plan = folder, plan
         self._record_cuts, self._record_trials = record_cuts, record_trials
         self._points = _by_point(plan)
-        self._trials = {t.name: t for of in self._points.values() for x in of.values() for t in x}
+        self._trials = _by_name(self._points)
 
     def waiting(self) -> dict[str, int]:
         """Returns folder of a trial -> the cut at which it waits, of those that have not ended."""
-        found: dict[str, int] = {}
-        for name in paths_below(self._folder, _WAITING, 4) if self._points else ():
-            _, step, trial = name.split("/", 2)
-            if trial in self._trials and step.isdecimal():
-                key = self._trials[trial].folder
-                found[key] = max(int(step), found.get(key, 0))
-        return {name: at for name, at in found.items() if not (self._folder / name).exists()}
+        return _waiting_in(self._folder, self._trials)
 
     def until(self, trial: Trial, start: int) -> int | None:
         """Returns the step to which a trial is computed from another one; None for the last."""
@@ -264,11 +277,7 @@ class Halving:
         """Returns how many trials of all arms go on from a cut, at most."""
         runs = len(self._plan.seeds) * len(self._plan.offsets)
         cut = {arm: cuts for arm, cuts in self._plan.cuts.items() if step in cuts.steps}
-        counts = [
-            cuts.counts(self._plan.counts[arm])[1 + cuts.steps.index(step)]
-            for arm, cuts in cut.items()
-        ]
-        return runs * sum(counts)
+        return runs * sum(cuts.going_on(self._plan.counts[arm], step) for arm, cuts in cut.items())
 
     def cut(self) -> dict[ArmSearch, list[Cut]]:
         """Makes the cuts to which all trials of a search have come; returns all cuts.
@@ -286,7 +295,7 @@ class Halving:
             text = "[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n"
             self._record_cuts(text.encode())
             replace_file(self._folder / CUTS_FILE, text.encode())
-        if pruned := self._pruned(waiting, cuts):
+        if pruned := self._end_others(waiting, cuts):
             self._record_trials(pruned)
             for name, place in pruned.items():
                 (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -301,25 +310,14 @@ class Halving:
         points, last = self._points[key], known[-1] if known else None
         cuts = self._plan.cuts[key[0]]
         while (step := cuts.after(last.step if last else 0)) is not None:
-            numbers = last.going_on if last else tuple(points)
-            places = {
-                number: [self._arrived(trial, step, waiting) for trial in points[number]]
-                for number in numbers
-            }
-            found = {n: [x for x in of if x is not None] for n, of in places.items()}
-            if not numbers or any(len(found[n]) < len(of) for n, of in places.items()):
+            candidates = {n: points[n] for n in (last.going_on if last else points)}
+            found = _arrived(self._folder, candidates, step, waiting)
+            if not found:  # a trial is missing, or all have diverged
                 return
             last = cut_of(self._plan, key, step, found)
             yield last
 
-    def _arrived(self, trial: Trial, step: int, waiting: Mapping[str, int]) -> Path | None:
-        at = waiting.get(trial.folder)
-        if at is None:
-            place = self._folder / trial.folder
-            return place if place.exists() else None
-        return waiting_folder(self._folder, trial, at) if at >= step else None
-
-    def _pruned(self, waiting: Mapping[str, int], cuts: Cuttings) -> dict[str, Path]:
+    def _end_others(self, waiting: Mapping[str, int], cuts: Cuttings) -> dict[str, Path]:
         """Ends the trials that do not go on; returns their folders, and where they wait."""
         found = {}
         for trial in self._trials.values():

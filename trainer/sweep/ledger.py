@@ -31,6 +31,7 @@ from trainer.sweep.halving import CUTS_FILE
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 
 LEDGER_FILE = "ledger.jsonl"
+_EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
 _RECORD = "run.json"  # tells two computations of a trial apart: it has their times
 
 
@@ -200,10 +201,9 @@ class Recorder:
         if found:
             event["found"] = len(found)
         events = [event, *(trial_event(self._folder / name, name) for name in found)]
-        with contextlib.suppress(FileNotFoundError):
-            events.append(cuts_event((self._folder / CUTS_FILE).read_bytes()))
-        with contextlib.suppress(FileNotFoundError):
-            events.append(final_event((self._folder / FINAL_FILE).read_bytes()))
+        for name in _EVENTS:
+            with contextlib.suppress(FileNotFoundError):
+                events.append(_file_event(name, (self._folder / name).read_bytes()))
         append(self._folder, events)
 
     def code(self) -> Mapping[str, KnownFile]:
@@ -236,13 +236,9 @@ class Recorder:
         """Adds trials that are about to be moved: their folders, and where they are now."""
         self.add_trials(trial_event(place, name) for name, place in trials.items())
 
-    def add_cuts(self, content: bytes) -> None:
-        """Adds the content that cuts.json is about to get."""
-        append(self._folder, [cuts_event(content)])
-
-    def add_final(self, content: bytes) -> None:
-        """Adds the content that final.json is about to get."""
-        append(self._folder, [final_event(content)])
+    def add_file(self, name: str, content: bytes) -> None:
+        """Adds the content that cuts.json or final.json is about to get."""
+        append(self._folder, [_file_event(name, content)])
 
     def _look(self) -> None:
         """Reads the whole lines that were appended since the last look."""
@@ -278,14 +274,9 @@ def trial_event(place: Path, name: str) -> dict[str, Any]:
     return {"event": "trial", "trial": name, "files": dict(digests(place))}
 
 
-def cuts_event(content: bytes) -> dict[str, Any]:
-    """Returns the event of a cuts.json."""
-    return {"event": "cut", "files": {CUTS_FILE: _digest(content)}}
-
-
-def final_event(content: bytes) -> dict[str, Any]:
-    """Returns the event of a final.json."""
-    return {"event": "final", "files": {FINAL_FILE: _digest(content)}}
+def _file_event(name: str, content: bytes) -> dict[str, Any]:
+    """Returns the event of a cuts.json or a final.json."""
+    return {"event": _EVENTS[name], "files": {name: _digest(content)}}
 
 
 def results_in(folder: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -75,14 +75,11 @@ def search_seed(seed: int, search: int, attempt: int = 0) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-@dataclass(frozen=True)
-class Grid:
-    """All combinations; the last key of the space changes fastest."""
-
-    text: str = "grid"
+class _Uncut:
+    """A method that computes all of its points to the end."""
 
     @property
-    def chooser(self) -> "Grid":
+    def chooser(self) -> Self:
         """See `Method`."""
         return self
 
@@ -90,6 +87,13 @@ class Grid:
     def cuts(self) -> None:
         """None; see `Method`."""
         return None
+
+
+@dataclass(frozen=True)
+class Grid(_Uncut):
+    """All combinations; the last key of the space changes fastest."""
+
+    text: str = "grid"
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the product of the numbers of values; see `Method`."""
@@ -118,7 +122,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(_Uncut):
     """Points from a sequence of coordinates in [0, 1).
 
     Attributes:
@@ -135,16 +139,6 @@ class Sampled:
     def text(self) -> str:
         """See `Method`."""
         return f"{self.kind}, seed {self.seed}"
-
-    @property
-    def chooser(self) -> "Sampled":
-        """See `Method`."""
-        return self
-
-    @property
-    def cuts(self) -> None:
-        """None; see `Method`."""
-        return None
 
     def count(self, space: Mapping[str, Space]) -> int | None:
         """Returns 1 for a space without keys, which has one point; see `Method`."""
@@ -166,7 +160,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Explicit:
+class Explicit(_Uncut):
     """Points that the file lists; their keys are paths.
 
     Attributes:
@@ -183,16 +177,6 @@ class Explicit:
     def trials(self) -> Sequence[Point]:
         """The points of the search."""
         return self.searches[self.search]
-
-    @property
-    def chooser(self) -> "Explicit":
-        """See `Method`."""
-        return self
-
-    @property
-    def cuts(self) -> None:
-        """None; see `Method`."""
-        return None
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the length of the list; see `Method`."""
@@ -246,6 +230,15 @@ class Cuts:
         for _ in self.steps:
             found.append(max(1, found[-1] // self.factor))
         return found
+
+    def going_on(self, points: int, step: int) -> int:
+        """Returns how many of some points go on from the cut at a step.
+
+        Example:
+            >>> Cuts((100, 300), 3).going_on(27, 100)
+            9
+        """
+        return self.counts(points)[1 + self.steps.index(step)]
 
     def total(self, points: int, steps: int) -> int:
         """Returns the steps that some points need together, if none of them diverges.

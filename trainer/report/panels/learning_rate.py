@@ -52,11 +52,10 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     cut = list(dict.fromkeys(scan.arm for scan in rates if scan.arm in workload.cuts))
     rates = [scan for scan in rates if scan.arm not in cut]
     warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
-    if cut and not rates:
-        return Block(text=(_CUT.format(arms=joined(cut)),), warnings=tuple(warnings))
+    text = (_CUT.format(arms=joined(cut)),) if cut else ()
     if not rates:
-        text = "No arm searched a learning rate." if workload.trials else "There is no search."
-        return Block(text=(text,), warnings=tuple(warnings))
+        none = "No arm searched a learning rate." if workload.trials else "There is no search."
+        return Block(text=text or (none,), warnings=tuple(warnings))
     initial = _initial(workload, rates)
     figures = []
     for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
@@ -68,7 +67,6 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     if math.isfinite(initial):
         note += f" The initial {workload.goal.metric} is taken to be {initial:.4g}."
     table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
-    text = (_CUT.format(arms=joined(cut)),) if cut else ()
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
