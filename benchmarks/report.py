@@ -16,13 +16,14 @@ import random
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.interleave import interleave, report
 from trainer.engine.examples import Examples
-from trainer.sweep.final import choose_winners, final_trials
+from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode
 from trainer.sweep.plan_file import read_plan
@@ -77,7 +78,7 @@ def make_sweep(folder: Path, trials: int, rows: int, examples: int) -> Path:
     for trial in plan.trials:
         _write_trial(sweep / trial.folder, rows)
     outcomes = {trial.folder: read_outcome(sweep / trial.folder) for trial in plan.trials}
-    choose_winners(sweep, plan, outcomes, ledger.add_final)
+    choose_winners(sweep, plan, outcomes, partial(ledger.add_file, FINAL_FILE))
     dice = np.random.default_rng(0)
     finals = final_trials(sweep, plan) or []
     for trial in finals:

@@ -34,6 +34,8 @@ STUDIES = {
     "muon_gpt": "final.seeds",
     "horizon": "final.seeds",
     "ablation": "final.seeds",
+    "contenders_gpt": "final.seeds",
+    "race_gpt": "final.seeds",
 }
 RECORDED = 8
 LEVEL = 0.99
