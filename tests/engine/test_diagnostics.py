@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 
 import optim
@@ -18,7 +19,7 @@ from tests import runs
 from trainer import data, losses, models
 from trainer.config import ConfigError
 from trainer.engine.contracts import ComponentError
-from trainer.engine.diagnostics import ALL, Group, find_layouts, spectral_norms
+from trainer.engine.diagnostics import ALL, Group, NoiseScale, find_layouts, spectral_norms
 from trainer.engine.experiment import Experiment
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
@@ -479,6 +480,23 @@ def test_the_noise_of_gradients_is_the_variance_over_single_examples():
         # In the mean over 2,000 batches, of the definitions in the paper.
         assert means[f"gradient_noise/{group}"] == pytest.approx(trace, rel=0.04)
         assert means[f"gradient_square/{group}"] == pytest.approx(square, rel=0.1)
+
+
+def test_the_noise_scale_is_the_quotient_of_means_that_are_smoothed_apart():
+    dice, scale = np.random.default_rng(0), NoiseScale()
+    square, noise = dice.normal(1, 3, 60), dice.uniform(5, 9, 60)
+    found = [
+        scale.add({"gradient_square/a": x, "gradient_noise/a": y, "train/loss": 1.0})
+        for x, y in zip(square, noise, strict=True)
+    ]
+    frame = pandas.DataFrame({"square": square, "noise": noise}).ewm(halflife=20).mean()
+    for row, (_, mean) in zip(found, frame.iterrows(), strict=True):
+        wanted = {"noise_scale/a": mean.noise / mean.square} if mean.square > 0 else {}
+        assert row == pytest.approx(wanted, rel=1e-9)
+    assert 0 < sum(not row for row in found) < 60  # some means are negative
+    assert not scale.add({"gradient_square/a": np.nan, "gradient_noise/a": 1.0})
+    last = scale.add({"gradient_square/a": 1.0, "gradient_noise/a": 1.0})["noise_scale/a"]
+    assert last == pytest.approx(found[-1]["noise_scale/a"], rel=0.2)  # the NaN did not count
 
 
 def test_the_noise_of_gradients_needs_two_halves():

@@ -111,6 +111,23 @@ def test_diagnostics_change_no_bit_of_a_run(tmp_path, more):
     assert runs.lines(again) == rows
 
 
+def test_a_resumed_run_has_the_noise_scale_of_an_uninterrupted_one(tmp_path):
+    more = (
+        "experiment.diagnostics = ['noise_scale']\nexperiment.data = @data.digits()\n"
+        "data.digits.batch_size = 64\nmodels.mlp.num_classes = 10\n"
+    )
+    config = runs.write_config(tmp_path, more)
+    whole, again = tmp_path / "run", tmp_path / "again"
+    assert runs.train(config, whole) == 0
+    rows = runs.lines(whole)
+    scales = [x for row in rows for name, x in row.items() if name.startswith("noise_scale/")]
+    assert len(scales) > 3 and min(scales) > 0
+    for until in (7, 12):
+        assert runs.train(config, again, f"--until={until}") == 75
+    assert runs.train(config, again) == 0
+    assert runs.lines(again) == rows
+
+
 def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):
     file = tmp_path / "notes"
     more = f"experiment.hooks = [@unruly.note()]\nunruly.note.file = '{file}'\n"

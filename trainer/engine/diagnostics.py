@@ -7,6 +7,7 @@ the batch, before clipping. All are at least float32. The methods of `Group` are
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -35,12 +36,15 @@ Diagnostic = Literal[
     "clipped",
     "gradient_square",
     "gradient_noise",
+    "noise_scale",
 ]
 NAMES: tuple[Diagnostic, ...] = get_args(Diagnostic)
-OF_HALVES = ("gradient_square", "gradient_noise")  # they differentiate the batch once more
+# They differentiate the batch once more.
+OF_HALVES = ("gradient_square", "gradient_noise", "noise_scale")
 ALL = tuple(name for name in NAMES if name not in OF_HALVES)
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
 _POWER_STEPS, _STARTS = 20, 8
+_HALF_LIFE = 20  # rows after which a row counts half in a noise scale
 
 
 def check_diagnostics(
@@ -179,10 +183,10 @@ def compute_noise(
     |G|^2, of the gradient of the expected loss, and the trace of the covariance of the gradients of
     single examples. These are the estimates of McCandlish et al. (arXiv:1812.06162, appendix A.1)
     from the batch sizes B / 2 and B; the quotient of their means, not the mean of their quotients,
-    is the gradient noise scale.
+    is the gradient noise scale, see `NoiseScale`.
 
     Args:
-        asked: names of diagnostics; others than these two are left out.
+        asked: names of diagnostics; "noise_scale" asks for both of these, and others are left out.
         first: path name -> g1, of the trainable parameters.
         second: path name -> g2.
         examples: B.
@@ -201,11 +205,54 @@ def compute_noise(
     values: dict[str, Any] = {}
     for group, own in split(first).items():
         apart = {path: g - second[path] for path, g in own.items()}
-        if "gradient_square" in asked:
+        if not {"gradient_square", "noise_scale"}.isdisjoint(asked):
             values[f"gradient_square/{group}"] = _inner(own, second)
-        if "gradient_noise" in asked:
+        if not {"gradient_noise", "noise_scale"}.isdisjoint(asked):
             values[f"gradient_noise/{group}"] = examples / 4 * _inner(apart, apart)
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+class NoiseScale:
+    """The gradient noise scale of each group, from the rows of a run so far.
+
+    It is the quotient of the means of "gradient_noise" and "gradient_square" over the rows, where a
+    row counts half as much as one that is 20 rows newer: the batch size at which the noise of a
+    gradient is as long as the expected gradient, above which larger batches save few steps
+    (McCandlish et al., arXiv:1812.06162, section 2.2 and appendix A.1).
+
+    Example:
+        >>> scale = NoiseScale()
+        >>> scale.add({"gradient_square/all": 1.0, "gradient_noise/all": 6.0})
+        {'noise_scale/all': 6.0}
+        >>> found = scale.add({"gradient_square/all": 3.0, "gradient_noise/all": 10.0})
+        >>> print(f"{found['noise_scale/all']:.2f}")
+        3.99
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, row: Mapping[str, float]) -> dict[str, float]:
+        """Adds a row, and returns "noise_scale/<group>" of each group that the row has.
+
+        Left out are groups whose mean of "gradient_square" is not positive: so much larger is the
+        noise than the gradient that nothing can be said yet. Rows with values that are not finite
+        do not count.
+        """
+        found, keep = {}, 0.5 ** (1 / _HALF_LIFE)
+        for name, value in row.items():
+            kind, _, group = name.partition("/")
+            if kind != "gradient_square":
+                continue
+            new = value, row.get(f"gradient_noise/{group}", math.nan)
+            if not all(map(math.isfinite, new)):
+                continue
+            old = self._sums.get(group, (0.0, 0.0))
+            square, noise = (keep * x + y for x, y in zip(old, new, strict=True))
+            self._sums[group] = square, noise
+            if square > 0:
+                found[f"noise_scale/{group}"] = noise / square
+        return found
 
 
 class Group:

@@ -63,9 +63,10 @@ class Experiment:
             "<name>/<group>": "update_rms", "weight_rms", "update_ratio", "gradient_cosine",
             "weight_cosine", "spectral_norm", "stable_rank", "rotation" and "clipped", as
             `engine.diagnostics.Group` defines them; or "all" of these. "gradient_square" and
-            "gradient_noise", which have to be named, are those of `diagnostics.compute_noise`. They
-            do not change what is trained, and take about the time of one more step for each row,
-            or of two with the last two.
+            "gradient_noise", which have to be named, are those of `diagnostics.compute_noise`, and
+            "noise_scale" is these two and `diagnostics.NoiseScale`. They do not change what is
+            trained, and take about the time of one more step for each row, or of two with the last
+            three.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.

@@ -224,6 +224,7 @@ class TrialLoop:
             observe=self._observe,
             vocabulary=vocabulary,
             seconds=self._results.seconds_at(self.step),
+            noise_scale=self._results.noise_scale,
             clock=clock,
         )
         self._run = self._loop.run(state)

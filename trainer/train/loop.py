@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from trainer.engine import every
+from trainer.engine.diagnostics import NoiseScale
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
@@ -59,6 +60,7 @@ class Loop:
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
         seconds: the time of the steps before the first state.
+        noise_scale: that of the rows before the first state.
         clock: runs while steps of this loop are computed; None if no other loop uses the devices.
     """
 
@@ -78,6 +80,7 @@ class Loop:
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
         seconds: float = 0.0,
+        noise_scale: NoiseScale | None = None,
         clock: Clock | None = None,
     ):
         self.program = program
@@ -95,6 +98,8 @@ class Loop:
         self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
         self._seconds = seconds
+        asked = "noise_scale" in program.experiment.diagnostics
+        self._noise_scale = (noise_scale or NoiseScale()) if asked else None
         self._clock = clock
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
@@ -215,7 +220,8 @@ class Loop:
             # One lap for all rows: nobody saw when the devices finished the earlier blocks.
             self._stopwatch.lap(max(rows), self._prefetcher.waited if self._clock is None else None)
             for step, row in rows.items():
-                self.writer.write_scalars(step, row | self._stopwatch.row(step))
+                smoothed = self._noise_scale.add(row) if self._noise_scale else {}
+                self.writer.write_scalars(step, row | smoothed | self._stopwatch.row(step))
         return bad
 
     def _is_finite(self, state: State) -> bool:

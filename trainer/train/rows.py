@@ -11,6 +11,7 @@ import jax
 from trainer import writers
 from trainer.engine import every
 from trainer.engine.contracts import tokens_per_example
+from trainer.engine.diagnostics import NoiseScale
 from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
@@ -204,6 +205,7 @@ class Results(Writer):
             has only "min".
         seconds: the newest perf/seconds.
         step: the step of the newest row.
+        noise_scale: that of the rows which were read.
     """
 
     def __init__(self) -> None:
@@ -211,6 +213,7 @@ class Results(Writer):
         self.best: dict[str, dict[str, Best]] = {}
         self.seconds = 0.0
         self.step = 0
+        self.noise_scale = NoiseScale()
         self._rate = 0.0  # steps per second
 
     def read(self, folder: Path) -> "Results":
@@ -221,6 +224,7 @@ class Results(Writer):
         """
         for row in iterate_metrics(folder):
             self.write_scalars(row["step"], row)
+            self.noise_scale.add(row)
         return self
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:

@@ -413,6 +413,7 @@ class Run:
                 observe=shared.stuck.observer_before(observe),
                 vocabulary=self.vocabulary,
                 seconds=rows.results.seconds_at(int(state.step)),
+                noise_scale=rows.results.noise_scale,
             )
             shared.stuck.begin(int(state.step), state)
             advance = self.program.advance
