@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from optim.chain import chain
 from optim.factories import (
+    ArgumentError,
     Recipe,
     bound,
     declared_dtypes,
@@ -23,13 +24,14 @@ from optim.factories import (
     instantiate,
     name_of,
     named_floats,
+    parameters,
     recipes_with_paths,
     recipes_within,
     takes_float,
 )
 from optim.matrices import Matrices
 from optim.muon import muon
-from optim.newton_schulz import largest_result, polynomials
+from optim.newton_schulz import polynomials, range_of_results
 from optim.parts.base import Part
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
@@ -59,8 +61,9 @@ _AT_MOST_ONE = ((floor, "ratio"),)
 
 # The functions whose Newton-Schulz steps a user may choose: coefficients and number of steps.
 _POLYNOMIALS = {polar: ("polynomial", "steps"), muon: ("ns_coefficients", "ns_steps")}
-# The published steps map singular values in [0, 1] to at most 1.3.
-_LARGEST_SINGULAR_VALUE = 3.0
+# The published steps map singular values in [0, 1] to between 0 and 1.3, and the largest of them to
+# at least 0.7, also if there is one step only.
+_MOST, _LEAST, _NEGATIVE = 3.0, 0.1, -0.1
 
 # The optimizers that optax tests with complex parameters.
 _COMPLEX = (
@@ -199,8 +202,9 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
             why = wrong_float(name, value, known) or _above_one(inner.func, name, value)
             if why is not None:
                 return f"{path}.{name}".lstrip("."), f"{what} {why}"
-        for name, why in (*_wrong_polynomial(inner), *_wrong_decay(inner)):
-            return f"{path}.{name}".lstrip("."), why
+        for wrong in (_wrong_polynomial, _wrong_decay, _whole_optimizer):
+            for name, why in wrong(inner):
+                return f"{path}.{name}".lstrip("."), why
     return None
 
 
@@ -228,16 +232,25 @@ def _wrong_polynomial(recipe: partial) -> Iterator[tuple[str, str]]:
         if not isinstance(coefficients, str):
             coefficients = jax.tree.map(lambda x: float(np.asarray(x)), coefficients)
         try:
-            most = largest_result(polynomials(coefficients, steps))
-        except ValueError:
-            return  # the factory raises it again
-        if most > _LARGEST_SINGULAR_VALUE:
-            size = f"to {most:.3g}" if math.isfinite(most) else "beyond all numbers"
-            yield (
-                name,
-                f"{name} of {name_of(recipe)} diverges: {steps} steps map a singular value between"
-                f" 0 and 1 {size}, and they should map it to about 1.",
-            )
+            triples = polynomials(coefficients, steps, _POLYNOMIALS[recipe.func])
+        except ArgumentError as error:
+            yield error.argument, f"The {name_of(recipe)} cannot be computed: {error}"
+            return
+        least, most = range_of_results(triples)
+        if most > _MOST:
+            how = "diverges"
+            where = f"to {most:.3g}" if math.isfinite(most) else "beyond all numbers"
+        elif least < _NEGATIVE:
+            how, where = "turns updates around", f"to {least:.3g}"
+        elif most < _LEAST:
+            how, where = "makes updates vanish", f"to at most {most:.3g}"
+        else:
+            return
+        yield (
+            name,
+            f"{name} of {name_of(recipe)} {how}: {steps} steps map a singular value between 0 and 1"
+            f" {where}, and they should map it to about 1.",
+        )
 
 
 def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
@@ -266,6 +279,27 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
                     " `after` restores their norm. Remove it; parts.cautious_decay in `after`,"
                     f" around {pins[0].name}, decays some weights of a matrix more than others.",
                 )
+
+
+def _whole_optimizer(recipe: partial) -> Iterator[tuple[str, str]]:
+    """Yields the learning rate of a part of a chain that is an optimizer by itself, and why not."""
+    if recipe.func is not chain:
+        return
+    given = bound(recipe).arguments
+    for side in ("before", "after"):
+        for path, inner in recipes_with_paths(given.get(side, ()), side):
+            if "learning_rate" not in parameters(inner.func):
+                continue
+            name = name_of(inner)
+            direction = f"optax.scale_by_{name.removeprefix('optax.')}"
+            known = hasattr(optax, direction.removeprefix("optax."))
+            yield (
+                path,
+                f"{name} in `{side}` of a chain multiplies by minus its own learning rate, and the"
+                " chain by minus that of the chain, so that the weights would ascend. Name what"
+                " computes its direction, without a learning rate"
+                + (f": {direction}." if known else ", or use it in place of the chain."),
+            )
 
 
 def _part(recipe: partial) -> Part | None:

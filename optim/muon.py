@@ -71,7 +71,7 @@ def muon(
         ns_steps: the number of Newton-Schulz steps.
         ns_coefficients: the coefficients of the steps: 'jordan' (final singular values within
             0.68..1.20), 'polar_express' (within 0.84..1.13 after 5 steps), one triple (a, b, c) for
-            all steps, or a triple for each step.
+            all steps, or a triple for each step, the last of which is repeated.
         scale: the factor, torch's adjust_lr_fn: 'original' is sqrt(max(1, columns / rows)),
             'match_rms_adamw' is 0.2 * sqrt(max(rows, columns)), which suits learning rates tuned
             for AdamW, and 'none' is 1. The updates of 'match_rms_adamw' grow with the

@@ -5,6 +5,7 @@ a s + b s^3 + c s^5. Several steps on a matrix of norm 1 approximate U V^T, wher
 is its singular value decomposition.
 """
 
+import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optim.descent import scalar
 from optim.division import divide
+from optim.factories import ArgumentError
 from optim.matrices import product, transpose
 
 __all__ = ["orthogonalize", "polynomials"]
@@ -45,25 +47,32 @@ _RESTART = 5
 Triple = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
-def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
+def polynomials(
+    ns_coefficients: str | Sequence[Any],
+    steps: int,
+    names: tuple[str, str] = ("ns_coefficients", "ns_steps"),
+) -> list[Triple]:
     """Returns the coefficients of every Newton-Schulz step.
 
     Args:
         ns_coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple
             for each step (the last is repeated where there are fewer than steps).
         steps: the number of steps, at least 1.
+        names: what the caller's user calls the two arguments.
 
     Returns:
         One triple for each step.
 
     Raises:
-        ValueError: if the name is unknown, there are no triples, or `steps` is not at least 1.
+        ArgumentError: if the name is unknown, there are no triples, or `steps` is not at least 1;
+            it has the name of the argument.
 
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Amsel et al., The
       Polar Express, https://arxiv.org/abs/2505.16932
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"ns_steps must be an integer, at least 1, got {steps!r}.")
+        message = f"{names[1]} must be an integer, at least 1, got {steps!r}."
+        raise ArgumentError(message, names[1])
     if isinstance(ns_coefficients, str):
         # Dividing the argument of a s + b s^3 + c s^5 by a scale divides a, b and c by its powers.
         scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
@@ -75,9 +84,12 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
             ],
         }
         if ns_coefficients not in known:
-            raise ValueError(
-                f"ns_coefficients must be one of {', '.join(known)} or a triple (a, b, c), got"
-                f" {ns_coefficients!r}."
+            near = difflib.get_close_matches(ns_coefficients, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ArgumentError(
+                f"{names[0]} must be one of {', '.join(known)} or a triple (a, b, c), got"
+                f" {ns_coefficients!r}.{hint}",
+                names[0],
             )
         triples: Sequence[Any] = known[ns_coefficients]
     else:
@@ -85,25 +97,28 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
         several = isinstance(first, list | tuple) or jnp.ndim(first) > 0
         triples = ns_coefficients if several else [ns_coefficients]
     if any(len(triple) != 3 for triple in triples):
-        raise ValueError(
-            f"ns_coefficients must be a triple (a, b, c), or one for each step, got"
-            f" {ns_coefficients!r}."
+        raise ArgumentError(
+            f"{names[0]} must be a triple (a, b, c), or one for each step, got"
+            f" {ns_coefficients!r}.",
+            names[0],
         )
     # The last triple of the Polar Express converges to 1 when it is repeated.
     rest = [triples[-1]] * (steps - len(triples))
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
 
 
-def largest_result(triples: Sequence[Any]) -> float:
-    """Returns the largest size to which the steps map a singular value in [0, 1].
+def range_of_results(triples: Sequence[Any]) -> tuple[float, float]:
+    """Returns the smallest and the largest value to which the steps map singular values in [0, 1].
 
-    Infinite for steps that diverge. The coefficients are numbers.
+    The largest is infinite for steps that diverge. The coefficients are numbers.
     """
     x = np.linspace(0, 1, 2001)
     with np.errstate(over="ignore", invalid="ignore"):
         for a, b, c in triples:
             x = a * x + b * x**3 + c * x**5
-    return float(np.max(np.where(np.isnan(x), np.inf, np.abs(x))))
+    if np.isnan(x).any() or np.abs(x).max() > 1e6:
+        return 0.0, math.inf
+    return float(x.min()), float(x.max())
 
 
 def orthogonalize(

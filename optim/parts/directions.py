@@ -163,7 +163,8 @@ def polar(
 
     Args:
         polynomial: the coefficients of the steps, as `ns_coefficients` of `optim.muon`: a name, a
-            triple (a, b, c) for all steps, or a triple for each step.
+            triple (a, b, c) for all steps, or a triple for each step, the last of which is
+            repeated.
         steps: the number of steps.
         norm: by which a matrix X is divided first: "frobenius", or "gram", the square root of the
             Frobenius norm of X X^T, which is smaller and still at least the largest singular value.
@@ -182,7 +183,9 @@ def polar(
     """
     check_dtype("dtype", dtype)
     over = Matrices(matrices, "optim.parts.polar")
-    return polar_of(over, polynomials(polynomial, steps), scale, eps, dtype, norm)
+    return polar_of(
+        over, polynomials(polynomial, steps, ("polynomial", "steps")), scale, eps, dtype, norm
+    )
 
 
 def polar_of(
