@@ -1,11 +1,12 @@
 """Measures what all diagnostics cost a run that logs every 50 steps.
 
-    python -m benchmarks.diagnostics [--rounds=6] [--only=ViT]
+    python -m benchmarks.diagnostics [--rounds=6] [--only=ViT] [--ratio]
 
 A run with all diagnostics is timed over the same run without, alternately in one process, from the
 end of the first block to the last step, in CPU time. That is one computation of them, and one more
 block, every 50 steps. Their computation alone is timed over a step as well, with the host waiting
-for each of both: a fiftieth of that ratio is their share of a long run.
+for each of both: a fiftieth of that ratio, which depends less on what else the machine does, is
+their share of a long run. With --ratio, only that is measured.
 """
 
 import argparse
@@ -32,20 +33,28 @@ CASES = {
 FILES = {"ViT": "configs/muon_vit.gin", "GPT": "configs/muon_gpt.gin"}
 
 
-def compare_runs(name: str, file: str, rounds: int) -> None:
-    """Times runs with and without diagnostics, and prints the ratio.
+def compare(name: str, file: str, rounds: int, only_ratio: bool) -> None:
+    """Times runs with and without diagnostics, and their computation over a step.
 
     Args:
         name: the case.
         file: its config.
-        rounds: how many times both are timed.
+        rounds: how many times both sides are timed.
+        only_ratio: no runs.
     """
     steps, sets, most = CASES[name]
-    rounds = min(rounds, most)
-    print(f"{name}: {rounds + 1} rounds of two runs of {steps:,} steps", flush=True)
     every = [f"{each}={steps}" for each in ("steps", "eval_every", "save_every")]
     sets = [*sets, *every, f"log_every={EVERY}", "writers=[]"]
-    sides = [Side(name, file, [*sets, *more], rounds) for more in (["diagnostics=all"], [])]
+    asked = ([], ["diagnostics=all"])[only_ratio:]
+    sides = [Side(name, file, [*sets, *more], rounds) for more in asked]
+    if not only_ratio:
+        compare_runs(name, sides[::-1], min(rounds, most))
+    compare_steps(name, sides[-1].program, max(1, steps // 20), rounds)
+
+
+def compare_runs(name: str, sides: list[Side], rounds: int) -> None:
+    """Times runs of two sides, with diagnostics and without, and prints the ratio."""
+    print(f"{name}: {rounds + 1} rounds of two runs of {sides[0].steps:,} steps", flush=True)
 
     def run(side: Side) -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +68,6 @@ def compare_runs(name: str, file: str, rounds: int) -> None:
             if number:  # the first round warms up
                 times[index].append(1e3 * seconds)
     report(f"a run, {name}", *times, target=1.02, unit="ms of CPU a step", other="without")
-    compare_steps(name, sides[0].program, max(1, steps // 20), rounds)
 
 
 def compare_steps(name: str, program: Program, count: int, rounds: int) -> None:
@@ -87,8 +95,9 @@ def compare_steps(name: str, program: Program, count: int, rounds: int) -> None:
     sides: list[Callable[[], None]] = [diagnose, step]
     for warm_up in sides:
         warm_up()
-    ours, steps = ([1e3 * x / count for x in side] for side in interleave(sides, rounds))
-    ratio = report(f"diagnostics, {name}", ours, steps, target=1.0, unit="ms", other="a step")
+    seconds = interleave(sides, rounds, time.process_time)
+    ours, steps = ([1e3 * x / count for x in side] for side in seconds)
+    ratio = report(f"diagnostics, {name}", ours, steps, 1.0, unit="ms of CPU", other="a step")
     print(f"every {EVERY} steps, {ratio / EVERY:.2%} of the time of the steps")
 
 
@@ -97,13 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", choices=CASES, help="one case")
+    parser.add_argument("--ratio", action="store_true", help="only over a step, without runs")
     arguments = parser.parse_args()
     runtime.keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         perceptron = Path(folder) / "perceptron.yaml"
         perceptron.write_text(PERCEPTRON)
         for name in [arguments.only] if arguments.only else CASES:
-            compare_runs(name, FILES.get(name, str(perceptron)), arguments.rounds)
+            compare(name, FILES.get(name, str(perceptron)), arguments.rounds, arguments.ratio)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales, refuse_states
 from optim.lookahead import EmaNesterov, Lookahead
-from optim.norms import all_finite, clip, clip_scale
+from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.readout import WeightEma
@@ -42,13 +42,10 @@ class Updates(NamedTuple):
         updates: path name -> what is added to a parameter, at least float32.
         weights: path name -> the parameter that it is added to, at least float32: the copy of
             low_precision="master", if there is one.
-        clip_scale: the factor of the gradients by which clip_norm clips them, 1 if it does not; a
-            scalar. None without clip_norm.
     """
 
     updates: dict[str, jax.Array]
     weights: dict[str, jax.Array]
-    clip_scale: jax.Array | None
 
 
 class BoundOptimizer(NamedTuple):
@@ -225,11 +222,8 @@ class BoundOptimizer(NamedTuple):
         given = flatten(grads)
         own = {path: given[path] for path in wide}
         moves, groups = self._updates(own, old, wide, extra)
-        scale = None
-        if self.clip_norm is not None:
-            scale = clip_scale(widen(own), self.clip_norm, old.step)
         updates = {path: moves[path].astype(w.dtype) for path, w in wide.items()}
-        return Updates(updates, wide, scale), groups
+        return Updates(updates, wide), groups
 
     def _refuse_another_path(self, state: Unpacked) -> None:
         """Raises GroupError if the state depends on a path of the parameters that is its own."""

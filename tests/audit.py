@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "optim.grams": ["{base_optimizer: SGD}"],
     "optim.chain": ["{learning_rate: 0.1, before: [!parts.momentum {}]}"],
     "optim.outer_nesterov": ["{learning_rate: 0.5, momentum: 0.5, every: 2}"],
+    "parts.soap": ["{}", "{b1: 0.9, every: 10, first: skip, length: free}"],
     "parts.trust_gate": ["{around: !parts.soap {}}"],
     "parts.momentum_mixture": ["{decays: [0.9, 0.99], weights: [0.5, 0.5]}"],
     "parts.adam": ["{}", "{bias_correction: false, nesterov: true}"],

@@ -410,6 +410,14 @@ ROWS = [
     _row(
         optim.chain,
         learning_rate=0.02,
+        before=[partial(parts.soap, b1=0.9, every=2, first="skip", length="free")],
+        after=[partial(parts.decay, 0.1)],
+        params="matrices",
+        note="SOAP as a part",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
         before=[partial(parts.momentum, nesterov=False), partial(parts.kl_soap, every=2)],
         params="matrices",
         fixed=("first_value",),

@@ -5,13 +5,15 @@ direction of its step was computed, and the bases follow.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
-from optim.descent import moving_average, scalar
+from optim.descent import bias_correction, moving_average, scalar
 from optim.division import one_by_one
 from optim.eigenvectors import (
     Sides,
@@ -42,11 +44,13 @@ __all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
 
 
 class SoapState(NamedTuple):
-    """The state of `soap`.
+    """The state of `soap`, and of `optim.soap`.
 
     Attributes:
         count: the number of updates so far, int32.
-        variance: the mean of the squares, in the eigenbases, shaped like the parameters.
+        mean: the mean of the updates, in the eigenbases, shaped like the parameters; an empty tuple
+            without `b1`.
+        variance: the mean of the squares, likewise.
         left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not
             rotated.
         right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
@@ -55,6 +59,7 @@ class SoapState(NamedTuple):
     """
 
     count: jax.Array
+    mean: Any
     variance: optax.Params
     left: optax.Params
     right: optax.Params
@@ -74,6 +79,7 @@ def soap(
     sides: Literal["both", "shorter"] = "both",
     max_precond_dim: int = 10_000,
     matrices: MatrixSpec = None,
+    b1: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Divides updates by the root of their mean squares in Shampoo's eigenbases (SOAP).
 
@@ -86,7 +92,9 @@ def soap(
         Q_L, Q_R <- one power iteration and a QR decomposition of L Q_L and R Q_R
 
     It stands after `momentum`, and before `polar` it is SOAP-Muon. There is no bias correction: a
-    part after it usually sets the length. With the defaults it is the part of record 46 of
+    part after it usually sets the length. With `b1`, there is one, and in D, P is replaced by its
+    mean, which is kept in the eigenbases: `{b1: 0.95, b2: 0.95, every: 10, first: skip, length:
+    free}`, without `momentum`, is `optim.soap`. With the defaults it is the part of record 46 of
     modded-nanogpt's optimizer track; `{squares: gradient, first: rotate, sort: false, length:
     free}` after `{momentum: {nesterov: false}}`, with `match_norm` and `pin_radius`, is SOAP-H.
 
@@ -111,6 +119,8 @@ def soap(
             square.
         max_precond_dim: the longest side that is rotated.
         matrices: which axes are the matrices; None for the last two.
+        b1: the decay of the mean of P, as that of the squares; None for P itself, and no bias
+            correction.
 
     Returns:
         The part.
@@ -122,69 +132,101 @@ def soap(
     Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
       https://arxiv.org/abs/2409.11321
     """
+    over = Matrices(matrices, "optim.parts.soap")
+    keep = b2 if shampoo_beta is None else shampoo_beta
+    return soap_of(
+        over, b1, b2, keep, eps, every, max_precond_dim, squares, first, sort, length, sides
+    )
+
+
+def soap_of(
+    over: Matrices,
+    b1: ArrayLike | None,
+    b2: ArrayLike,
+    keep: ArrayLike,
+    eps: ArrayLike,
+    every: int,
+    max_precond_dim: int,
+    squares: str = "update",
+    first: str = "skip",
+    sort: bool = True,
+    length: str = "free",
+    sides: str = "both",
+) -> Part:
+    """Makes `soap` of matrices that are named already; `keep` is the decay of L and R.
+
+    Raises ValueError if an option is unknown, or `every` is not positive.
+    """
     check_option("squares", squares, ("update", "gradient"))
     check_option("first", first, ("pass", "rotate", "skip"))
     check_option("length", length, ("gram", "frobenius", "free"))
     check_option("sides", sides, ("both", "shorter"))
     check_count("every", every)
-    over = Matrices(matrices, "optim.parts.soap")
 
     def grams_of(x: jax.Array) -> Sides:
         return grams_of_sides(x, max_precond_dim, sides)
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
-        return SoapState(jnp.zeros((), jnp.int32), *first_sides(over, params, grams_of))
+        zeros, *fields = first_sides(over, params, grams_of)
+        mean = () if b1 is None else jax.tree.map(jnp.zeros_like, zeros)
+        return SoapState(jnp.zeros((), jnp.int32), mean, zeros, *fields)
+
+    rule = _Rule(
+        _adam_direction(b1, b2, eps, squares, first, length),
+        lambda g, *_: (grams_of(g), ()),
+        keep,
+        every,
+        rotates_first=first == "rotate",
+        sorts=sort,
+    )
+    update = _update_of(over, rule, "parts.soap")
+    return Part(init, update, name="parts.soap", length="ignores" if length == "free" else "keeps")
+
+
+def _adam_direction(
+    b1: ArrayLike | None, b2: ArrayLike, eps: ArrayLike, squares: str, first: str, length: str
+) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
+    """Makes the direction of `soap`, that of a `_Rule`."""
 
     def direction(
-        u: jax.Array, g: jax.Array, v: jax.Array, bases: Sides, start: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        u: jax.Array,
+        g: jax.Array,
+        moments: Sequence[jax.Array],
+        bases: Sides,
+        values: Any,
+        count: jax.Array,
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        del values
+
+        def average(old: jax.Array, new: jax.Array, decay: Any) -> jax.Array:
+            new = moving_average(old, new, scalar(decay, new))
+            if first == "rotate":
+                return new
+            # Before the first bases there is nothing to average: it begins with the second update.
+            # `old` is 0 as well, but XLA fuses the two differently, and a run must keep its bits.
+            return jnp.where(count == 0, old if b1 is None else 0, new)
+
         turned = turn(u, bases)
         square = turned if squares == "update" else turn(g, bases)
-        new = moving_average(v, square**2, scalar(b2, u))
-        v = new if first == "rotate" else jnp.where(start, v, new)
-        divided = turned / (jnp.sqrt(v) + scalar(eps, u))
+        variance = average(moments[-1], square**2, b2)
+        mean = [average(old, turned, b1) for old in moments[:-1]]
+        # As in the authors' program, eps is added to a root without bias correction.
+        divided = (mean[0] if mean else turned) / (jnp.sqrt(variance) + scalar(eps, u))
         if jax.tree.leaves(bases):
-            divided = jnp.where(is_noise(v), 0, divided)
+            divided = jnp.where(is_noise(variance), 0, divided)
         found = turn_back(divided, bases)
+        if b1 is not None:
+            terms = count + 1 if first == "rotate" else count
+            found = jnp.sqrt(bias_correction(b2, terms, u)) / bias_correction(b1, terms, u) * found
         if length != "free":
             size = norm if length == "frobenius" else _gram_norm
             found = found * (size(u) / at_least(size(found), eps))
-        if first == "rotate":
-            return found, v
-        return jnp.where(start, u if first == "pass" else 0, found), v
+        if first != "rotate":
+            found = jnp.where(count == 0, u if first == "pass" else 0, found)
+        return found, [*mean, variance]
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, SoapState]:
-        del params
-        start = state.count == 0
-        due = jnp.where(state.count % every == 0, 1, 0)
-        branch = due if first == "rotate" else jnp.where(start, 2, due)
-
-        def move(
-            moves: list[jax.Array],
-            grads: list[jax.Array],
-            variance: list[jax.Array],
-            *kept: list[Any],
-        ) -> Sequence[list[Any]]:
-            grams, bases = list(map(Sides, *kept[:2])), list(map(Sides, *kept[2:]))
-            news = list(map(grams_of, grads))
-            if first == "rotate":
-                bases = jax.lax.cond(start, lambda: first_bases(news), lambda: bases)
-            rows = [
-                direction(*row, start) for row in zip(moves, grads, variance, bases, strict=True)
-            ]
-            variance = [v for _, v in rows]
-            grams = _average(grams, news, b2 if shampoo_beta is None else shampoo_beta)
-            variance, bases = _follow(branch, variance, grams, bases, sort)
-            return [d for d, _ in rows], grads, variance, *of_sides(grams), *of_sides(bases)
-
-        trees = [updates, gradient_of(extra, "parts.soap"), state.variance]
-        moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
-        return moves, SoapState(jnp.asarray(optax.safe_increment(state.count)), *fields)
-
-    return Part(init, update, name="parts.soap", length="ignores" if length == "free" else "keeps")
+    return direction
 
 
 class KlState(NamedTuple):
@@ -255,16 +297,8 @@ def kl_soap(
     Reference: Lin et al., Understanding and Improving Shampoo and SOAP via Kullback-Leibler
       Minimization, https://arxiv.org/abs/2509.03378
     """
+    direction = _adam_direction(None, b2, eps, "gradient", "skip", "free")
     keep = b2 if shampoo_beta is None else shampoo_beta
-
-    def direction(
-        u: jax.Array, g: jax.Array, v: jax.Array, bases: Sides, values: Sides, start: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        del values
-        v = jnp.where(start, v, moving_average(v, turn(g, bases) ** 2, scalar(b2, u)))
-        divided = turn(u, bases) / (jnp.sqrt(v) + scalar(eps, u))
-        return turn_back(jnp.where(is_noise(v), 0, divided), bases), v
-
     return _kl_part("kl_soap", direction, True, keep, every, first_value, largest_root, matrices)
 
 
@@ -303,13 +337,14 @@ def kl_shampoo(
     """
 
     def direction(
-        u: jax.Array, g: jax.Array, v: Any, bases: Sides, values: Sides, start: jax.Array
+        u: jax.Array, g: jax.Array, moments: Any, bases: Sides, values: Sides, count: jax.Array
     ) -> tuple[jax.Array, Any]:
-        del g, start
+        del g
         if not u.size:  # gram_matrices gives such matrices no sides
-            return u, v
+            return u, moments
         roots = jnp.sqrt(values.left[:, :, None] * values.right[:, None, :])
-        return turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases), v
+        found = turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases)
+        return jnp.where(count == 0, 0, found), moments
 
     return _kl_part(
         "kl_shampoo", direction, False, shampoo_beta, every, first_value, largest_root, matrices
@@ -409,43 +444,16 @@ def _kl_part(
         values = jax.tree.map(fill, sides[2:])
         return KlState(jnp.zeros((), jnp.int32), variance, *sides, *values)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, KlState]:
-        del params
-        start = state.count == 0
-        branch = jnp.where(start, 2, jnp.where(state.count % every == 0, 1, 0))
+    def observe(g: jax.Array, bases: Sides, values: Sides, count: jax.Array) -> tuple[Sides, Sides]:
+        start = count == 0
+        grams, diagonals = _whitened(g, bases, values, start)
+        averages = jax.tree.map(partial(_average, keep), values, diagonals)
+        return grams, jax.tree.map(
+            lambda old, new: jnp.where(start, old, _bounded(new, largest_root)), values, averages
+        )
 
-        def move(
-            moves: list[jax.Array], grads: list[jax.Array], *rest: list[Any]
-        ) -> Sequence[list[Any]]:
-            variance, kept = (rest[0], rest[1:]) if has_variance else ([()] * len(moves), rest)
-            grams, bases, values = (list(map(Sides, *kept[i : i + 2])) for i in (0, 2, 4))
-            columns = zip(moves, grads, variance, bases, values, strict=True)
-            rows = [direction(*row, start) for row in columns]
-            steps = [jnp.where(start, 0, d) for d, _ in rows]
-            found = [_whitened(*row, start) for row in zip(grads, bases, values, strict=True)]
-            grams = _average(grams, [gram for gram, _ in found], keep)
-            values = jax.tree.map(
-                lambda old, new: jnp.where(start, old, _bounded(new, largest_root)),
-                values,
-                _average(values, [diagonal for _, diagonal in found], keep),
-            )
-            _, bases = _follow(branch, [v for _, v in rows], grams, bases, sort=False)
-            variance = [[v for _, v in rows]] if has_variance else []
-            lists = [x for sides in (grams, bases, values) for x in of_sides(sides)]
-            return steps, grads, *variance, *lists
-
-        trees = [
-            updates,
-            gradient_of(extra, f"parts.{name}"),
-            *([state.variance] if has_variance else []),
-        ]
-        moves, _, *fields = over.map(one_by_one(move), trees, state[2:])
-        variance, fields = (fields[0], fields[1:]) if has_variance else ((), fields)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return moves, KlState(count, variance, *fields)
-
+    rule = _Rule(direction, observe, keep, every, rotates_first=False, sorts=False)
+    update = _update_of(over, rule, f"parts.{name}")
     return Part(init, update, name=f"parts.{name}", length="ignores")
 
 
@@ -478,27 +486,94 @@ def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
 # What the parts share.
 
 
-def _average(old: list[Sides], new: list[Sides], decay: float) -> list[Sides]:
-    return jax.tree.map(lambda o, n: moving_average(o, n, scalar(decay, n)), old, new)
+class _Rule(NamedTuple):
+    """What a part computes of the arrays of one parameter, [n, rows, columns], and their bases.
+
+    Attributes:
+        direction: (U, G, moments, bases, values, count) -> the direction and the new moments. The
+            moments are the last mean of squares, after the mean of updates, as far as it has them.
+        observe: (G, bases, values, count) -> that of which the Gram matrices are the means, and the
+            new values of the sides.
+        keep: the decay of the Gram matrices.
+        every: the number of updates from one change of the bases to the next.
+        rotates_first: whether the first bases are computed before the first direction.
+        sorts: whether the columns of bases are sorted by their eigenvalues.
+    """
+
+    direction: Callable[..., tuple[jax.Array, Sequence[jax.Array]]]
+    observe: Callable[..., tuple[Sides, Any]]
+    keep: ArrayLike
+    every: int
+    rotates_first: bool
+    sorts: bool
+
+
+def _update_of(over: Matrices, rule: _Rule, name: str) -> Callable[..., tuple[Any, Any]]:
+    """Makes the update of a part, whose state is a `SoapState` or a `KlState`."""
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        count, at = state.count, state._fields.index("left")
+        present = [x for x in state[1:at] if jax.tree.leaves(x)]
+        number = 2 + len(present)
+        due = jnp.where(count % rule.every == 0, 1, 0)
+        branch = due if rule.rotates_first else jnp.where(count == 0, 2, due)
+
+        def move(*lists: list[Any]) -> Sequence[list[Any]]:
+            moves, grads, *means = lists[:number]
+            sides = [list(map(Sides, *lists[i : i + 2])) for i in range(number, len(lists), 2)]
+            grams, bases, values = [*sides, [()] * len(moves)][:3]
+            moments = [[mean[i] for mean in means] for i in range(len(moves))]
+
+            found = [rule.observe(*row, count) for row in zip(grads, bases, values, strict=True)]
+            news = [new for new, _ in found]
+            if rule.rotates_first:
+                bases = jax.lax.cond(count == 0, lambda: first_bases(news), lambda: bases)
+            columns = zip(moves, grads, moments, bases, values, strict=True)
+            rows = [rule.direction(*row, count) for row in columns]
+            grams = jax.tree.map(partial(_average, rule.keep), grams, news)
+            moments, bases = _follow(branch, [x for _, x in rows], grams, bases, rule.sorts)
+            means = [[x[i] for x in moments] for i in range(len(means))]
+            sides = [grams, bases, [value for _, value in found]][: len(sides)]
+            return [x for x, _ in rows], grads, *means, *(y for x in sides for y in of_sides(x))
+
+        trees = [updates, gradient_of(extra, name), *present]
+        moves, _, *fields = over.map(one_by_one(move), trees, state[at:])
+        absent = state[1 : at - len(present)]
+        return moves, type(state)(jnp.asarray(optax.safe_increment(count)), *absent, *fields)
+
+    return update
+
+
+def _average(decay: ArrayLike, old: jax.Array, new: jax.Array) -> jax.Array:
+    return moving_average(old, new, scalar(decay, new))
 
 
 def _follow(
     branch: jax.Array,
-    variance: list[Any],
+    moments: list[Any],
     grams: list[Sides],
     bases: list[Sides],
-    sort: bool,
+    sorts: bool,
 ) -> tuple[list[Any], list[Sides]]:
     """Keeps the bases (0), rotates them by one power iteration (1) or computes the first ones (2).
 
-    The variance is sorted with the columns of the bases.
+    The moments of each parameter follow: a mean is rotated to the new bases. Mean squares cannot be
+    rotated: they are sorted with the columns to which they belong.
     """
 
     def rotate() -> tuple[list[Any], list[Sides]]:
-        news, orders = next_bases(grams, bases, sort)
-        return list(map(sort_elements, variance, orders)), news
+        news, orders = next_bases(grams, bases, sorts)
 
-    branches = [lambda: (variance, bases), rotate, lambda: (variance, first_bases(grams))]
+        def one(own: Any, old: Sides, new: Sides, order: Sides) -> list[jax.Array]:
+            means = [turn(turn_back(mean, old), new) for mean in own[:-1]]
+            return means + [sort_elements(square, order) for square in own[-1:]]
+
+        return list(map(one, moments, bases, news, orders)), news
+
+    branches = [lambda: (moments, bases), rotate, lambda: (moments, first_bases(grams))]
     return jax.lax.switch(branch, branches)
 
 

@@ -70,7 +70,7 @@ def transplanted(name: str, state: Any) -> Any:
         variance = figures(name, "variance") if name == "kl_soap" else ()
         inner = KlState(count=count, variance=variance, **fields, **values)
     else:
-        inner = SoapState(count=count, variance=figures(name, "variance"), **fields)
+        inner = SoapState(count=count, mean=(), variance=figures(name, "variance"), **fields)
     momentum = state.before[0]._replace(momentum=figures(name, "momentum"))
     return state._replace(before=(momentum, inner, *state.before[2:]))
 
@@ -120,3 +120,46 @@ RECORDED = {
 def test_a_chain_with_soap_agrees_with_its_authors_program(name: str):
     """From step 10 on, when the program's Gram matrices have full rank; see `RECORDED`."""
     assert difference(name) < RECORDED[name].bound
+
+
+def trained(tx: Any, grads: Any) -> Any:
+    """Returns the parameters after some updates, and the last state."""
+    params: Any = jax.tree.map(jnp.ones_like, grads[0])
+    update: Any = jax.jit(tx.update)
+    state = tx.init(params)
+    for g in grads:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_a_chain_of_its_part_has_the_bits_of_soap(rank: int):
+    rng = np.random.default_rng(0)
+    shapes = {"stacked": (2, 6, 9), "long": (7, 40)}
+    grads = [
+        {
+            name: jnp.asarray(rng.normal(size=(*s[:-1], rank)) @ rng.normal(size=(rank, s[-1])))
+            for name, s in shapes.items()
+        }
+        for _ in range(12)
+    ]
+    whole = optim.soap(0.02, 0.9, 0.8, 0.7, 1e-6, precondition_frequency=3, max_precond_dim=32)
+    part = parts.soap(0.8, 0.7, 1e-6, 3, first="skip", length="free", max_precond_dim=32, b1=0.9)
+    (ours, state), (theirs, expected) = (
+        trained(tx, grads) for tx in (optim.chain(0.02, [part]), whole)
+    )
+    assert all(largest(x, jnp.ones_like(x)) > 0.01 for x in jax.tree.leaves(theirs))
+    found = jax.tree.leaves((ours, state.before[0]))
+    for one, other in zip(found, jax.tree.leaves((theirs, expected.direction)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_with_a_corrected_mean_steps_along_one_gradient_are_its_polar_factor():
+    # In its own bases, a gradient is diagonal, and Adam divides it by its length.
+    tx = optim.chain(1.0, [parts.soap(first="rotate", length="free", b1=0.8, eps=0.0)])
+    with jax.enable_x64(True):
+        g = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)))
+        u, _, v = np.linalg.svd(np.asarray(g), full_matrices=False)
+        params, _ = trained(tx, [g] * 3)
+        np.testing.assert_allclose(params, 1 - 3 * u @ v, rtol=0, atol=1e-9)

@@ -1,6 +1,7 @@
 """Diagnostics in runs: their rows, and that a run has the same bits with and without them."""
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 from optim.paths import flatten, unflatten
 from tests import runs
 from trainer import checkpoint
+from trainer.__main__ import main
 from trainer.config import load
 from trainer.engine.diagnostics import ALL
 from trainer.engine.experiment import Experiment
 from trainer.engine.loading import load as load_program
 from trainer.engine.program import Program
+from trainer.engine.step import StepMetrics
+from trainer.train.clipping import ClippedSteps
 from trainer.train.loop import Boundaries
+from trainer.train.pending import CheckedBlock
 from trainer.train.rollback import RollbackLog
 
 ASK = "experiment.diagnostics = 'all'\n"
@@ -30,6 +35,14 @@ a/optim.group.optimizer = @optim.muon()
 b/optim.group.match = '.*'
 b/optim.group.optimizer = @optax.adamw()
 optim.muon.learning_rate = 0.02
+"""
+CLIPPED = """
+experiment.optimizer = @optim.optimizer()
+optim.optimizer.groups = {'all': @a/optim.group()}
+optim.optimizer.clip_norm = 0.9
+a/optim.group.match = '.*'
+a/optim.group.optimizer = @optax.sgd()
+optax.sgd.learning_rate = 0.5
 """
 LOGGED = [3, 6, 9, 12, 15, 18, 20]
 
@@ -126,6 +139,141 @@ def test_a_resumed_run_has_the_noise_scale_of_an_uninterrupted_one(tmp_path):
         assert runs.train(config, again, f"--until={until}") == 75
     assert runs.train(config, again) == 0
     assert runs.lines(again) == rows
+
+
+def shares(workdir: Path) -> dict[int, float | None]:
+    return {r["step"]: r.get("clipped") for r in runs.lines(workdir) if "grad_norm" in r}
+
+
+def counted(clipped: list[bool]) -> dict[int, float]:
+    """Counts by hand: `clipped` has one entry for each of 20 steps."""
+    return {
+        end: float(np.mean(clipped[begin:end]))
+        for begin, end in zip([0, *LOGGED], LOGGED, strict=False)
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 16])
+@pytest.mark.parametrize("asked", ["'all'", "['clipped']"])
+def test_clipped_is_the_share_of_steps_since_the_last_row(tmp_path, steps, asked):
+    each, workdir, again = (tmp_path / name for name in ("each", "run", "again"))
+    more = CLIPPED + f"experiment.steps_per_call = {steps}\n"
+    single = runs.write_config(tmp_path, more + "experiment.log_every = 1\n")
+    assert runs.train(single, each) == 0
+    norms = [row["grad_norm"] for row in runs.lines(each)]
+    expected = counted([norm > np.float32(0.9) for norm in norms])
+    assert len(norms) == 20 and any(0 < share < 1 for share in expected.values())
+
+    config = runs.write_config(tmp_path, more + f"experiment.diagnostics = {asked}\n")
+    assert runs.train(config, workdir) == 0
+    assert shares(workdir) == expected
+    # Stopped after rows and between them, also twice between two rows.
+    for until in (1, 5, 9, 10, 11):
+        assert runs.train(config, again, f"--until={until}") == 75
+    assert runs.train(config, again) == 0
+    assert runs.lines(again) == runs.lines(workdir)
+
+
+def test_the_trials_of_a_sweep_count_as_runs_alone_do_across_cuts(tmp_path):
+    """Each has a bound of its own, and waits between two rows for the others, in another wave."""
+    optimizer = (
+        "!optim.optimizer {clip_norm: 0.9, groups: {all: !optim.group {match: .*, "
+        "optimizer: !optax.sgd {learning_rate: 0.5}}}}"
+    )
+    base = runs.replaced("eval_every", "4", runs.replaced("optimizer", optimizer))
+    (tmp_path / "base.yaml").write_text(f"{base}\ndiagnostics: [clipped]\n")
+    (tmp_path / "sweep.yaml").write_text(
+        "base: base.yaml\n"
+        "arms: {sgd: {space: {optimizer.clip_norm: !space.log_uniform {low: 0.4, high: 1.5}}}}\n"
+        "trials: 4\n"
+        "method: !method.halving {points: !method.random {seed: 1}, cuts: [4, 8], factor: 2}\n"
+        "goal: {metric: loss, select_on: test}\n"
+    )
+    words = (f"--config={tmp_path / 'sweep.yaml'}", "--vocabulary=unruly")
+    assert runs.sweep(*words, f"--workdir={tmp_path / 'sweep'}") == 0
+    assert main(["sweep", "check", str(tmp_path / "sweep")]) == 0
+    found = sorted((tmp_path / "sweep" / "trials").glob("*/*/*"))
+    assert sorted(len(shares(trial)) for trial in found) == [1, 1, 2, 4]
+    for number, trial in enumerate(found):
+        given = [f"--config={trial / 'config.yaml'}", "--vocabulary=unruly"]
+        assert main([*given, f"--workdir={tmp_path / f'alone{number}'}"]) == 0
+        whole, own = shares(tmp_path / f"alone{number}"), shares(trial)
+        assert own == {step: whole[step] for step in own} and None not in own.values()
+    assert any(0 < share < 1 for trial in found for share in shares(trial).values() if share)
+
+
+def test_a_run_that_lost_its_counts_leaves_the_share_out_of_one_row(tmp_path):
+    config = runs.write_config(tmp_path, CLIPPED + "experiment.diagnostics = ['clipped']\n")
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    assert runs.train(config, workdir, "--until=5") == 75
+    (workdir / "clipped.json").write_text("damaged")
+    assert runs.train(config, workdir) == 0
+    assert shares(workdir) == {**shares(whole), 6: None}
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_steps_that_are_not_finite_are_not_clipped(tmp_path, policy):
+    more = (
+        f"experiment.on_nonfinite = '{policy}'\nexperiment.data = @unruly.poisoned()\n"
+        "unruly.poisoned.at = [4, 7]\nexperiment.diagnostics = ['clipped']\n"
+    )
+    config = runs.write_config(tmp_path, CLIPPED.replace("0.9", "1e-9") + more)
+    workdir, again = tmp_path / "run", tmp_path / "again"
+    assert runs.train(config, workdir) == 0
+    # Batches count from 0: those of the steps 5 and 8, unless the run goes back and skips them.
+    bad = (5, 8) if policy == "skip" else ()
+    assert shares(workdir) == counted([step not in bad for step in range(1, 21)])
+    for until in (5, 7):
+        assert runs.train(config, again, f"--until={until}") == 75
+    assert runs.train(config, again) == 0
+    assert shares(again) == shares(workdir)
+
+
+def test_a_skipped_step_of_an_infinite_gradient_is_not_clipped(tmp_path):
+    """Its norm is above every bound, and its update is not made."""
+    optimizer = SimpleNamespace(clip_norm=1.0)
+    fake: Any = SimpleNamespace(
+        experiment=SimpleNamespace(diagnostics="all", optimizer=optimizer),
+        clip_norm_of_steps=lambda: lambda _: np.float32(1),
+    )
+    counts = ClippedSteps(fake, tmp_path, lambda *_: None, lambda _: None)
+    counts.begin(0)
+    norms = (np.float32([[2], [np.inf], [0.5], [1]]),)
+    counts.add(CheckedBlock(1, 4, StepMetrics(norms, (("grad_norm",),)), [2], {}))
+    assert counts.take() == {"clipped": 0.25} and counts.take() == {}
+
+
+def test_a_schedule_of_clip_norm_is_evaluated_at_each_step(tmp_path):
+    more = (
+        "schedules.piecewise.values = [1e-9, 1e9]\nschedules.piecewise.boundaries = [7]\n"
+        "experiment.diagnostics = ['clipped']\n"
+    )
+    config = runs.write_config(tmp_path, CLIPPED.replace("0.9", "@schedules.piecewise()") + more)
+    assert runs.train(config, tmp_path / "run") == 0
+    # The schedule counts from 0: its first value is that of the steps 1 to 7.
+    assert shares(tmp_path / "run") == counted([step <= 7 for step in range(1, 21)])
+
+
+def test_the_logged_norm_is_the_one_that_clip_norm_bounds(tmp_path):
+    """At a bound equal to it nothing changes, and at the next smaller number the step does."""
+    config = runs.write_config(tmp_path, CLIPPED)
+    program = load_program(load([tmp_path / "base.gin", config]), ["unruly"])
+    (path,) = [path for path in program.inputs.values if path.endswith("clip_norm")]
+
+    def step(seed: int, bound: float) -> tuple[dict[str, Any], Any]:
+        one = program.with_values({**program.inputs.values, path: bound}, seed)
+        state, batch = one.init(), next(one.experiment.batches(0))
+        assert one.clip_norm_of_steps()(1) == np.float32(bound)
+        state, metrics = one.step(state, one.feed.to_devices(batch))
+        return jax.device_get(flatten(state.params)), metrics["grad_norm"]
+
+    for seed in range(4):
+        free, norm = step(seed, 1e6)
+        at, _ = step(seed, float(norm))
+        below, _ = step(seed, float(np.nextafter(norm, np.float32(0))))
+        assert all(np.array_equal(free[p], at[p]) for p in free)
+        assert not all(np.array_equal(free[p], below[p]) for p in free)
 
 
 def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):

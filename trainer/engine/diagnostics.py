@@ -42,6 +42,7 @@ NAMES: tuple[Diagnostic, ...] = get_args(Diagnostic)
 # They differentiate the batch once more.
 OF_HALVES = ("gradient_square", "gradient_noise", "noise_scale")
 ALL = tuple(name for name in NAMES if name not in OF_HALVES)
+_COUNTED = "clipped"  # from what every step returns, by `trainer.train.clipping`
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
 _POWER_STEPS, _STARTS = 20, 8
 _HALF_LIFE = 20  # rows after which a row counts half in a noise scale
@@ -78,6 +79,21 @@ def check_diagnostics(
             f"batch, but the batch size {batch_size} does not divide into two halves of "
             f"{microbatches} microbatches each. Choose a multiple of {2 * microbatches}."
         )
+
+
+def computed(asked: Sequence[str] | str) -> tuple[str, ...]:
+    """Returns the names of those diagnostics that are computed of the update of a logged step.
+
+    Example:
+        >>> computed(["rotation", "clipped"])
+        ('rotation',)
+    """
+    return tuple(name for name in (ALL if asked == "all" else asked) if name != _COUNTED)
+
+
+def counts_clipped(asked: Sequence[str] | str, clip_norm: Any) -> bool:
+    """Returns whether the share of clipped steps is asked for, of an optimizer that clips."""
+    return clip_norm is not None and (asked == "all" or _COUNTED in asked)
 
 
 def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> None:
@@ -151,21 +167,17 @@ def compute(
 
     Returns:
         "<name>/<group>" -> float32 scalar, for each group that is not frozen; those of matrices for
-        groups that have some. "clipped" is one for all groups: 1 if clip_norm scaled the gradients
-        down, or else 0.
+        groups that have some. Of steps, and not of an update, is "clipped", which is left out.
     """
-    names = ALL if asked == "all" else asked
     values: dict[str, Any] = {}
     for group, updates in split(step.updates).items():
         of_group = Group(updates, step.weights, grads, found)
-        for name in names:
+        for name in computed(asked):
             if name in OF_HALVES:  # see `compute_noise`
                 continue
-            if name in _OF_MATRICES and not of_group.matrices or name == "clipped":
+            if name in _OF_MATRICES and not of_group.matrices:
                 continue
             values[f"{name}/{group}"] = getattr(of_group, name)()
-    if "clipped" in names and step.clip_scale is not None:
-        values["clipped"] = step.clip_scale < 1
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
 

@@ -61,12 +61,13 @@ class Experiment:
             step, from the outputs that its loss is computed from, and logged as "train/<name>".
         diagnostics: what is computed of the update of each logged step, by group, and logged as
             "<name>/<group>": "update_rms", "weight_rms", "update_ratio", "gradient_cosine",
-            "weight_cosine", "spectral_norm", "stable_rank", "rotation" and "clipped", as
-            `engine.diagnostics.Group` defines them; or "all" of these. "gradient_square" and
+            "weight_cosine", "spectral_norm", "stable_rank" and "rotation", as
+            `engine.diagnostics.Group` defines them, and "clipped", the share of the steps since the
+            last row whose gradients clip_norm scaled down; or "all" of these. "gradient_square" and
             "gradient_noise", which have to be named, are those of `diagnostics.compute_noise`, and
             "noise_scale" is these two and `diagnostics.NoiseScale`. They do not change what is
             trained, and take about the time of one more step for each row, or of two with the last
-            three.
+            three; "clipped" alone takes none.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.

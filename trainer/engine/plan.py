@@ -24,7 +24,7 @@ from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
-from trainer.engine.diagnostics import OF_HALVES
+from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import too_large
 from trainer.engine.plan_chains import describe_chain
@@ -446,6 +446,9 @@ def _diagnostics(program: Program) -> str:
     experiment = program.experiment
     if not experiment.diagnostics:
         return ""
+    every = f"diagnostics, every {plural(experiment.log_every, 'step')}, in "
+    if not computed(experiment.diagnostics):
+        return f"{every}no time of their own: {', '.join(experiment.diagnostics)}"
     labels = flatten(experiment.optimizer.label(program.abstract_state().params))
     by_group: dict[str, list[Layout]] = {}
     for path, layout in program.diagnosed_layouts.items():
@@ -454,10 +457,8 @@ def _diagnostics(program: Program) -> str:
     names = "all" if asked == "all" else ", ".join(asked)
     matrices = [f"{_sizes(found)} in group {group!r}" for group, found in by_group.items()]
     time = "two steps" if set(asked) & set(OF_HALVES) else "a step"
-    return (
-        f"diagnostics, every {plural(experiment.log_every, 'step')}, in about the time of {time}: "
-        f"{names}; their matrices: {'; '.join(matrices) or 'none'}"
-    )
+    found = "; ".join(matrices) or "none"
+    return f"{every}about the time of {time}: {names}; their matrices: {found}"
 
 
 def _is_decay(key: str) -> bool:

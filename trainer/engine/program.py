@@ -1,7 +1,7 @@
 """Compiles an experiment: its first state, and the programs that update and evaluate a run."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from optim.dtypes import widen
+from optim.factories import evaluate
 from optim.layouts import Layout
 from optim.norms import all_finite
 from trainer.engine import sharding
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, ComponentError, calling, check_components
-from trainer.engine.diagnostics import check_matrices, find_layouts
+from trainer.engine.diagnostics import check_matrices, computed, find_layouts
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
@@ -186,7 +187,7 @@ class Program:
             self._step = self.trace(state).lower().compile()
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
-        if self.experiment.diagnostics:
+        if computed(self.experiment.diagnostics):
             self._diagnose = self._trace_diagnose(state).lower().compile()
 
     @property
@@ -324,7 +325,7 @@ class Program:
         """Computes the diagnostics of the next update, asynchronously.
 
         It is a program of its own, so that the step has the same bits with and without it.
-        `compile` compiles it as well, if the experiment has diagnostics.
+        `compile` compiles it as well, if the experiment has such diagnostics.
 
         Args:
             state: the state before the update; it stays valid.
@@ -339,6 +340,24 @@ class Program:
         if self.simulated:  # as for the steps of `advance`
             jax.block_until_ready(found.arrays)
         return found
+
+    def clip_norm_of_steps(self) -> Callable[[int], np.float32]:
+        """Returns clip_norm as a function of the step, counted from 1, for this program's inputs.
+
+        The value of a schedule is computed apart from the step that uses it, and may differ from
+        that in its last bit.
+        """
+        values = self.inputs.pack()
+        value: Any = self._insert(values).optimizer.clip_norm
+        if not callable(value):
+            return lambda _: np.float32(value)
+
+        def bound(hyperparams: Any, position: Any) -> jax.Array:
+            schedule: Any = self._insert(hyperparams).optimizer.clip_norm
+            return jnp.asarray(evaluate(schedule, position, "clip_norm"), jnp.float32)
+
+        compiled = jax.jit(bound)
+        return lambda step: np.float32(compiled(values, np.int32(step - 1)))
 
     def _trace_diagnose(self, state: State) -> jax.stages.Traced:
         layouts = self.diagnosed_layouts

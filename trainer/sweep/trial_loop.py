@@ -15,6 +15,7 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
+from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.loop_interface import Ended, Halted
@@ -220,6 +221,7 @@ class TrialLoop:
             hooks=Hooks(program, folder, lambda _: None, fence),
             nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
             rollback_log=RollbackLog(folder, write, warn),
+            clipped=ClippedSteps(program, folder, write, warn),
             until=until,
             observe=self._observe,
             vocabulary=vocabulary,

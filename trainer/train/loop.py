@@ -13,11 +13,12 @@ from typing import NamedTuple
 import jax
 
 from trainer.engine import every
-from trainer.engine.diagnostics import NoiseScale
+from trainer.engine.diagnostics import NoiseScale, computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train.batch_prefetcher import BatchPrefetcher
+from trainer.train.clipping import ClippedSteps
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
@@ -56,6 +57,7 @@ class Loop:
         hooks: the functions of the user that it calls.
         rollback_log: the rollbacks so far; at the step of each, its counters (such as of batches to
             skip) are written into the state.
+        clipped: counts the steps whose gradients were clipped, for the rows of metrics.
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
@@ -76,6 +78,7 @@ class Loop:
         nonfinite_log: NonFiniteLog,
         hooks: Hooks,
         rollback_log: RollbackLog,
+        clipped: ClippedSteps,
         until: int | None = None,
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
@@ -92,6 +95,7 @@ class Loop:
         self._nonfinite_log = nonfinite_log
         self._hooks = hooks
         self._rollback_log = rollback_log
+        self._clipped = clipped
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
@@ -125,11 +129,13 @@ class Loop:
         use = Utilization(self.program)
         self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)
         self._pending = PendingBlocks(self.program, step)
+        self._clipped.begin(step)
         self._saves = Saves(
             self.checkpoints,
             self.writer,
             self._nonfinite_log,
             self._rollback_log,
+            self._clipped,
             self.consensus,
             self._watchdog,
             self._stopwatch.paused,
@@ -214,8 +220,10 @@ class Loop:
             if block.bad and self.experiment.on_nonfinite != "skip":
                 self._pending.clear()  # later steps build on the bad one
                 bad = block
-            elif self._boundaries.after_block(block.last).log:
-                rows[block.last] = self._newest = block.row(block.last)
+                continue
+            self._clipped.add(block)
+            if self._boundaries.after_block(block.last).log:
+                rows[block.last] = self._newest = block.row(block.last) | self._clipped.take()
         if rows:
             # One lap for all rows: nobody saw when the devices finished the earlier blocks.
             self._stopwatch.lap(max(rows), self._prefetcher.waited if self._clock is None else None)
@@ -366,7 +374,7 @@ class Boundaries:
 
     def diagnoses(self, step: int) -> bool:
         """Returns whether the diagnostics of a step are computed: those of each logged step."""
-        return bool(self._experiment.diagnostics) and self.after_block(step).log
+        return bool(computed(self._experiment.diagnostics)) and self.after_block(step).log
 
     def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
         """Returns what follows a block whose last step is `step`.
@@ -399,6 +407,7 @@ class Saves:
         writer: MultiWriter,
         nonfinite_log: NonFiniteLog,
         rollback_log: RollbackLog,
+        clipped: ClippedSteps,
         consensus: Consensus,
         watchdog: Watchdog,
         paused: Callable[[], AbstractContextManager],
@@ -407,6 +416,7 @@ class Saves:
         self.behind: str | None = None
         self._checkpoints, self._writer = checkpoints, writer
         self._nonfinite_log, self._rollback_log = nonfinite_log, rollback_log
+        self._clipped = clipped
         self._consensus, self._watchdog = consensus, watchdog
         self._paused, self._log = paused, log
 
@@ -418,6 +428,7 @@ class Saves:
         self._watchdog.begin_other(f"the save of step {step}")
         start = time.perf_counter()
         with self._paused():
+            self._clipped.save(step)
             if self._all_written():
                 self._checkpoints.save(step, to_save(state), metric=metric)
         self._consensus.record_save(time.perf_counter() - start)
@@ -455,6 +466,7 @@ class Saves:
         """
         self._writer.flush()
         self._nonfinite_log.flush()
+        self._clipped.flush()
         before = self.behind
         self.behind = self._rollback_log.flush() or self._writer.behind
         if self.behind and not before:

@@ -28,6 +28,7 @@ from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
 from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
@@ -64,6 +65,7 @@ class SharedByAttempts(NamedTuple):
     consensus: StopSaveConsensus
     nonfinite_log: NonFiniteLog
     rollback_log: RollbackLog
+    clipped: ClippedSteps
     rows: Rows
     stuck: StuckParameters
     experiment: Experiment
@@ -117,6 +119,7 @@ def make_shared(
         ),
         nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, log),
         rollback_log=RollbackLog(folder.path, folder.write, log),
+        clipped=ClippedSteps(program, folder.path, folder.write, log),
         rows=Rows(folder, experiment, log, identity),
         stuck=StuckParameters(program, log),
         experiment=experiment,
@@ -409,6 +412,7 @@ class Run:
                 nonfinite_log=shared.nonfinite_log,
                 hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
                 rollback_log=shared.rollback_log,
+                clipped=shared.clipped,
                 until=until,
                 observe=shared.stuck.observer_before(observe),
                 vocabulary=self.vocabulary,

@@ -21,6 +21,7 @@ NAMES = (
     *ROW_FILES,
     "nonfinite.json",
     "rollbacks.json",
+    "clipped.json",
     "trace.jsonl",
     TOKENIZER_FILE,
     ID_FILE,
