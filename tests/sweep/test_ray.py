@@ -325,16 +325,30 @@ def test_an_address_at_which_nothing_or_something_else_answers_is_a_mistake(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     code = "from trainer.sweep import ray; ray._CONNECT = 6.0\n"
-    code += "from trainer.messages import UserError\nimport sys, os\n"
-    code += "try: ray._connect(ray.read_settings(None, sys.argv[1:]))\n"
+    code += "from trainer.messages import UserError\nimport sys\n"
+    code += "from trainer.train.signals import StopSignals\n"
+    code += "try: ray._connect(ray.read_settings(None, sys.argv[1:]), StopSignals())\n"
     code += "except UserError as error: print(error, flush=True)\n"
     with socket.create_server(("127.0.0.1", 0)) as other:
         silent = other.getsockname()[1]
-        other_said = _said(code, nodes, tmp_path, f"address=127.0.0.1:{silent}")
-        assert f"Ray at 127.0.0.1:{silent} " in other_said
+        said = _said(code, nodes, tmp_path, f"address=127.0.0.1:{silent}")
+        assert f"Ray at 127.0.0.1:{silent} " in said
     said = _said(code, nodes, tmp_path, f"address=127.0.0.1:{silent}")
     assert said.startswith(f"No Ray answers at 127.0.0.1:{silent}: Connection refused. The command")
     assert "--ray address=HOST:PORT" in said and "without --launcher=ray" in said
+
+
+def test_a_command_that_waits_for_ray_can_be_stopped(nodes: Nodes, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(LONG)
+        settings = (f"address=127.0.0.1:{silent.getsockname()[1]}",)
+        process = start(nodes, folder, "0", settings=settings)
+        connection, _ = silent.accept()
+        connection.close()
+        process.send_signal(signal.SIGTERM)
+        code, said = ended(process)
+    assert code == 75 and not facts(folder), said
 
 
 def _said(code: str, nodes: Nodes, folder: Path, setting: str) -> str:

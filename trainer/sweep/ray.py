@@ -22,6 +22,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,7 +165,9 @@ def run_workers(
     died, is started again. When `signals` receives one, the workers are stopped. The code is as
     that of `local.run_workers`. Raises UserError if there is no such cluster.
     """
-    ray = _connect(settings)
+    ray = _connect(settings, signals)
+    if ray is None:
+        return STOPPED
     try:
         launch = _Launch(ray, words, folder, settings, log)
         log(launch.describe(count))
@@ -183,13 +186,14 @@ def check_installed() -> None:
         )
 
 
-def _connect(settings: RaySettings) -> Any:
-    """Returns the module ray, connected to the cluster."""
+def _connect(settings: RaySettings, signals: StopSignals) -> Any:
+    """Returns the module ray, connected to the cluster; None after a signal."""
     check_installed()
     ray: Any = importlib.import_module("ray")
     where = settings.address
-    if where == "auto":
-        where = os.environ.get("RAY_ADDRESS", where)
+    if where == "auto" and (given := os.environ.get("RAY_ADDRESS")):
+        where = _address(given, Source(f"RAY_ADDRESS={given}"))
+    name = "The Ray of this machine" if where == "auto" else f"Ray at {where}"
     advice = (
         "The command runs on a node of a cluster that was started with `ray start`, whose address"
         " `--ray address=HOST:PORT` gives; without --launcher=ray, the workers run on this machine."
@@ -212,12 +216,16 @@ def _connect(settings: RaySettings) -> Any:
     # In a thread, because it may try for many minutes, and would replace the handler of SIGTERM.
     thread = threading.Thread(target=init, name="ray.init", daemon=True)
     thread.start()
-    thread.join(_CONNECT)
+    end = time.monotonic() + _CONNECT
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(_LOOK)
+        if signals.received:
+            return None
     if thread.is_alive():
-        raise UserError(f"Ray at {where} did not answer within {_CONNECT:.0f} s. {advice}")
+        raise UserError(f"{name} did not answer within {_CONNECT:.0f} s. {advice}")
     if failed:
         why = _reason(failed[0]).rstrip(".")
-        raise UserError(f"Ray at {where} cannot be used: {why}. {advice}")
+        raise UserError(f"{name} cannot be used: {why}. {advice}")
     return ray
 
 
