@@ -304,7 +304,8 @@ def test_what_no_node_has_is_said(nodes: Nodes, tmp_path: Path) -> None:
     assert "1 worker with num_cpus=1, fast=1 each, by Ray." in line
     assert "has room for none of them now; the others wait" in line
     process.send_signal(signal.SIGTERM)
-    assert ended(process)[0] == 75
+    code, said = ended(process)
+    assert code == 75, said
 
 
 # Mistakes.
@@ -410,6 +411,7 @@ def test_settings_of_ray_are_read_from_a_file_and_from_the_command_line(tmp_path
         ("resources.fast=many", "resources.fast must be a whole number"),
         ("address=ray://head:10001", "is HOST:PORT, such as 10.0.0.1:6379, or auto"),
         ("address=head", "got 'head'."),
+        ("address=head:65536", "got 'head:65536'."),
     ],
 )
 def test_a_wrong_setting_of_ray_is_refused(
@@ -418,6 +420,17 @@ def test_a_wrong_setting_of_ray_is_refused(
     with pytest.raises(ValueError) as error:
         read_settings(None, [setting])
     assert message in str(error.value)
+
+
+def test_a_variable_with_a_wrong_address_is_named(
+    monkeypatch: pytest.MonkeyPatch, ray: None
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head")
+    monkeypatch.setattr(launcher.importlib, "import_module", lambda name: None)
+    with pytest.raises(
+        ValueError, match="^RAY_ADDRESS=head: The address of a cluster is HOST:PORT"
+    ):
+        launcher._connect(RaySettings(), runs.Signals())
 
 
 def test_a_mistake_in_the_file_of_settings_has_its_line(tmp_path: Path) -> None:

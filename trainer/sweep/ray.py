@@ -15,6 +15,7 @@ and stopped. Only this module imports ray. It relies on this, which was observed
 """
 
 import collections
+import contextlib
 import importlib.util
 import os
 import re
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.config import ConfigError, Source
-from trainer.config.wording import describe, known_names
+from trainer.config.wording import describe, known_names, shorten
 from trainer.messages import FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.sweep import launcher_settings, local
 from trainer.train.signals import StopSignals
@@ -132,7 +133,8 @@ def _bytes(text: str, source: Source) -> int:
 
 
 def _address(text: str, source: Source) -> str:
-    if text != "auto" and not re.fullmatch(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", text):
+    found = re.fullmatch(r"(?:[^\s:/]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", text)
+    if text != "auto" and not (found and 0 < int(found[1]) < 65536):
         raise ConfigError(
             f"The address of a cluster is HOST:PORT, such as 10.0.0.1:6379, or auto, got {text!r}."
             " The command must run on a node of the cluster: `ray job submit` starts it there.",
@@ -186,6 +188,12 @@ def check_installed() -> None:
         )
 
 
+_ADVICE = (
+    "The command runs on a node of a cluster that was started with `ray start`, whose address"
+    " `--ray address=HOST:PORT` gives; without --launcher=ray, the workers run on this machine."
+)
+
+
 def _connect(settings: RaySettings, signals: StopSignals) -> Any:
     """Returns the module ray, connected to the cluster; None after a signal."""
     check_installed()
@@ -193,18 +201,9 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
     where = settings.address
     if where == "auto" and (given := os.environ.get("RAY_ADDRESS")):
         where = _address(given, Source(f"RAY_ADDRESS={given}"))
-    name = "The Ray of this machine" if where == "auto" else f"Ray at {where}"
-    advice = (
-        "The command runs on a node of a cluster that was started with `ray start`, whose address"
-        " `--ray address=HOST:PORT` gives; without --launcher=ray, the workers run on this machine."
-    )
     if where != "auto":
-        host, _, port = where.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
-        except (OSError, ValueError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UserError(f"No Ray answers at {where}: {why}. {advice}") from None
+        _check_answer(where)
+    name = "The Ray of this machine" if where == "auto" else f"Ray at {where}"
     failed: list[BaseException] = []
 
     def init() -> None:
@@ -222,11 +221,21 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
         if signals.received:
             return None
     if thread.is_alive():
-        raise UserError(f"{name} did not answer within {_CONNECT:.0f} s. {advice}")
+        raise UserError(f"{name} did not answer within {_CONNECT:.0f} s. {_ADVICE}")
     if failed:
-        why = _reason(failed[0]).rstrip(".")
-        raise UserError(f"{name} cannot be used: {why}. {advice}")
+        raise UserError(f"{name} cannot be used: {_reason(failed[0]).rstrip('.')}. {_ADVICE}")
     return ray
+
+
+def _check_answer(where: str) -> None:
+    """Raises UserError if nothing answers at an address."""
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+    except OSError as error:
+        raise UserError(
+            f"No Ray answers at {where}: {error.strerror or error}. {_ADVICE}"
+        ) from None
 
 
 class _Launch:
@@ -337,11 +346,11 @@ class _Launch:
             what = "node" if isinstance(error, errors.NodeDiedError) else "task"
             return self._again(number, f"The {what} of {name} has died", FAILED)
         except errors.RayError as error:
-            self._log(f"{name} cannot be started: {_reason(error)}")
+            self._log(f"{name} cannot be run: {_reason(error).rstrip('.')}.")
             return FAILED
         if code == STOPPED and not stopped:
             return self._again(number, f"{name} on {host} has saved and stopped", STOPPED)
-        if code in (FAILED, MISTAKE) or code < 0:
+        if code in (FAILED, MISTAKE):
             for line in said:
                 self._log(f"{name} on {host}: {line}")
             self._log(f"{name} on {host} ended with exit code {code}. Log: {self._file(number)}.")
@@ -358,10 +367,14 @@ class _Launch:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the first line of what Ray says, or of the error in a task, without its traceback."""
+    """Returns what Ray says, or the error in a task, in a line without its traceback."""
     error = getattr(error, "cause", None) or error
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    text = str(error).strip()
+    missing = re.search(r"^ModuleNotFoundError: .*", text, re.MULTILINE)
+    if missing:
+        return f"{missing[0]}. Every node needs this version of Lockstep, installed for its Ray"
+    first, *_ = text.splitlines() or [""]
+    return f"{type(error).__name__}: {shorten(first, 300)}"
 
 
 def _variables(settings: RaySettings) -> dict[str, str]:
@@ -398,7 +411,7 @@ def _work(
 
     def log(line: str) -> None:
         said.append(line)
-        with open(file, "a", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError), open(file, "a", encoding="utf-8") as stream:
             stream.write(f"{line}\n")
 
     environment = {**variables, **({} if path is None else {"PYTHONPATH": path})}
