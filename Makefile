@@ -21,7 +21,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers lock wheel clean anew
+.PHONY: help train test docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -42,6 +42,7 @@ help:
 	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
 	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
+	@echo 'make ray     add Ray, without which the tests of sweeps on a cluster of it are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep_jax-*.whl'
 	@echo 'make clean   remove the environment and what was built'
@@ -152,6 +153,12 @@ $(VENV)/.docs: $(VENV)/.project requirements-docs.lock
 loggers: $(VENV)/.test
 	@echo "Installing W&B and MLflow, for the tests of the writers of these names."
 	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[wandb,mlflow]' \
+		--no-build-isolation
+
+# Not in the lock: 300 MB, for those who have a cluster of it. Nothing that is locked changes for it.
+ray: $(VENV)/.test
+	@echo "Installing Ray, for the tests of sweeps on a cluster of it."
+	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[ray]' \
 		--no-build-isolation
 
 # Not in the lock: large, and known answers only. Nothing that is locked changes for it.

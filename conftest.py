@@ -1,4 +1,4 @@
-"""Settings and fixtures of all tests: the CPU, a compilation cache, counts, torch, loggers.
+"""Settings and fixtures of all tests: the CPU, a compilation cache, counts, torch, loggers, Ray.
 
 It stands at the root, so that the doctests of trainer and optim run under the same rules.
 """
@@ -106,6 +106,13 @@ def torch() -> Any:
 
 
 @pytest.fixture(scope="session")
+def ray() -> None:
+    """Skips tests of sweeps on a Ray cluster without Ray, which only their processes import."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed: `make ray` adds it.")
+
+
+@pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of an MLflow store without runs, whose tables take ten seconds to create."""
     for package in ("wandb", "mlflow", "sqlalchemy"):
@@ -132,8 +139,8 @@ def loggers(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that ask for the fixtures `torch` and `loggers` by markers of these names."""
+    """Marks tests that ask for the fixtures `torch`, `loggers` and `ray` by these names."""
     for item in items:
-        for name in ("torch", "loggers"):
+        for name in ("torch", "loggers", "ray"):
             if isinstance(item, pytest.Function) and name in item.fixturenames:
                 item.add_marker(name)

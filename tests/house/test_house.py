@@ -67,10 +67,11 @@ ONLY_IN = {
     "tensorboardX": "trainer.writers",
     "wandb": "trainer.writers",
     "mlflow": "trainer.writers",
+    "ray": "trainer.sweep.ray",
 }
 
-# Imported only where a config asks for them, and installed by the extras of these names.
-IN_EXTRAS = {"mlflow", "wandb"}
+# Imported only where a config or an option asks for them; the extras of these names install them.
+IN_EXTRAS = {"mlflow", "ray", "wandb"}
 
 # Dependencies that no module of ours imports, and who needs them.
 NEEDED_BY_OTHERS = {
@@ -265,6 +266,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (packages_have_one_keeper, "trainer.train.loop", "from clu import metric_writers"),
         (packages_have_one_keeper, "trainer.train.loop", "importlib.import_module('tensorboardX')"),
         (packages_have_one_keeper, "trainer.data.digits", "import tensorflow as tf"),
+        (packages_have_one_keeper, "trainer.sweep.worker", "import ray"),
         (files_run_nothing, "trainer.a", "import pickle"),
         (files_run_nothing, "trainer.a", "from os import system"),
         (files_run_nothing, "trainer.a", "os.system('true')"),
@@ -363,10 +365,10 @@ trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html
 trainer.report.html.selection trainer.report.panels trainer.report.wording trainer.studies
 trainer.studies.width_series trainer.sweep trainer.sweep.ablation trainer.sweep.alike
-trainer.sweep.arm_paths trainer.sweep.encoding trainer.sweep.ladder trainer.sweep.local
-trainer.sweep.published_spaces trainer.sweep.slurm trainer.sweep.spaces trainer.sweep.tuned
-trainer.sweep.warning_text trainer.train trainer.train.peers trainer.train.runtime
-trainer.train.signals trainer.train.watchdog
+trainer.sweep.arm_paths trainer.sweep.encoding trainer.sweep.ladder trainer.sweep.launcher_settings
+trainer.sweep.local trainer.sweep.published_spaces trainer.sweep.ray trainer.sweep.slurm
+trainer.sweep.spaces trainer.sweep.tuned trainer.sweep.warning_text trainer.train
+trainer.train.peers trainer.train.runtime trainer.train.signals trainer.train.watchdog
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli import options
-from trainer.cli.sweeps import slurm_settings
+from trainer.cli.sweeps import launcher_settings
 from trainer.messages import UserError
 from trainer.sweep.slurm import SlurmSettings, read_settings
 
@@ -81,12 +81,14 @@ def _parse(*words: str) -> argparse.Namespace:
 
 
 def test_settings_are_read_for_the_launcher_slurm_only(tmp_path: Path) -> None:
-    assert slurm_settings(_parse("--workers=3")) is None
-    settings = slurm_settings(_parse("--launcher=slurm", "--slurm", "mem=8G", "--slurm", "qos=a"))
+    assert launcher_settings(_parse("--workers=3")) is None
+    settings = launcher_settings(
+        _parse("--launcher=slurm", "--slurm", "mem=8G", "--slurm", "qos=a")
+    )
     assert settings == SlurmSettings({"mem": "8G", "qos": "a"})
     for words in (["--slurm", "mem=8G"], [f"--slurm_file={tmp_path}"], ["--slurm_file="]):
         with pytest.raises(UserError, match="--launcher=slurm only"):
-            slurm_settings(_parse(*words))
+            launcher_settings(_parse(*words))
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", ""])

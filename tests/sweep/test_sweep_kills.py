@@ -191,7 +191,7 @@ def watched(text: str, count: int, after: float = math.inf) -> tuple[int, list[s
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch, count):
-    monkeypatch.setattr(local, "_MOST_SOON", 3)
+    monkeypatch.setattr(local.Restarts, "MOST", 3)
     code, lines = watched("os.kill(os.getpid(), signal.SIGSEGV)", count)
     assert code == 1
     again = [line for line in lines if "was killed (SIGSEGV) and is started again" in line]

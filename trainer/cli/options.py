@@ -411,6 +411,13 @@ def _sweep(sweep: argparse.ArgumentParser, config: Parser) -> None:
         help="print the arms, the programs, the cost and the first runs, and start nothing;"
         " compiles and times each program, which may take minutes",
     )
+    # This command also starts itself with --plan_only, to plan a sweep in a process of its own.
+    instead.add_argument(
+        "--plan_only",
+        action="store_true",
+        help="write the plan into the folder of the sweep, and start nothing: any number of"
+        " `sweep work DIR` compute it",
+    )
     sweep.add_argument(
         "--workdir",
         type=values.folder,
@@ -428,8 +435,6 @@ def _sweep(sweep: argparse.ArgumentParser, config: Parser) -> None:
     _locks(sweep)
     _allow_changed(sweep)
     _launcher(sweep)
-    # This command starts itself with --plan_only, to plan a sweep in a process of its own.
-    sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     _watched(sweep)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
@@ -500,9 +505,10 @@ def _allow_changed(parser: argparse.ArgumentParser) -> None:
 def _launcher(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--launcher",
-        choices=("local", "slurm"),
+        choices=("local", "slurm", "ray"),
         default="local",
-        help="start the workers on this machine (the default), or submit them to Slurm",
+        help="start the workers on this machine (the default), submit them to Slurm, or run each in"
+        " a task of a Ray cluster",
     )
     sweep.add_argument(
         "--slurm",
@@ -518,6 +524,21 @@ def _launcher(sweep: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --launcher=slurm: a YAML file of such settings, which --slurm overrides, and of"
         " setup, lines of bash that run before each worker",
+    )
+    sweep.add_argument(
+        "--ray",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --launcher=ray: what each worker is given, such as num_gpus=1, num_cpus=8,"
+        " memory=16G, resources.NAME=1 or a variable of its environment, env.NAME=VALUE; or"
+        " address=HOST:PORT, the cluster, default that of RAY_ADDRESS, or the one of which this"
+        " machine is a node. May be given several times",
+    )
+    sweep.add_argument(
+        "--ray_file",
+        metavar="FILE",
+        help="with --launcher=ray: a YAML file of such settings, which --ray overrides",
     )
 
 

@@ -21,8 +21,10 @@ from trainer.cli.resolving import (
 from trainer.cli.terminal import show
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
+from trainer.sweep import ray, slurm
 from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
-from trainer.sweep.slurm import SlurmSettings, read_settings
+from trainer.sweep.ray import RaySettings
+from trainer.sweep.slurm import SlurmSettings
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import Plan
@@ -60,7 +62,7 @@ def _start(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
     plan = make_plan(definition)
-    settings = slurm_settings(arguments)
+    settings = launcher_settings(arguments)
     power = _power(arguments, plan)
     if arguments.check or arguments.dry_run:
         return (_check if arguments.check else _dry_run)(arguments, definition, plan, power)
@@ -69,16 +71,15 @@ def _start(arguments: argparse.Namespace) -> int:
     planned = check_same(folder, definition, plan)
     if planned:
         _refuse_changed_code(folder, arguments)
-    if arguments.plan_only or settings is not None:
+    submitted = isinstance(settings, SlurmSettings)
+    if arguments.plan_only or submitted:
         if not planned:
             show(_write(arguments, definition, plan, folder, power), end="")
-        if arguments.plan_only or settings is None:
-            return DONE
-        return _submit(folder, arguments, settings)
+        return _submit(folder, arguments, settings) if submitted else DONE
     if not planned and (code := _plan_in_subprocess(arguments, folder)) != DONE:
         return code
     with LiveView(folder) as view:
-        code = _compute_in_workers(folder, arguments, view)
+        code = _compute_in_workers(folder, arguments, settings, view)
     try:
         show(f"\n{_status_of(folder)}", end="")
     except (UserError, OSError) as error:  # must not change the exit code of the sweep
@@ -117,10 +118,8 @@ def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings) -> int:
-    from trainer.sweep.slurm import submit
-
     words = _worker_words(folder, arguments)
-    _, lines = submit(folder, words, arguments.workers, settings)
+    _, lines = slurm.submit(folder, words, arguments.workers, settings)
     for line in lines:
         _log(line)
     return DONE
@@ -210,12 +209,21 @@ def _work(arguments: argparse.Namespace) -> int:
         return worker.run()
 
 
-def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in worker processes, and waits for them."""
-    from trainer.sweep.local import run_workers
+def _compute_in_workers(
+    folder: Path, arguments: argparse.Namespace, settings: RaySettings | None, view: LiveView
+) -> int:
+    """Computes trials in worker processes of this machine or of a Ray cluster, and waits for them.
 
-    command = [sys.executable, *_worker_words(folder, arguments), "--watched"]
-    return run_workers(command, arguments.workers, arguments.signals, view.log)
+    None stands for this machine.
+    """
+    from trainer.sweep import local
+
+    words, count = _worker_words(folder, arguments), arguments.workers
+    if settings is not None:
+        return ray.run_workers(words, folder, count, settings, arguments.signals, view.log)
+    return local.run_workers(
+        [sys.executable, *words, "--watched"], count, arguments.signals, view.log
+    )
 
 
 def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
@@ -265,10 +273,19 @@ def _log(line: str) -> None:
     show(line, sys.stderr)
 
 
-def slurm_settings(arguments: argparse.Namespace) -> SlurmSettings | None:
-    """Returns the settings of `--slurm_file` and `--slurm`; None for another launcher."""
+def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:
+    """Returns the settings of `--slurm_file` and `--slurm`, or of `--ray_file` and `--ray`.
+
+    None stands for the workers of this machine. Raises UserError if a setting is wrong or is one
+    of another launcher, or the launcher is not installed.
+    """
+    for name in ("slurm", "ray"):
+        given, file = getattr(arguments, name), getattr(arguments, f"{name}_file")
+        if arguments.launcher != name and (given or file is not None):
+            raise UserError(f"--{name} and --{name}_file are read with --launcher={name} only.")
     if arguments.launcher == "slurm":
-        return read_settings(arguments.slurm_file, arguments.slurm)
-    if arguments.slurm or arguments.slurm_file is not None:
-        raise UserError("--slurm and --slurm_file are read with --launcher=slurm only.")
+        return slurm.read_settings(arguments.slurm_file, arguments.slurm)
+    if arguments.launcher == "ray":
+        ray.check_installed()
+        return ray.read_settings(arguments.ray_file, arguments.ray)
     return None

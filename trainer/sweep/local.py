@@ -6,15 +6,37 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
 from trainer.train.signals import StopSignals
 
 _LOOK = 0.1  # seconds between two looks at the processes
-# A worker that is killed so many times in a row, so soon (seconds), is not started again.
-_SOON, _MOST_SOON = 20.0, 30
+
+
+class Restarts:
+    """Counts how many times in a row a worker ended soon after its start.
+
+    Attributes:
+        MOST: after so many times it is not started again.
+    """
+
+    MOST = 30
+    _SOON = 20.0  # seconds
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def begin(self) -> None:
+        """Notes that the worker is started."""
+        self._began = time.monotonic()
+
+    def are_allowed(self) -> bool:
+        """Counts an end of the worker; returns whether it may be started again."""
+        soon = time.monotonic() - self._began < self._SOON
+        self._count = self._count + 1 if soon else 1
+        return self._count < self.MOST
 
 
 def run_workers(
@@ -22,18 +44,21 @@ def run_workers(
     count: int,
     signals: StopSignals,
     log: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+    here: str | None = None,
 ) -> int:
     """Runs workers of a sweep until all have ended; returns an exit code.
 
     `command` is that of a worker. One that is killed, for example by the system for its memory or
     by a fault in a library, is started again. Each of several workers has one of the GPUs that this
-    process may use. When `signals` receives one, the workers are stopped. The code is DONE if
-    every worker ended with it; MISTAKE for a user's mistake; STOPPED if one was stopped; otherwise
-    FAILED.
+    process may use. `environment` has variables besides those of this process, and `here` is the
+    folder in which they run; None is the current one. When `signals` receives one, the workers are
+    stopped. The code is DONE if every worker ended with it; MISTAKE for a user's mistake; STOPPED
+    if one was stopped; otherwise FAILED.
     """
     names = [""] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
     workers = [
-        _Worker(command, name, _share_of_gpus(index, count), log)
+        _Worker(command, name, {**_share_of_gpus(index, count), **(environment or {})}, here, log)
         for index, name in enumerate(names)
     ]
     stopped = False
@@ -46,6 +71,11 @@ def run_workers(
     codes = [worker.code for worker in workers]
     if stopped:  # by SIGTERM before it could handle signals: there was nothing to save
         codes = [STOPPED if code == -signal.SIGTERM else code for code in codes]
+    return common_code(codes)
+
+
+def common_code(codes: Collection[int | None]) -> int:
+    """Returns the exit code of a command whose workers have ended with these."""
     for code in (MISTAKE, STOPPED):
         if code in codes:
             return code
@@ -56,7 +86,7 @@ class _Worker:
     """A process that computes trials.
 
     `name` precedes what it writes; "" for the only one. `environment` has variables besides those
-    of this process.
+    of this process, and `here` is the folder in which it runs; None is the current one.
 
     Attributes:
         code: the exit code of the last process; negative for a signal; None while it runs.
@@ -67,24 +97,28 @@ class _Worker:
         command: Sequence[str],
         name: str,
         environment: Mapping[str, str],
+        here: str | None,
         log: Callable[[str], None],
     ):
         self._environment = {**os.environ, **environment}
+        self._here = here
         self.code: int | None = None
         self._command = list(command)
         self._name = name
         self._log = log
-        self._deaths = 0
+        self._restarts, self._given_up = Restarts(), False
         self._start()
 
     def _start(self) -> None:
-        self.code, self._began = None, time.monotonic()
+        self.code = None
+        self._restarts.begin()
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,  # the worker stops at its end; see `stop_with_the_caller`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
+            cwd=self._here,
             text=True,
             errors="replace",
             # Ctrl-C reaches this process only, which stops the workers: a second signal would end
@@ -122,14 +156,13 @@ class _Worker:
         """
         if self.is_alive():
             return True
-        if (self.code or 0) >= 0 or stopped or self._deaths == _MOST_SOON:
+        if (self.code or 0) >= 0 or stopped or self._given_up:
             return False
         what, name = self._name or "The worker", signal.Signals(-(self.code or 0)).name
-        soon = time.monotonic() - self._began < _SOON
-        self._deaths = self._deaths + 1 if soon else 1
-        if self._deaths == _MOST_SOON:
+        if not self._restarts.are_allowed():
+            self._given_up = True
             self._log(
-                f"{what} was killed ({name}) {_MOST_SOON} times, and is not started again. The"
+                f"{what} was killed ({name}) {Restarts.MOST} times, and is not started again. The"
                 " same command goes on from there."
             )
             return False

@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.config import ConfigError, Source
-from trainer.config.files import check_text, read_text
-from trainer.config.nodes import plain
 from trainer.config.wording import describe
-from trainer.config.yaml_reader import read
 from trainer.messages import UserError
+from trainer.sweep import launcher_settings
 
 # Options of sbatch that are not settings, and why.
 _REFUSED = {
@@ -73,13 +71,8 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettin
         >>> read_settings(None, ["partition=gpu", "cpus_per_task=4", "exclusive=true"]).options
         {'partition': 'gpu', 'cpus-per-task': '4', 'exclusive': ''}
     """
-    values = _read_file(file) if file else {}
-    for text in settings:
-        source = Source(f"--slurm {text}")
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError("A setting is KEY=VALUE, such as partition=gpu.", source)
-        values[_name(key, source)] = value, source
+    given = launcher_settings.read_settings("--slurm", file, settings, _name, ("partition", "gpu"))
+    values = {key: (_text(key, setting), setting.source) for key, setting in given.items()}
     for key, (value, source) in values.items():
         _check(key, value, source)
     setup = values.pop("setup", ("", None))[0]
@@ -97,28 +90,17 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettin
     return SlurmSettings(flags, setup, warning)
 
 
-def _read_file(file: str) -> dict[str, tuple[str, Source]]:
-    text, _ = read_text(file, None)
-    check_text(text, Source(file))
-    root = read(text, Source(file, 1))
-    if root is None or not isinstance(root.value, dict):
-        raise ConfigError("This must be a mapping, such as partition: gpu.", Source(file, 1))
-    values: dict[str, tuple[str, Source]] = {}
-    for key, node in root.value.items():
-        name, value = _name(str(key), node.argument_source), plain(node)
-        if name in values:
-            raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
-        if isinstance(value, bool):
-            value = str(value).lower()
-        elif name == "setup" and isinstance(value, list):
-            value = "\n".join(map(str, value))
-        elif not isinstance(value, str | int | float):
-            raise ConfigError(
-                f"The value of {key} must be a string or a number, got {describe(value)}.",
-                node.source,
-            )
-        values[name] = str(value), node.source
-    return values
+def _text(name: str, setting: launcher_settings.Setting) -> str:
+    value, source = setting
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name == "setup" and isinstance(value, list):
+        return "\n".join(map(str, value))
+    if not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"The value of {name} must be a string or a number, got {describe(value)}.", source
+        )
+    return str(value)
 
 
 def _name(key: str, source: Source) -> str:

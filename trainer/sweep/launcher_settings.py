@@ -1,0 +1,54 @@
+"""Reads the settings of a launcher: a YAML file of them, and KEY=VALUE of the command line."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from trainer.config import ConfigError, Source
+from trainer.config.files import check_text, read_text
+from trainer.config.nodes import plain
+from trainer.config.yaml_reader import read
+
+
+class Setting(NamedTuple):
+    """A value and where it was given: a value of YAML, or the text of the command line."""
+
+    value: Any
+    source: Source
+
+
+def read_settings(
+    option: str,
+    file: str | None,
+    texts: Sequence[str],
+    named: Callable[[str, Source], str],
+    example: tuple[str, str],
+) -> dict[str, Setting]:
+    """Reads a file of settings and those of the command line, which override the file.
+
+    `option` is that of the command line, such as "--slurm". `named` takes a key and its source, and
+    returns the name of the setting. `example` is a key with a value. Raises ConfigError if the file
+    cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
+    """
+    values = _read_file(file, named, ": ".join(example)) if file is not None else {}
+    for text in texts:
+        source = Source(f"{option} {text}")
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"A setting is KEY=VALUE, such as {'='.join(example)}.", source)
+        values[named(key, source)] = Setting(value, source)
+    return values
+
+
+def _read_file(file: str, named: Callable[[str, Source], str], example: str) -> dict[str, Setting]:
+    text, _ = read_text(file, None)
+    check_text(text, Source(file))
+    root = read(text, Source(file, 1))
+    if root is None or not isinstance(root.value, dict):
+        raise ConfigError(f"This must be a mapping, such as {example}.", Source(file, 1))
+    values: dict[str, Setting] = {}
+    for key, node in root.value.items():
+        name = named(str(key), node.argument_source)
+        if name in values:
+            raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
+        values[name] = Setting(plain(node), node.source)
+    return values
