@@ -167,14 +167,15 @@ class Checked:
         runs: how many runs the claim is about.
         segments: of how many segments some were drawn; 0 if whole runs were.
         recomputed: the segments, or runs, that were drawn and computed again.
-        tolerance: the differences between the two environments; None if none were measured.
+        tolerances: the differences between the two environments, of each kind of segments for which
+            they were measured.
     """
 
     refuted: tuple[str, ...]
     runs: int
     segments: int = 0
     recomputed: tuple[Recomputed, ...] = ()
-    tolerance: Tolerance | None = None
+    tolerances: tuple[Tolerance, ...] = ()
 
     @property
     def total(self) -> int:
@@ -194,11 +195,19 @@ class Checked:
     @property
     def alike(self) -> bool:
         """Whether all that was drawn is as near as the two environments are."""
-        found = self.tolerance
-        if self.refuted or self.forged or found is None:
+        if self.refuted or self.forged or not self.tolerances:
             return False
-        every = (*found.measured, *self.recomputed)
-        return not any(each.other_program or found.beyond(each) for each in every)
+        measured = all(not x.beyond(each) for x in self.tolerances for each in x.measured)
+        return measured and all(each.same or self._is_near(each) for each in self.recomputed)
+
+    def _is_near(self, segment: Recomputed) -> bool:
+        found = self.tolerance_of(segment)
+        return found is not None and not segment.other_program and not found.beyond(segment)
+
+    def tolerance_of(self, segment: Recomputed) -> Tolerance | None:
+        """Returns the tolerance that was measured on segments of the same kind, if one was."""
+        of_kind = (x for x in self.tolerances if x.begins_run == segment.begins_run)
+        return next(of_kind, None)
 
 
 class Wanted(NamedTuple):
@@ -234,7 +243,8 @@ def verify_claim(
     whole runs, if the sweep kept no states.
 
     If segments were computed in another environment and have other bits here, the differences of
-    the two environments are measured on the segments that follow the drawn ones in the draw.
+    the two environments are measured on segments of the same kind, those that begin a run or the
+    others, which follow the drawn ones in the draw.
 
     Args:
         file: the claim.
@@ -266,9 +276,9 @@ def verify_claim(
     count = wanted.runs if wanted.segments is None else wanted.segments
     check = _Check(vocabulary, log)
     found = [check.compute(each) for each in order[:count]]
-    tolerance = check.measure(found, order[count:], wanted.measured)
+    kinds = (check.measure(found, order, kind, wanted.measured) for kind in (True, False))
     total = len(segments) if by_segments else 0
-    return Checked((), len(runs), total, tuple(found), tolerance)
+    return Checked((), len(runs), total, tuple(found), tuple(x for x in kinds if x is not None))
 
 
 class _Check:
@@ -285,22 +295,26 @@ class _Check:
         return found
 
     def measure(
-        self, found: Sequence[Recomputed], others: Sequence[Segment], count: int
+        self, found: Sequence[Recomputed], order: Sequence[Segment], begins_run: bool, count: int
     ) -> Tolerance | None:
-        """Measures the differences of the two environments on the first of some other segments.
+        """Measures the differences of the two environments on segments of a kind.
 
-        Returns None if nothing of `found` is to be compared with them, or there are too few.
+        They are the first `count` of the kind in `order` behind those that were `found`. Returns
+        None if nothing of the kind is to be compared with them, or there are too few.
         """
-        apart = {x.differing for x in found if not (x.same or x.other_program) and x.differing}
-        if not apart:
+        judged = [each for each in found if each.begins_run == begins_run]
+        apart = {x.differing for x in judged if not (x.same or x.other_program) and x.differing}
+        of_kind = [each for each in order if (each.start == 0) == begins_run]
+        others = [
+            each
+            for each in of_kind[len(judged) :]
+            if conditions(each.run, self._fingerprint)[0] in apart
+        ]
+        if len(others[:count]) < FEWEST:
             return None
-        of_them = [x for x in others if conditions(x.run, self._fingerprint)[0] in apart][:count]
-        if len(of_them) < FEWEST:
-            return None
-        self._log(
-            f"Other conditions hold here: measuring on {len(of_them)} more how far apart that is."
-        )
-        return measure([self.compute(each) for each in of_them])
+        self._log(f"Measuring on {len(others[:count])} more how far apart results are here.")
+        measured = [self.compute(each) for each in others[:count]]
+        return measure(measured, begins_run, len(judged), len(of_kind))
 
 
 def _refuted(claim: Claim, plan: Plan, evidence: Evidence, now: list[str]) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Recomputed:
             state are equal, bit for bit.
         first: where it differs first, such as "train/loss at step 10"; "" if it does not.
         differing: what the environment of the check has otherwise, as texts.
+        begins_run: whether it begins with the first state of its run.
         other_program: whether code, data or settings are among that, with which something else is
             computed, and not only rounded otherwise.
     """
@@ -102,6 +103,7 @@ class Recomputed:
     apart: Mapping[str, float] = field(default_factory=dict)
     first: str = ""
     differing: tuple[str, ...] = ()
+    begins_run: bool = False
     other_program: bool = False
 
     @property
@@ -140,7 +142,10 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
         fingerprint = {} if record is None else dict(record["fingerprint"])
         apart, first = _compare(segment, again)
     differing, other_program = conditions(run, fingerprint)
-    return Recomputed(segment.name, apart, first, differing, other_program), fingerprint
+    found = Recomputed(
+        segment.name, apart, first, differing, segment.start == 0, other_program=other_program
+    )
+    return found, fingerprint
 
 
 def conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:

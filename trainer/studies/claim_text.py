@@ -33,25 +33,37 @@ def sentences(checked: Checked) -> Iterator[str]:
         f" plan, and the verdict is the one that the rows of {plural(checked.runs, 'run')} give."
     )
     for each in checked.recomputed:
-        yield _found(each, checked.tolerance)
+        yield _found(each, checked.tolerance_of(each))
+    for each in checked.tolerances:
+        yield from _measured(checked, each)
     if checked.verified:
         yield _power(checked)
     elif checked.forged:
         yield "Refuted."
-    elif checked.tolerance is not None:
-        yield from _measured(checked, checked.tolerance)
-        yield from _within(checked, checked.tolerance)
-    elif any(each.other_program for each in checked.recomputed):
-        yield (
+    elif checked.alike:
+        yield from _within(checked)
+    else:
+        yield _unknown(checked)
+
+
+def _unknown(checked: Checked) -> str:
+    """Says why it is not decided whether what differs was forged."""
+    if any(each.other_program for each in checked.recomputed):
+        return (
             "Not verified: with other code, data or settings, something else is computed. Check it"
             " with those of the claim."
         )
-    else:
-        yield (
+    if any(not x.same and checked.tolerance_of(x) is None for x in checked.recomputed):
+        return (
             "Not verified: how far results are apart under these conditions can only be measured on"
-            f" at least {FEWEST} more segments, and the sweep has too few. Check it where it was"
-            " computed."
+            f" at least {FEWEST} more segments of the same kind, those that begin a run or the"
+            " others. Check it where it was computed."
         )
+    return (
+        "Not verified: this is more than the differences between the two environments explain, but"
+        " no proof of a forgery: the differences of honest segments may themselves differ by more"
+        f" than a factor of {FACTOR:g}. Check it where it was computed."
+    )
 
 
 def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
@@ -78,38 +90,42 @@ def _listed(apart: dict[str, float]) -> str:
 def _measured(checked: Checked, found: Tolerance) -> Iterator[str]:
     """Says what the tolerance is, and which of the segments that gave it are beyond it."""
     yield (
-        "How far results are apart under these conditions was measured on"
-        f" {plural(len(found.measured), _unit(checked))} that were drawn for that alone: by"
-        f" {found.median:.2g} of a value at the median. The tolerance is {FACTOR:g} times as much,"
-        f" and at most {WIDEST:g}: {found.allowed:.2g} of each metric and part of the state."
+        f"How far {_kind(checked, found)} are apart under these conditions was measured on"
+        f" {len(found.measured)} that were drawn for that alone: by {found.median:.2g} of a value"
+        f" at the median. The tolerance is {FACTOR:g} times as much, and at most {WIDEST:g}:"
+        f" {found.allowed:.2g} of each metric and part of the state."
     )
     for each in found.measured:
         if beyond := found.beyond(each):
             yield f"{each.name}, one of these, is beyond it as well: {_listed(beyond)}."
 
 
-def _within(checked: Checked, found: Tolerance) -> Iterator[str]:
-    """Says whether all that was drawn is within the tolerance, and what that means."""
-    if not checked.alike:
-        yield (
-            "Not verified: this is more than the differences between the two environments explain,"
-            " but no proof of a forgery: the differences of honest segments may themselves differ"
-            f" by more than a factor of {FACTOR:g}. Check it where it was computed."
-        )
-        return
-    measured, judged = len(found.measured), len(checked.recomputed)
-    what = _unit(checked)
+def _kind(checked: Checked, found: Tolerance) -> str:
+    if not checked.segments:
+        return "runs"
+    begin = "begin a run" if found.begins_run else "begin with a kept state"
+    return f"segments that {begin}"
 
-    def probability(forged: int) -> float:
-        return caught_by_tolerance(checked.total, forged, measured, judged)
 
+def _within(checked: Checked) -> Iterator[str]:
+    """Says what it means that all that was drawn is within the tolerances."""
     yield (
         "It agrees within the differences that the two environments have, which is less than the"
-        " same bits: a change within the tolerance is not excluded. As far as"
-        f" {plural(measured + judged, what)} of {checked.total:,} can show: had somebody"
-        f" changed more than that in {_shares(checked.total, f'{what}s', probability)} probability"
-        " one of them would have been found."
+        " same bits: a change within the tolerance is not excluded."
     )
+    for found in checked.tolerances:
+        measured, judged, total = len(found.measured), found.judged, found.total
+        shares = _shares(
+            total,
+            _kind(checked, found),
+            lambda forged, x=found: caught_by_tolerance(x.total, forged, len(x.measured), x.judged),
+        )
+        yield (
+            f"As far as {measured + judged} of {total:,} can show: had somebody changed more than"
+            f" that in {shares} probability one of them would have been found."
+        )
+    if checked.segments and not any(each.begins_run for each in checked.recomputed):
+        yield "No segment that begins a run was drawn."
 
 
 def _power(checked: Checked) -> str:
