@@ -240,6 +240,19 @@ def test_a_run_without_its_states_is_one_segment(copied):
     assert "0 segments of 9" in " ".join(sentences(checked))
 
 
+def test_a_run_that_ended_otherwise_is_found(copied):
+    """A trial of a rival that is called diverged ranks last, with rows that are right."""
+    file = copied / "sweep/trials/base/0000/0/summary.json"
+    summary = json.loads(file.read_text())
+    file.write_text(json.dumps(summary | {"end": "diverged", "why": "Step 20 is not finite."}))
+    _claim_anew(copied)
+    last = recompute(_segments(copied, "trials/base/0000/0")[-1], ())[0]
+    assert not last.same
+    text = " ".join(sentences(Checked((), 5, 15, (last,))))
+    assert "ended as 'done', and not as 'diverged', with the same rows" in text
+    assert "Refuted." in text
+
+
 def test_a_damaged_state_is_an_error_and_no_forgery(copied):
     """Its hash is that of the ledger: who published it cannot show its segments."""
     (copied / "sweep" / RUN / "segments/6/state.safetensors").write_bytes(b"nothing")
@@ -285,6 +298,11 @@ def test_only_what_is_as_near_as_the_environments_is_accepted():
         assert checked.alike == alike and not checked.verified
         assert ("It agrees within the differences" in text) == alike
         assert ("Not verified" in text) == (not alike) and "Refuted" not in text
+    # Half of the runs may name another environment because they were forged.
+    checked = Checked((), 5, 15, (near,), (tolerance,), ("cpu",))
+    assert "say in which environment each was computed, and they differ in cpu" in " ".join(
+        sentences(checked)
+    )
     # One of the segments that gave the tolerance is beyond it.
     tolerance = measure(_measured(1e-6, 3e-6, 2e-6, 2e-6, 0.01), False, 1, 10)
     checked = Checked((), 5, 15, (near,), (tolerance,))

@@ -169,6 +169,7 @@ class Checked:
         recomputed: the segments, or runs, that were drawn and computed again.
         tolerances: the differences between the two environments, of each kind of segments for which
             they were measured.
+        mixed: the entries of the environment that differ between the runs, by the claim.
     """
 
     refuted: tuple[str, ...]
@@ -176,6 +177,7 @@ class Checked:
     segments: int = 0
     recomputed: tuple[Recomputed, ...] = ()
     tolerances: tuple[Tolerance, ...] = ()
+    mixed: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -277,8 +279,14 @@ def verify_claim(
     check = _Check(vocabulary, log)
     found = [check.compute(each) for each in order[:count]]
     kinds = (check.measure(found, order, kind, wanted.measured) for kind in (True, False))
-    total = len(segments) if by_segments else 0
-    return Checked((), len(runs), total, tuple(found), tuple(x for x in kinds if x is not None))
+    return Checked(
+        refuted=(),
+        runs=len(runs),
+        segments=len(segments) if by_segments else 0,
+        recomputed=tuple(found),
+        tolerances=tuple(each for each in kinds if each is not None),
+        mixed=tuple(key for key, value in claim.environment.items() if value == "differs"),
+    )
 
 
 class _Check:

@@ -27,6 +27,7 @@ from trainer.writers.lines import lines_of
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import read_summary
 
+ENDS = "end"  # of a run that ended otherwise, with the same rows
 STATE = "state: "  # before the name of a part of the state, beside the names of metrics
 
 
@@ -138,9 +139,18 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
             # A run that diverged ends so again; any other error says nothing of the claim.
             if summary is None or summary.end == "failed" != run.end:
                 raise UserError(f"{segment.name} could not be computed:\n{process.tail()}")
+            if until is None and summary.end != "failed" == run.end:
+                raise UserError(
+                    f"{segment.name} failed where the sweep was computed, and not here, which shows"
+                    f" nothing of it: {run.folder / 'summary.json'} says why. A further public"
+                    " number draws others."
+                )
         record = read_record(again / "run.json")
         fingerprint = {} if record is None else dict(record["fingerprint"])
         apart, first = _compare(segment, again)
+        wanted = "stopped" if until is not None else run.end
+        if summary.end != wanted and not apart:  # all rows are those of a run that ended otherwise
+            apart, first = {ENDS: math.inf}, f"as {summary.end!r}, and not as {wanted!r}"
     differing, other_program = conditions(run, fingerprint)
     found = Recomputed(
         segment.name, apart, first, differing, segment.start == 0, other_program=other_program

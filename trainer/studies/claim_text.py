@@ -5,9 +5,10 @@ Start with `sentences`.
 
 from collections.abc import Callable, Iterator
 
+from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.studies.claim import Checked
-from trainer.studies.claim_segments import Recomputed
+from trainer.studies.claim_segments import ENDS, Recomputed
 from trainer.studies.claim_tolerance import (
     FACTOR,
     FEWEST,
@@ -72,6 +73,8 @@ def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
     if each.same:
         return f"{again} and has the same bits."
     size = f"differs from {each.first} on, by {each.largest:.2g} of a value at most"
+    if ENDS in each.apart:
+        size = f"ended {each.first}, with the same rows"
     if not each.differing:
         return (
             f"{again} under the same conditions and {size}: its files are not those of this config"
@@ -123,6 +126,12 @@ def _within(checked: Checked) -> Iterator[str]:
         yield (
             f"As far as {measured + judged} of {total:,} can show: had somebody changed more than"
             f" that in {shares} probability one of them would have been found."
+        )
+    if checked.mixed:
+        yield (
+            "Only the files of the runs say in which environment each was computed, and they differ"
+            f" in {listing(checked.mixed)}: whoever forged some of them may have named another one"
+            " for these."
         )
     if checked.segments and not any(each.begins_run for each in checked.recomputed):
         yield "No segment that begins a run was drawn."
