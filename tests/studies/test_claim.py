@@ -17,17 +17,16 @@ from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.studies.claim import (
     Checked,
-    Recomputed,
-    _difference,
-    _recompute,
+    Wanted,
     _results,
-    caught,
     drawn,
     read_claim,
-    sentences,
     verify_claim,
     write_claim,
 )
+from trainer.studies.claim_segments import Recomputed, Segment, recompute, row_differences
+from trainer.studies.claim_text import sentences
+from trainer.studies.claim_tolerance import caught
 from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import file_digest
 from trainer.sweep.plan_file import read_plan
@@ -57,7 +56,7 @@ def copied(computed: Path, tmp_path: Path) -> Path:
 
 
 def _check(home: Path, count: int = 1, public: str = "4711") -> Checked:
-    return verify_claim(home / "claim.json", home / "sweep", public, count)
+    return verify_claim(home / "claim.json", home / "sweep", public, Wanted(None, count))
 
 
 def _forge(home: Path, name: str, factor: float = 0.9) -> None:
@@ -77,14 +76,15 @@ def _forge(home: Path, name: str, factor: float = 0.9) -> None:
     _rewrite_ledger(home / "sweep")
 
 
-def _rewrite_ledger(sweep: Path) -> None:
-    """Writes the ledger as if the files had always been as they are now."""
+def _rewrite_ledger(sweep: Path, without: str = "") -> None:
+    """Writes the ledger as if the files had always been as they are now, but for one of them."""
     lines, before = [], ""
     for line in (sweep / "ledger.jsonl").read_text().splitlines():
         entry = json.loads(line)
         del entry["hash"]
         place = f"{entry['trial']}/" if "trial" in entry else ""
-        entry["files"] = {f: file_digest(sweep / f"{place}{f}") for f in entry["files"]}
+        files = [f for f in entry.get("files", ()) if f"{place}{f}" != without]
+        entry |= {"files": {f: file_digest(sweep / f"{place}{f}") for f in files}} if files else {}
         entry["before"] = before
         entry["hash"] = before = hashlib.sha256(canonical(entry).encode()).hexdigest()
         lines.append(canonical(entry) + "\n")
@@ -94,7 +94,7 @@ def _rewrite_ledger(sweep: Path) -> None:
 def test_a_true_claim_is_verified_by_every_run(computed):
     checked = _check(computed, count=99)
     assert checked.verified and len(checked.recomputed) == 5
-    assert all(each.same and each.largest == 0 for each in checked.recomputed)
+    assert all(each.same and not each.apart for each in checked.recomputed)
     text = " ".join(sentences(checked))
     assert "was computed again and has the same bits" in text
     assert "Verified, as far as 5 runs of 5 can" in text
@@ -120,7 +120,8 @@ def test_a_forged_run_is_found_when_it_is_drawn(copied):
     assert [each.name for each in checked.recomputed if not each.same] == [forged]
     (bad,) = [each for each in checked.recomputed if not each.same]
     assert bad.largest == pytest.approx(0.1, rel=1e-6)
-    assert "its files are not those of this config and code" in " ".join(sentences(checked))
+    text = " ".join(sentences(checked))
+    assert "its files are not those of this config and code" in text and "Refuted." in text
 
 
 def test_a_folder_that_was_edited_afterwards_is_refuted_without_computing(copied, capsys):
@@ -140,24 +141,65 @@ def test_a_verdict_that_was_edited_is_refuted(copied):
     assert "The verdict by the rows is not that of the claim" in _check(copied).refuted[0]
 
 
+def test_a_run_of_another_config_than_that_of_the_plan_is_refuted(copied):
+    """Its rows are those of its config, so that to compute it again shows nothing."""
+    file = copied / "sweep/trials/base/0001/0/config.yaml"
+    file.write_text(file.read_text().replace("width: 8", "width: 9"))
+    _rewrite_ledger(copied / "sweep")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    (found,) = _check(copied).refuted
+    assert found.startswith("trials/base/0001/0/config.yaml: it is not the config of the plan:")
+    assert "width: 9 -> 8" in found
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "run.json", "summary.json"])
+def test_a_ledger_without_a_file_that_a_check_reads_is_refuted(copied, name):
+    """Whoever leaves it out can decide what it says after the draw."""
+    _rewrite_ledger(copied / "sweep", without=f"trials/base/0001/0/{name}")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    assert _check(copied).refuted == (
+        f"trials/base/0001/0/{name}: ledger.jsonl has no hash of it.",
+    )
+
+
+def test_a_row_that_is_there_twice_is_found(copied):
+    """The report takes the best of all rows, and a comparison the last one of a step."""
+    file = copied / "sweep/trials/base/0001/0/metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    better = {"step": 10, "validation/accuracy": 0.99}
+    file.write_text("".join([lines[0], json.dumps(better) + "\n", *lines[1:]]))
+    run = next(
+        x for name, x in _results(copied / "sweep")[1].items() if name == "trials/base/0001/0"
+    )
+    found, _ = recompute(Segment(run), ())
+    assert found.first == "validation/accuracy at step 10 is there twice" and not found.same
+
+
 def test_under_other_conditions_other_bits_are_not_called_a_forgery():
-    other = Recomputed("final/a/1", False, ("jax: 0.10 -> 0.12",), 3e-6)
-    text = " ".join(sentences(Checked((), 5, (other,))))
-    assert "no sign of a forgery" in text and "Verified" not in text
+    apart = {"eval/loss": 3e-6}
+    other = Recomputed("final/a/1", apart, "eval/loss at step 5", ("jax: 0.10 -> 0.12",))
+    text = " ".join(sentences(Checked((), 5, 0, (other,))))
+    assert "Refuted" not in text and "Verified" not in text
+    assert "Here other conditions hold (jax: 0.10 -> 0.12)" in text
+    assert "can only be measured on at least 3 more segments" in text
+    text = " ".join(sentences(Checked((), 5, 0, (replace(other, other_program=True),))))
+    assert "something else is computed" in text and "Refuted" not in text
 
 
 def test_the_draw_depends_on_the_claim_and_the_public_number():
     names = [f"trials/a/{n:04d}/0" for n in range(50)]
-    first = drawn(names, b"claim", "1", 3)
-    assert first == drawn(list(reversed(names)), b"claim", "1", 3)
+    first = drawn(names, b"claim", "1")[:3]
+    assert first == drawn(list(reversed(names)), b"claim", "1")[:3]
     counts = dict.fromkeys(names, 0)
     for public in range(2000):
-        for name in drawn(names, b"claim", str(public), 3):
+        for name in drawn(names, b"claim", str(public))[:3]:
             counts[name] += 1
     # Each run is drawn 120 times on average; chi-squared with 49 degrees of freedom.
     statistic = sum((x - 120) ** 2 / 120 for x in counts.values())
     assert statistic < stats.chi2.ppf(0.9999, 49)
-    assert drawn(names, b"another claim", "1", 3) != first
+    assert drawn(names, b"another claim", "1")[:3] != first
 
 
 def test_the_probability_is_hypergeometric():
@@ -183,12 +225,13 @@ def test_trials_of_vmap_have_no_claim(computed, monkeypatch):
 
 def test_rows_are_compared_bit_for_bit():
     rows = [{"step": 1, "loss": math.nan}, {"step": 2, "loss": math.inf}]
-    assert _difference(rows, [dict(row) for row in rows]) == (True, 0)
-    assert _difference(rows, rows[:1]) == (False, math.inf)
+    assert row_differences(rows, [dict(row) for row in rows]) == ({}, "")
+    assert row_differences(rows, rows[:1]) == ({"rows": math.inf}, "only the run has step 2")
     near = [{"step": 1, "loss": 1.0 + 2**-52}]
-    same, largest = _difference([{"step": 1, "loss": 1.0}], near)
-    assert not same and largest == pytest.approx(2**-52)
-    assert not _difference([{"step": 1, "loss": 0.0}], [{"step": 1, "loss": -0.0}])[0]
+    apart, first = row_differences([{"step": 1, "loss": 1.0}], near)
+    assert first == "loss at step 1" and apart["loss"] == pytest.approx(2**-52)
+    assert row_differences([{"step": 1, "x": 0.0}], [{"step": 1, "x": -0.0}])[0] == {"x": 0}
+    assert not Recomputed("a", {"x": 0.0}).same
 
 
 def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
@@ -199,7 +242,7 @@ def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
     config = run.folder / "config.yaml"
     config.write_text(config.read_text().replace("data.digits", "data.no_such_data"))
     with pytest.raises(UserError, match="ended with 2:(.|\n)*no_such_data"):
-        _recompute(run, ())
+        recompute(Segment(run), ())
 
 
 @pytest.mark.parametrize(
@@ -207,6 +250,12 @@ def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
     [
         (["claim", "verify", "nothing.json", "sweep", "--public=1"], "There is no file"),
         (["claim", "verify", "claim.json", "sweep"], "--public"),
+        (["claim", "verify", "claim.json", "sweep", "--public=1", "--segments=0"], "at least 1"),
+        (
+            ["claim", "verify", "claim.json", "sweep", "--public=1", "--runs=1", "--segments=1"],
+            "not allowed with",
+        ),
+        (["claim", "verify", "claim.json", "swept", "--public=1"], "is not the folder|no plan"),
         (["claim", "write", "."], "plan.json|There is no folder|is not the folder"),
         (["claim", "verify", "base.yaml", "sweep", "--public=1"], "write it again|damaged"),
     ],

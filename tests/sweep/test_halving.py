@@ -19,7 +19,7 @@ from trainer.__main__ import main
 from trainer.report.comparison import read_workloads
 from trainer.report.panels.cuts import cuts_block
 from trainer.report.panels.tuning import tuning_block
-from trainer.studies.claim import drawn, verify_claim, write_claim
+from trainer.studies.claim import Wanted, drawn, verify_claim, write_claim
 from trainer.sweep.evidence import examine
 from trainer.sweep.halving import Halving
 from trainer.sweep.methods import Cuts, halving, random, sobol
@@ -362,11 +362,9 @@ def test_a_claim_computes_a_pruned_trial_again_to_its_cut(computed, tmp_path, mo
     ends = {name: read_outcome(computed / name) for name in names}
     pruned = {name for name, outcome in ends.items() if outcome and outcome.end == "pruned"}
     public = next(
-        text
-        for text in map(str, range(100))
-        if {*drawn(names, file.read_bytes(), text, 1)} & pruned
+        text for text in map(str, range(100)) if drawn(names, file.read_bytes(), text)[0] in pruned
     )
-    checked = verify_claim(file, computed, public, 1, ["unruly"])
+    checked = verify_claim(file, computed, public, Wanted(None, 1), ["unruly"])
     assert checked.verified and {each.name for each in checked.recomputed} <= pruned
 
 

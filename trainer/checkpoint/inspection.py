@@ -1,4 +1,4 @@
-"""Inspects checkpoints without a program: ls, check, diff, and parameters for a warm start.
+"""Inspects checkpoints without a program: ls, check, diff, distances, parameters for a warm start.
 
 The functions take a workdir, a checkpoints/ directory or its damaged/ directory, and change nothing
 on disk.
@@ -6,11 +6,13 @@ on disk.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from optim.paths import flatten
@@ -138,6 +140,61 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
     return f"{text}, by at most {np.nanmax(gap, initial=0.0):.3g}"
+
+
+def distances(
+    directory: str | os.PathLike[str], step: int, other: str | os.PathLike[str]
+) -> dict[str, float]:
+    """Measures how far the states of two checkpoints of a step are apart.
+
+    Args:
+        directory: of the first checkpoint.
+        step: of both.
+        other: directory of the second checkpoint.
+
+    Returns:
+        Field of the state, such as "params" -> the Euclidean norm of the difference of all of its
+        floats, divided by the larger of their norms; only fields with a difference of bits. It is
+        infinite if other values than floats differ, values are not finite, or leaves are missing.
+
+    Raises:
+        CheckpointError: a checkpoint does not exist.
+        CorruptCheckpoint: a checkpoint is damaged.
+        OSError: the disk cannot be read.
+    """
+    paths = [_steps(each, step)[step] for each in (directory, other)]
+    one, two = (read_arrays(path, read_manifest(path)) for path in paths)
+    unequal = dict[str, list[np.ndarray]]()  # field -> three squared norms of each leaf
+    for name in dict.fromkeys([*one, *two]):
+        unequal.setdefault(name.partition("/")[0], []).append(_norms(one.get(name), two.get(name)))
+    found = {}
+    for name, norms in unequal.items():
+        a, b, gap = np.sum(norms, axis=0)
+        if gap != 0:
+            found[name] = math.sqrt(gap / max(a, b, gap)) if math.isfinite(gap) else math.inf
+    return found
+
+
+def _norms(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
+    """Returns the squared norms of two arrays and of their difference; 0 for equal bits.
+
+    The last is infinite as `distances` says. It is at least the smallest float if bits differ.
+    """
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return np.array([0.0, 0.0, math.inf])
+    equal = a.tobytes() == b.tobytes()
+    if not jax.numpy.issubdtype(a.dtype, jax.numpy.floating):
+        return np.array([0.0, 0.0, 0.0 if equal else math.inf])
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = np.array([np.sum(x * x), np.sum(y * y), np.sum((x - y) ** 2)])
+    if equal:
+        sums[2] = 0.0
+    elif not np.isfinite(sums).all():
+        sums = np.array([0.0, 0.0, math.inf])
+    else:
+        sums[2] = max(sums[2], np.finfo(np.float64).tiny)
+    return sums
 
 
 def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:

@@ -130,14 +130,29 @@ def _claim(claim: argparse.ArgumentParser) -> None:
         required=True,
         metavar="TEXT",
         help="a number that nobody knew when the claim was written, such as the lottery numbers of"
-        " a later day; it decides which runs are drawn",
+        " a later day; it decides what is drawn",
     )
-    verify.add_argument(
+    drawn = verify.add_mutually_exclusive_group()
+    drawn.add_argument(
+        "--segments",
+        type=values.positive,
+        metavar="N",
+        help="how many segments are computed again, from the states that the sweep kept for them;"
+        " whole runs if it kept none; default 3",
+    )
+    drawn.add_argument(
         "--runs",
         type=values.positive,
-        default=3,
         metavar="N",
-        help="how many runs are computed again; default 3",
+        help="how many whole runs are computed again instead",
+    )
+    verify.add_argument(
+        "--measured",
+        type=values.positive,
+        default=7,
+        metavar="N",
+        help="on how many more it is measured how far results are apart, where another environment"
+        " has other bits; default 7, at least 3",
     )
     vocabulary(verify)
 

@@ -80,6 +80,7 @@ SWEEP = Language(
         "arm": "trainer.sweep.definition.Arm",
         "goal": "trainer.sweep.definition.Goal",
         "final": "trainer.sweep.definition.Final",
+        "claims": "trainer.sweep.definition.Claims",
         "ladder": "trainer.sweep.ladder.Ladder",
         "ablate": "trainer.sweep.ablation.Ablation",
     },

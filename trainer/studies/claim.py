@@ -1,41 +1,47 @@
 """Claims that others can check: a file with the verdict of a sweep and the hashes of its evidence.
 
 Whoever has the file and the folder of the sweep computes the verdict again from the rows, and draws
-some runs, which are computed again and compared bit by bit. Start with `write_claim` and
-`verify_claim`.
+segments of runs, or whole runs, which are computed again and compared bit by bit. Start with
+`write_claim` and `verify_claim`.
 """
 
 import hashlib
 import json
-import math
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trainer
-from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
-from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
+from trainer import config as configs
+from trainer.messages import UserError
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.results import Result
+from trainer.studies.claim_segments import (
+    Recomputed,
+    Segment,
+    conditions,
+    kept_by,
+    recompute,
+    segments_of,
+)
+from trainer.studies.claim_tolerance import FEWEST, Tolerance, measure
+from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.evidence import Evidence, examine
+from trainer.sweep.final import final_trials
+from trainer.sweep.kept_states import SEGMENTS, kept_steps
+from trainer.sweep.ledger import files_in, read_ledger
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
-from trainer.workdir.fingerprint import compare
-from trainer.writers import read_metrics
-from trainer.writers.files import replace_file
+from trainer.writers.files import read_regular, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, read_json
-from trainer.writers.run_record import read_record
 
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
-_EXITS = {"done": DONE, "pruned": STOPPED}  # of a run that is computed again, by its end
-# Of these shares of the runs it is said with which probability a forgery would have been drawn.
-_SHARES = ((10, "a tenth"), (3, "a third"))
+# What of a run a check reads, besides the states that it keeps.
+_NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Claim:
         environment: versions, devices and settings with which the runs were computed; "differs"
             for one that differs between them.
         lockstep: the version that wrote the claim.
-        drawn_by: how a check draws the runs that it computes again.
+        drawn_by: how a check draws what it computes again.
     """
 
     format: int
@@ -71,8 +77,9 @@ class Claim:
 
 
 _DRAWN_BY = (
-    "the runs with the smallest SHA-256 of the texts: SHA-256 of this file, a public number that"
-    " did not exist when it was written, and the name of the run; each followed by a line break"
+    "the segments, or the runs, with the smallest SHA-256 of the texts: SHA-256 of this file, a"
+    " public number that did not exist when it was written, and the name of the segment, such as"
+    " 'final/a/7 from step 51 to 100', or of the run; each followed by a line break"
 )
 
 
@@ -152,67 +159,106 @@ def _results(folder: Path) -> tuple[list[str], dict[str, Result]]:
 
 
 @dataclass(frozen=True)
-class Recomputed:
-    """A run that was computed again.
-
-    Attributes:
-        name: its folder in that of the sweep.
-        same: whether all rows are equal, bit for bit.
-        differing: what the environment of the check has otherwise, as texts.
-        largest: the largest relative difference of a value in the first row that differs;
-            infinite if only one side has a row or a value.
-    """
-
-    name: str
-    same: bool
-    differing: tuple[str, ...] = ()
-    largest: float = 0.0
-
-
-@dataclass(frozen=True)
 class Checked:
     """The result of a check.
 
     Attributes:
         refuted: sentences on what of the claim is not so; empty if nothing was found.
         runs: how many runs the claim is about.
-        recomputed: the runs that were computed again.
+        segments: of how many segments some were drawn; 0 if whole runs were.
+        recomputed: the segments, or runs, that were drawn and computed again.
+        tolerances: the differences between the two environments, of each kind of segments for which
+            they were measured.
+        mixed: the entries of the environment that differ between the runs, by the claim.
     """
 
     refuted: tuple[str, ...]
     runs: int
+    segments: int = 0
     recomputed: tuple[Recomputed, ...] = ()
+    tolerances: tuple[Tolerance, ...] = ()
+    mixed: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Of how many segments, or runs, some were drawn."""
+        return self.segments or self.runs
+
+    @property
+    def forged(self) -> bool:
+        """Whether something differs that was computed under the same conditions."""
+        return any(not each.same and not each.differing for each in self.recomputed)
 
     @property
     def verified(self) -> bool:
-        """Whether nothing was refuted, and every drawn run has the same bits."""
+        """Whether nothing was refuted, and all that was drawn has the same bits."""
         return not self.refuted and all(each.same for each in self.recomputed)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all that was drawn is as near as the two environments are."""
+        if self.refuted or self.forged or not self.tolerances:
+            return False
+        measured = all(not x.beyond(each) for x in self.tolerances for each in x.measured)
+        return measured and all(each.same or self._is_near(each) for each in self.recomputed)
+
+    def _is_near(self, segment: Recomputed) -> bool:
+        found = self.tolerance_of(segment)
+        return found is not None and not segment.other_program and not found.beyond(segment)
+
+    def tolerance_of(self, segment: Recomputed) -> Tolerance | None:
+        """Returns the tolerance that was measured on segments of the same kind, if one was."""
+        of_kind = (x for x in self.tolerances if x.begins_run == segment.begins_run)
+        return next(of_kind, None)
+
+
+class Wanted(NamedTuple):
+    """How much a check computes again.
+
+    Attributes:
+        segments: how many segments; None for whole runs.
+        runs: how many whole runs; not read if there are segments.
+        measured: on how many more the differences of another environment are measured.
+    """
+
+    segments: int | None = 3
+    runs: int = 3
+    measured: int = 7
+
+
+_USUAL = Wanted()
 
 
 def verify_claim(
     file: Path,
     folder: Path,
     public: str,
-    count: int = 3,
+    wanted: Wanted = _USUAL,
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda line: None,
 ) -> Checked:
     """Checks a claim with the folder of its sweep, and computes some of its runs again.
 
-    The files of the folder are compared with the ledger, plan and ledger with the claim, and the
-    verdict with the one that the rows give now. If all of that agrees, runs are drawn and computed
-    again from their configs.
+    The files of the folder are compared with the ledger, plan and ledger with the claim, the
+    configs of the runs with the plan, and the verdict with the one that the rows give now. If all
+    of that agrees, segments are drawn and computed again from the states with which they begin; or
+    whole runs, if the sweep kept no states.
+
+    If segments were computed in another environment and have other bits here, the differences of
+    the two environments are measured on segments of the same kind, those that begin a run or the
+    others, which follow the drawn ones in the draw.
 
     Args:
         file: the claim.
         folder: of the sweep.
         public: a number, as text, that nobody knew when the claim was written.
-        count: how many runs are computed again.
+        wanted: how much is computed again.
         vocabulary: packages whose code the configs may call.
-        log: takes a line for each run that is computed.
+        log: takes a line for each segment that is computed.
 
     Raises:
-        UserError: a file is missing or damaged, or the plan names other packages.
+        UserError: a file is missing or damaged, the plan names other packages, or a segment cannot
+            be computed here.
     """
     claim, plan = read_claim(file), read_plan(folder)
     check_vocabulary(folder, plan, vocabulary)
@@ -220,13 +266,63 @@ def verify_claim(
     refuted = [*_refuted(claim, plan, examine(folder), verdict)]
     if not refuted and sorted(runs) != sorted(claim.runs):
         refuted.append("The folder has other runs than the claim.")
-    if refuted:
+    if refuted or (refuted := [*_unfounded(folder, plan, runs)]):
         return Checked(tuple(refuted), len(claim.runs))
-    found = []
-    for name in drawn(claim.runs, file.read_bytes(), public, count):
-        log(f"Computing {name} again.")
-        found.append(_recompute(runs[name], vocabulary))
-    return Checked((), len(claim.runs), tuple(found))
+    by_segments = wanted.segments is not None and plan.segments > 0
+    segments = {
+        segment.name: segment
+        for run in runs.values()
+        for segment in segments_of(run, kept_by(run) if by_segments else ())
+    }
+    order = [segments[name] for name in drawn(segments, file.read_bytes(), public)]
+    count = wanted.runs if wanted.segments is None else wanted.segments
+    check = _Check(vocabulary, log)
+    found = [check.compute(each) for each in order[:count]]
+    kinds = (check.measure(found, order, kind, wanted.measured) for kind in (True, False))
+    return Checked(
+        refuted=(),
+        runs=len(runs),
+        segments=len(segments) if by_segments else 0,
+        recomputed=tuple(found),
+        tolerances=tuple(each for each in kinds if each is not None),
+        mixed=tuple(key for key, value in claim.environment.items() if value == "differs"),
+    )
+
+
+class _Check:
+    """Computes segments again; `vocabulary` and `log` are as for `verify_claim`."""
+
+    def __init__(self, vocabulary: Sequence[str], log: Callable[[str], None]):
+        self._vocabulary, self._log = vocabulary, log
+        self._fingerprint: Mapping[str, Any] = {}
+
+    def compute(self, segment: Segment) -> Recomputed:
+        """Computes a segment again."""
+        self._log(f"Computing {segment.name} again.")
+        found, self._fingerprint = recompute(segment, self._vocabulary)
+        return found
+
+    def measure(
+        self, found: Sequence[Recomputed], order: Sequence[Segment], begins_run: bool, count: int
+    ) -> Tolerance | None:
+        """Measures the differences of the two environments on segments of a kind.
+
+        They are the first `count` of the kind in `order` behind those that were `found`. Returns
+        None if nothing of the kind is to be compared with them, or there are too few.
+        """
+        judged = [each for each in found if each.begins_run == begins_run]
+        apart = {x.differing for x in judged if not (x.same or x.other_program) and x.differing}
+        of_kind = [each for each in order if (each.start == 0) == begins_run]
+        others = [
+            each
+            for each in of_kind[len(judged) :]
+            if conditions(each.run, self._fingerprint)[0] in apart
+        ]
+        if len(others[:count]) < FEWEST:
+            return None
+        self._log(f"Measuring on {len(others[:count])} more how far apart results are here.")
+        measured = [self.compute(each) for each in others[:count]]
+        return measure(measured, begins_run, len(judged), len(of_kind))
 
 
 def _refuted(claim: Claim, plan: Plan, evidence: Evidence, now: list[str]) -> Iterator[str]:
@@ -248,119 +344,36 @@ def _refuted(claim: Claim, plan: Plan, evidence: Evidence, now: list[str]) -> It
         yield f"The verdict by the rows{versions} is not that of the claim. It is: {other}"
 
 
-def drawn(runs: Sequence[str], claim: bytes, public: str, count: int) -> list[str]:
-    """Draws runs by hashes, so that nobody can choose them who does not know the public number.
+def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator[str]:
+    """Yields what a check would read of the runs that plan or ledger do not determine."""
+    ledger, files = read_ledger(folder), ConfigFiles(plan.vocabulary)
+    listed = {x.content["trial"]: x.content["files"] for x in ledger.of("trial")} if ledger else {}
+    trials = {x.folder: x for x in (*plan.trials, *(final_trials(folder, plan) or ()))}
+    for name, run in runs.items():
+        needed = [x for x in files_in(run.folder) if x in _NEEDED or x.startswith(f"{SEGMENTS}/")]
+        missing = [file for file in needed if file not in listed.get(name, {})]
+        if missing:
+            yield f"{name}/{missing[0]}: ledger.jsonl has no hash of it."
+        if strange := set(kept_by(run)) - set(kept_steps(run.steps, plan.segments)):
+            yield f"{name}/{SEGMENTS}/{min(strange)}: by the plan, this run keeps no such state."
+        file, wanted = run.folder / "config.yaml", files.texts(trials[name])["config.yaml"]
+        if read_regular(file) != wanted.encode():  # another version may have written it otherwise
+            unlike = configs.diff(configs.load([file]).root, trials[name].config.root)
+            if unlike:
+                yield f"{name}/config.yaml: it is not the config of the plan: {unlike[0]}."
+
+
+def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:
+    """Orders segments by hashes, so that nobody can choose the first without the public number.
 
     Args:
-        runs: the names.
+        names: of the segments, or of runs.
         claim: the content of the file of the claim.
         public: the public number.
-        count: how many are drawn; all if there are fewer.
     """
     head = hashlib.sha256(claim).hexdigest()
 
     def key(name: str) -> str:
         return hashlib.sha256(f"{head}\n{public}\n{name}\n".encode()).hexdigest()
 
-    return sorted(runs, key=key)[:count]
-
-
-def _recompute(run: Result, vocabulary: Sequence[str]) -> Recomputed:
-    """Computes a run again from its config, in a process of its own, and compares the rows."""
-    from trainer.diagnose.verify import TrainerProcess
-
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        f"--config={(run.folder / 'config.yaml').absolute()}",
-    ]
-    command += [f"--vocabulary={each}" for each in vocabulary]
-    command += [f"--until={run.summary.step}"] if run.end == "pruned" else []
-    with tempfile.TemporaryDirectory() as home:
-        again = Path(home) / "run"
-        with TrainerProcess(command, again) as process:
-            # A run that diverged ends so again; any other error says nothing of the claim. One that
-            # was pruned stops at the step of its cut.
-            process.wait(_EXITS.get(run.end, FAILED))
-        record = read_record(again / "run.json")
-        changes = compare(run.fingerprint, {} if record is None else record["fingerprint"])
-        same, largest = _difference(read_metrics(run.folder), read_metrics(again))
-    differing = tuple(str(each) for each in changes if each.key not in OF_CONFIG)
-    return Recomputed(run.name, same, differing, largest)
-
-
-def _difference(theirs: Rows, ours: Rows) -> tuple[bool, float]:
-    """Returns whether rows are equal bit for bit, and their largest relative difference.
-
-    It is that of the first row that differs; infinite if only one side has a row or a value.
-    """
-    found = compare_rows(theirs, ours)
-    if found.only_a or found.only_b:
-        return False, math.inf
-    if found.first is None:
-        return True, 0.0
-    one, other = (
-        next(row for row in rows if row["step"] == found.first) for rows in (theirs, ours)
-    )
-    return False, max(_relative(one.get(name), other.get(name)) for name in found.names)
-
-
-def _relative(a: float | None, b: float | None) -> float:
-    """Returns the relative difference of two values; infinite if one is none or not finite."""
-    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0  # 0.0 and -0.0 differ in bits
-
-
-def caught(runs: int, forged: int, count: int) -> float:
-    """Returns the probability that a draw has at least one of some forged runs.
-
-    It is 1 - C(runs - forged, count) / C(runs, count).
-
-    Example:
-        >>> round(caught(10, 1, 3), 12)
-        0.3
-    """
-    return 1 - math.comb(runs - forged, count) / math.comb(runs, count)
-
-
-def sentences(checked: Checked) -> Iterator[str]:
-    """Yields what was checked, what was found, and what remains unknown."""
-    if checked.refuted:
-        yield from checked.refuted
-        yield "Not verified: nothing was computed again."
-        return
-    yield (
-        "The files agree with the ledger, plan and ledger with the claim, and the verdict is the"
-        f" one that the rows of {plural(checked.runs, 'run')} give."
-    )
-    for each in checked.recomputed:
-        again = f"{each.name} was computed again"
-        size = f"differs by {each.largest:.2g} of a value at most where it first differs"
-        if each.same:
-            yield f"{again} and has the same bits."
-        elif each.differing:
-            yield (
-                f"{again} and {size}. Here other conditions hold ({'; '.join(each.differing)}),"
-                " under which other bits are no sign of a forgery: check it where it was computed."
-            )
-        else:
-            yield (
-                f"{again} under the same conditions and {size}: its files are not those of this"
-                " config and code."
-            )
-    if checked.verified:
-        yield _power(checked.runs, len(checked.recomputed))
-
-
-def _power(runs: int, count: int) -> str:
-    """Says which forgeries the draw would have missed."""
-    found = []
-    for part, words in _SHARES:
-        forged = max(1, round(runs / part))
-        found.append(f"{words} of the runs ({forged}), with {caught(runs, forged, count):.2f}")
-    return (
-        f"Verified, as far as {plural(count, 'run')} of {runs:,} can: had somebody forged"
-        f" {' or '.join(found)} probability one of them would have been drawn."
-    )
+    return sorted(names, key=key)

@@ -204,6 +204,33 @@ class Final:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What runs keep so that others can compute segments of them again, by `claim verify`.
+
+    Attributes:
+        segments: into how many segments of equal length each run is divided, at least 2. It keeps
+            the states at which all but the first of them begin.
+        most_bytes: how many bytes the kept states of all runs may have together. A sweep that would
+            keep more is refused before anything is computed.
+    """
+
+    segments: int = 8
+    most_bytes: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        if self.segments < 2:
+            raise ValueError(
+                f"segments is {self.segments}, but at least 2 are needed for a state between them:"
+                " write claims: {segments: 8}, or remove claims, and whole runs are computed again."
+            )
+        if self.most_bytes < 1:
+            raise ValueError(
+                f"most_bytes is {self.most_bytes}, but it is how many bytes the kept states may"
+                " have: write a number above 0, or remove claims to keep none."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Describes a sweep completely; each field is an argument of the root of its file.
 
@@ -237,6 +264,8 @@ class Sweep:
             "unequal" allows it, and the report says so.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
             "best" by the goal, of those after every `save_every` steps, and the final one.
+        claims: what runs keep so that others can compute segments of them again; None for nothing,
+            and whole runs are computed again.
         vmap: how many trials of a program are computed at once by `jax.vmap`, at least 2, which may
             be faster on a GPU. Their bits then depend on this number, and are not those of the
             trials alone; the difference is measured. None computes the trials of a wave in turn,
@@ -259,6 +288,7 @@ class Sweep:
     skewed: bool = False
     budgets: Literal["equal", "unequal"] = "equal"
     checkpoints: Literal["none", "final", "best"] = "none"
+    claims: Claims | None = None
     vmap: int | None = None
 
     def __post_init__(self) -> None:
@@ -268,6 +298,12 @@ class Sweep:
             raise ValueError(
                 f"vmap is {self.vmap}, but at least 2 trials are computed at once: write a larger"
                 " number, or remove vmap."
+            )
+        if self.vmap is not None and self.claims is not None:
+            raise ValueError(
+                f"The sweep has claims and vmap: {self.vmap}, but trials that are computed at once"
+                " have other bits than alone, so that nobody can compute a segment of one again:"
+                " remove one of them."
             )
         if self.arms and self.space is not None:
             raise ValueError(
@@ -286,6 +322,7 @@ class Sweep:
         _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
         _check_kind("goal", self.goal, Goal)
         _check_kind("final", self.final, Final)
+        _check_kind("claims", self.claims, Claims)
         _check_kind("ladder", self.ladder, Ladder)
         _check_kind("ablate", self.ablate, Ablation)
         for arm in self.arms.values():

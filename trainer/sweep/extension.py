@@ -208,6 +208,7 @@ def _changes(stored: Plan, plan: Plan) -> list[str]:
         ("vmap", None),
         ("looks", "planned"),
         ("skewed", False),
+        ("segments", 0),
     ):
         old, new = (each.get(key, usual) for each in (last, content))
         if old != new:

@@ -294,11 +294,12 @@ def _digests_of_plan(folder: Path) -> Iterator[tuple[str, str]]:
 
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the path and SHA-256 of each file in a trial's folder but its checkpoints, sorted."""
-    for name in sorted(_files(folder, "")):
+    for name in sorted(files_in(folder)):
         yield name, file_digest(folder / name)
 
 
-def _files(folder: Path, below: str) -> Iterator[str]:
+def files_in(folder: Path, below: str = "") -> Iterator[str]:
+    """Yields the paths of the files in a trial's folder that the ledger has, below a path in it."""
     # A walk with Path.rglob would take longer than all digests.
     with os.scandir(f"{folder}/{below}") as entries:
         for entry in entries:
@@ -306,7 +307,7 @@ def _files(folder: Path, below: str) -> Iterator[str]:
             if entry.is_file():
                 yield name
             elif entry.is_dir(follow_symlinks=False) and name != "checkpoints":
-                yield from _files(folder, f"{name}/")
+                yield from files_in(folder, f"{name}/")
 
 
 def file_digest(path: Path) -> str:

@@ -169,6 +169,7 @@ class Plan:
         per_example: whether final runs keep their results on single test examples.
         ladder: the rungs on which the arms are, or None. Arms that it moves have no trials.
         ablated: the arm of which the others are without a part; "" if there is none.
+        segments: into how many segments the states that a run keeps divide it; 0 if it keeps none.
         programs: the programs of the trials, in the same order; empty before `find_programs`.
         reasons: sentences about what makes more than one program.
         vocabulary: further packages whose public functions the configs may name.
@@ -190,6 +191,7 @@ class Plan:
     per_example: bool = True
     ladder: PlannedLadder | None = None
     ablated: str = ""
+    segments: int = 0
     programs: tuple[SharedProgram, ...] = ()
     reasons: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
@@ -275,6 +277,7 @@ class Plan:
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         rule |= {"ladder": as_json(self.ladder)} if self.ladder is not None else {}
         rule |= {"ablated": self.ablated} if self.ablated else {}
+        rule |= {"segments": self.segments} if self.segments else {}
         return {
             "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
@@ -376,6 +379,7 @@ def make_plan(definition: Definition) -> Plan:
         per_example=sweep.final is None or sweep.final.per_example,
         ladder=None if sweep.ladder is None else _planned_ladder(sweep.ladder, definition.arms),
         ablated="" if sweep.ablate is None else definition.arms[0].name,
+        segments=0 if sweep.claims is None else sweep.claims.segments,
     )
 
 

@@ -40,6 +40,7 @@ def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
         ("per_example", True),
         ("ladder", None),
         ("ablated", ""),
+        ("segments", 0),
     ):
         before, after = old.get(key, usual), new.get(key, usual)
         if before != after:

@@ -65,6 +65,7 @@ class _Revision(TypedDict):
     linked: NotRequired[dict[str, list[list[str]]]]  # plans of earlier versions have none
     ladder: NotRequired[PlannedLadder]
     ablated: NotRequired[str]
+    segments: NotRequired[int]
 
 
 class _PlanFile(TypedDict):
@@ -338,6 +339,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         per_example=last.get("per_example", True),
         ladder=as_dataclass(last["ladder"], PlannedLadder) if "ladder" in last else None,
         ablated=last.get("ablated", ""),
+        segments=last.get("segments", 0),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revisions=tuple(revisions),
     )

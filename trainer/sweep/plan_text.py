@@ -8,6 +8,7 @@ from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import duration, plural, printable, table
 from trainer.sweep.halving import program_steps
+from trainer.sweep.kept_states import kept_line
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import first_revision
@@ -38,6 +39,7 @@ def render(
         *_programs(plan),
         *plan.reasons,
         *_totals(plan),
+        *kept_line(plan),
         *_measured(plan, needs),
         _goal(plan),
         *power,
@@ -66,6 +68,7 @@ def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
         f" {plan.goal.metric} of the {plan.goal.select_on} split.",
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
+        *kept_line(plan),
         tuned_line(plan.tunings),
         *unequally_tuned(plan.tunings, past=False),
         *power,

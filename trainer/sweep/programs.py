@@ -40,6 +40,7 @@ from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
 from trainer.sweep.alike import unlike_loss
 from trainer.sweep.halving import planned_steps
+from trainer.sweep.kept_states import check_kept
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
 from trainer.sweep.reading import ArmConfig, Definition
@@ -82,7 +83,7 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     Returns the plan with its programs, in the order of their first trials. Raises ConfigError if a
     trial does not build, an ablation takes out a part that another one needs, a value does not fit
     its argument, the goal's metric is never written, losses that are compared are not one function,
-    or the arms' budgets are unequal.
+    the arms' budgets are unequal, or runs would keep too many bytes for claims.
     """
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
@@ -106,12 +107,14 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
         refuse_unequal(definition, what, {name: of(plan, name, x) for name, x in programs.items()})
     reasons = [line for arm in definition.arms for line in _reasons_within(arm, by_arm[arm.name])]
     merged = _merge([each for own in by_arm.values() for each in own])
-    return dataclasses.replace(
+    found = dataclasses.replace(
         plan,
         programs=tuple(each.program for each in merged),
         reasons=(*reasons, *_reasons_between(by_arm)),
         vocabulary=tuple(vocabulary),
     )
+    check_kept(definition, found)
+    return found
 
 
 def _why_lacking(error: BaseException) -> str:

@@ -123,7 +123,7 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    config = with_calls(config, ("goal", "final", "ladder", "ablate"), {"arms": "arm"})
+    config = with_calls(config, ("goal", "final", "claims", "ladder", "ablate"), {"arms": "arm"})
     builder = Builder(config, vocabulary)
     builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))

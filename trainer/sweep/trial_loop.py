@@ -1,7 +1,7 @@
 """One trial among those of a wave: the loop of a run, which is advanced by a block at a time."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
+from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.train.clipping import ClippedSteps
@@ -58,8 +59,9 @@ class WaveConsensus:
 class TrialCheckpoints:
     """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own.
 
-    `keep` is "none", "final" or "best"; see `definition.Sweep`. `last` is the last step to which
-    the trial is computed. `metric` takes a step, and returns what ranks the state after it by
+    `keep` is "none", "final" or "best"; see `definition.Sweep`. `starts` are the steps at which
+    segments begin, whose states stay in a folder beside `directory`. `last` is the last step to
+    which the trial is computed. `metric` takes a step, and returns what ranks the state after it by
     `goal`; None if it was not evaluated. `fence` is called before anything is written.
 
     Attributes:
@@ -71,6 +73,7 @@ class TrialCheckpoints:
         self,
         directory: Path,
         keep: str,
+        starts: Collection[int],
         last: int,
         metric: Callable[[int], float | None],
         goal: Goal,
@@ -89,6 +92,10 @@ class TrialCheckpoints:
             self._own = Checkpoints(
                 directory, keep_latest=1, keep_best=best, best_mode=mode, log=log, fence=fence
             )
+        self._starts = frozenset(starts)
+        self._at_starts = Checkpoints(
+            directory.with_name(SEGMENTS), keep_best=0, keep_always=starts, log=log, fence=fence
+        )
 
     @property
     def error(self) -> str | None:
@@ -97,12 +104,15 @@ class TrialCheckpoints:
 
     def resume(self, step: int) -> None:
         """Removes the trial's own checkpoints after the step from which it resumes."""
+        self._at_starts.discard_after(step)
         if self._own is not None:
             self._own.discard_after(step)
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> bool:
         """Hands over a state; see `Checkpoints.save`."""
         self.state, self._step = state, step
+        if step in self._starts:
+            self._at_starts.save(step, state)
         if self._own is not None and (self._every or step == self._last):
             return self._own.save(step, state, metric=self._metric(step))
         return True
@@ -121,14 +131,17 @@ class TrialCheckpoints:
             self._own.prune()
 
     def wait(self) -> None:
-        """Waits for the save of the trial's own checkpoint."""
+        """Waits for the saves of the trial's own checkpoints."""
+        self._at_starts.wait()
         if self._own is not None:
             self._own.wait()
 
     def close(self) -> None:
-        """Waits for the save in progress, and ends the threads."""
-        if self._own is not None:
-            self._own.close()
+        """Waits for the saves in progress, and ends the threads."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._at_starts.close)
+            if self._own is not None:
+                stack.callback(self._own.close)
 
 
 class TrialLoop:
@@ -138,6 +151,7 @@ class TrialLoop:
     restored, or None for the first state. The program has the trial's values and seeds, and
     `folder` is that of the trial. `until` is the cut at which it stops, with a checkpoint; None for
     the last step. `keep` is which checkpoints it keeps, ranked by `goal`; see `TrialCheckpoints`.
+    `segments` is into how many segments the states that stay divide it; 0 for none.
     `fence` is called before anything is written. `clock` is that of the wave:
     it runs while its steps are computed, and adds up the share of one trial. `vocabulary` is for
     the command that an error suggests.
@@ -160,6 +174,7 @@ class TrialLoop:
         folder: Path,
         until: int | None,
         keep: str,
+        segments: int,
         goal: Goal,
         consensus: WaveConsensus,
         watchdog: Watchdog,
@@ -204,9 +219,9 @@ class TrialLoop:
         else:
             self._results.read(folder)  # of steps that an earlier process computed
         keep = "final" if keep == "none" and until is not None else keep
-        last = until or experiment.steps
+        last, starts = until or experiment.steps, kept_steps(experiment.steps, segments)
         self.checkpoints = TrialCheckpoints(
-            folder / "checkpoints", keep, last, self._metric_at, goal, warn, fence
+            folder / "checkpoints", keep, starts, last, self._metric_at, goal, warn, fence
         )
         self.checkpoints.resume(restored or 0)
         self._goal, self._experiment, self._until = goal, experiment, until
@@ -223,6 +238,7 @@ class TrialLoop:
             rollback_log=RollbackLog(folder, write, warn),
             clipped=ClippedSteps(program, folder, write, warn),
             until=until,
+            also_save=starts,
             observe=self._observe,
             vocabulary=vocabulary,
             seconds=self._results.seconds_at(self.step),

@@ -187,6 +187,7 @@ class WaveRunner:
                 folder=self._wave.staged(trial),
                 until=self._wave.claim.until,
                 keep=self._folder.plan.checkpoints,
+                segments=self._folder.plan.segments,
                 goal=self._goal,
                 consensus=self._consensus,
                 watchdog=watchdog,

@@ -6,7 +6,7 @@ saves no state that is ahead of what the files of the run say.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ class Loop:
             skip) are written into the state.
         clipped: counts the steps whose gradients were clipped, for the rows of metrics.
         until: stop after this step as after a signal; None for the last step.
+        also_save: steps after which the state is saved besides, which does not change what is
+            computed.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
         seconds: the time of the steps before the first state.
@@ -80,6 +82,7 @@ class Loop:
         rollback_log: RollbackLog,
         clipped: ClippedSteps,
         until: int | None = None,
+        also_save: Collection[int] = (),
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
         seconds: float = 0.0,
@@ -96,7 +99,7 @@ class Loop:
         self._hooks = hooks
         self._rollback_log = rollback_log
         self._clipped = clipped
-        self._boundaries = Boundaries(program, rollback_log, until)
+        self._boundaries = Boundaries(program, rollback_log, until, also_save)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = watchdog
@@ -353,13 +356,20 @@ class Boundaries:
         end: the step to stop after: `until`, or the last step if that is None.
     """
 
-    def __init__(self, program: Program, rollback_log: RollbackLog, until: int | None = None):
+    def __init__(
+        self,
+        program: Program,
+        rollback_log: RollbackLog,
+        until: int | None = None,
+        also_save: Collection[int] = (),
+    ):
         self._experiment = program.experiment
         self._rollback_log = rollback_log
         # The check of the parameters runs collectives. On simulated devices they must not be in
         # flight with those of the next steps.
         self._wait_for_logs = program.simulated
         self.end = min(self._experiment.steps, until or self._experiment.steps)
+        self._also_save = sorted(also_save)
 
     def steps_to_next(self, step: int, most: int) -> int:
         """Returns the number of steps of the block after `step`, at most `most`."""
@@ -368,6 +378,7 @@ class Boundaries:
         ends = [step + most, self.end, *(every.next_due(x, step) for x in intervals)]
         if (rollback := self._rollback_log.next_step_after(step)) is not None:
             ends.append(rollback)
+        ends += [each for each in self._also_save if each > step][:1]
         if self.diagnoses(following := min(ends)) and following > step + 1:
             following -= 1  # the logged step is a block of its own, before which it is diagnosed
         return following - step
@@ -386,7 +397,8 @@ class Boundaries:
         log = last or step % experiment.log_every == 0
         hooks = log and called_at(experiment.hooks, "log")
         evaluate = experiment.evaluates(step)
-        save = save_now or last or step % experiment.save_every == 0 or step == self.end
+        due = step % experiment.save_every == 0 or step in self._also_save
+        save = save_now or last or due or step == self.end
         rollback = self._rollback_log.counters_at(step) is not None
         wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)
         return AfterBlock(log, hooks, evaluate, save, rollback, wait)

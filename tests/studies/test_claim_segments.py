@@ -1,0 +1,381 @@
+"""Segments of runs: what a check finds of states and rows, also in another environment."""
+
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.studies.test_claim import _rewrite_ledger
+from tests.sweep.test_sweep_plan import BASE
+from trainer.__main__ import main
+from trainer.checkpoint import Checkpoints, distances
+from trainer.messages import UserError
+from trainer.studies.claim import (
+    Checked,
+    Wanted,
+    _results,
+    drawn,
+    read_claim,
+    verify_claim,
+    write_claim,
+)
+from trainer.studies.claim_segments import (
+    STATE,
+    Recomputed,
+    Segment,
+    kept_by,
+    recompute,
+    segments_of,
+)
+from trainer.studies.claim_text import sentences
+from trainer.studies.claim_tolerance import WIDEST, caught, caught_by_tolerance, measure
+
+SWEEP = """base: base.yaml
+space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}
+trials: 3
+method: !method.sobol {seed: 0}
+final: {seeds: 2}
+claims: {segments: 3}
+"""
+RUN = "final/base/10000"
+OTHER = ("final/base/10001", "trials/base/0000/0")
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep whose runs of 20 steps keep their states after steps 6 and 13."""
+    home = tmp_path_factory.mktemp("segments")
+    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
+    (home / "sweep.yaml").write_text(SWEEP)
+    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
+    write_claim(home / "sweep", home / "claim.json")
+    return home
+
+
+@pytest.fixture
+def copied(computed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(computed, tmp_path / "copy"))
+
+
+def _segments(home: Path, name: str = RUN) -> list[Segment]:
+    run = _results(home / "sweep")[1][name]
+    return list(segments_of(run, kept_by(run)))
+
+
+def _check(home: Path, segments: int = 1, public: str = "4711", measured: int = 3) -> Checked:
+    wanted = Wanted(segments, measured=measured)
+    return verify_claim(home / "claim.json", home / "sweep", public, wanted)
+
+
+def _claim_anew(home: Path) -> None:
+    """Makes ledger and claim agree with the files, as whoever publishes both can."""
+    _rewrite_ledger(home / "sweep")
+    (home / "claim.json").unlink()
+    write_claim(home / "sweep", home / "claim.json")
+
+
+def _scale_losses(home: Path, name: str, factor: float, after: int = 0, to: int = 99) -> None:
+    """Changes the losses of a run in its rows, and in its summary as they then are."""
+    folder = home / "sweep" / name
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if after < row["step"] <= to:
+            row.update({key: factor * x for key, x in row.items() if key.endswith("loss")})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((folder / "summary.json").read_text())
+    newest = {key: x for row in rows for key, x in row.items()}
+    summary["metrics"] |= {key: newest[key] for key in summary["metrics"]}
+    for key, modes in summary["best"].items():
+        for mode, best in modes.items():
+            values = [row[key] for row in rows if key in row]
+            best["value"] = min(values) if mode == "min" else max(values)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def _replace_state(home: Path, name: str, step: int, factor: float) -> None:
+    """Writes a whole checkpoint in the place of a kept state: its parameters are scaled."""
+    place = home / "sweep" / name / "segments" / str(step)
+    manifest = json.loads((place / "manifest.json").read_text())["manifest"]
+    raw = (place / "state.safetensors").read_bytes()
+    tree = {}
+    for path, entry in manifest["leaves"].items():
+        kind = np.dtype(entry["stored_dtype"])
+        count = int(np.prod(entry["stored_shape"], dtype=int))
+        leaf = np.frombuffer(raw, kind, count, entry["start"]).reshape(entry["stored_shape"])
+        leaf = leaf * kind.type(factor) if path.startswith("params/") else leaf
+        *nodes, last = path.split("/")
+        at = tree
+        for node in nodes:
+            at = at.setdefault(node, {})
+        at[last] = jax.numpy.asarray(leaf)
+    shutil.rmtree(place)
+    with Checkpoints(place.parent, keep_latest=9, keep_best=0) as checkpoints:
+        checkpoints.save(step, tree)
+        checkpoints.wait()
+        assert checkpoints.error is None
+
+
+# The same bits.
+
+
+def test_drawn_segments_of_a_true_claim_have_the_same_bits(computed, capsys):
+    capsys.readouterr()
+    arguments = [str(computed / "claim.json"), str(computed / "sweep"), "--public=4711"]
+    assert main(["claim", "verify", *arguments, "--segments=2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("was computed again and has the same bits.") == 2
+    assert "Verified, as far as 2 segments of 15 can: had somebody forged a tenth of the" in said
+    assert "of a tenth of the runs (1), with 0.13 or a third (2), with 0.26" in " ".join(
+        said.split()
+    )
+    names = [x.name for run in read_claim(computed / "claim.json").runs for x in _of(computed, run)]
+    first = drawn(names, (computed / "claim.json").read_bytes(), "4711")[:2]
+    assert all(f"{name} was computed again" in " ".join(said.split()) for name in first)
+
+
+def _of(home: Path, name: str) -> list[Segment]:
+    return _segments(home, name)
+
+
+def test_a_run_is_divided_where_it_kept_its_states(computed):
+    names = [x.name for x in _segments(computed)]
+    assert names == [f"{RUN} from step {x}" for x in ("1 to 6", "7 to 13", "14 to the last")]
+    assert kept_by(_segments(computed)[0].run) == [6, 13]
+    run = _segments(computed)[0].run
+    assert [x.name for x in segments_of(run, [])] == [RUN]
+    # A trial that was stopped early may end with the state that it keeps.
+    assert [(x.start, x.end) for x in segments_of(run, [13, 20])] == [(0, 13), (13, 20)]
+
+
+def test_every_segment_of_a_run_is_reproduced(computed):
+    for segment in _segments(computed):
+        assert recompute(segment, ())[0].same
+
+
+# Forgeries.
+
+
+def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
+    _scale_losses(copied, RUN, 0.999, after=6, to=13)
+    _claim_anew(copied)
+    found = [recompute(segment, ())[0] for segment in _segments(copied)]
+    assert [each.same for each in found] == [True, False, True]
+    assert found[1].first == "train/loss at step 10"
+    assert found[1].largest == pytest.approx(1e-3, rel=1e-3)
+    checked = Checked((), 5, 15, tuple(found))
+    assert checked.forged and not checked.verified and "Refuted." in list(sentences(checked))
+
+
+def test_an_edited_state_is_found_by_the_segments_on_both_sides(copied):
+    _replace_state(copied, RUN, 13, 1.01)
+    _claim_anew(copied)
+    before, middle, last = (recompute(segment, ())[0] for segment in _segments(copied))
+    assert before.same
+    assert middle.apart == {f"{STATE}params": pytest.approx(1 - 1 / 1.01, rel=1e-3)}
+    assert middle.first == f"{STATE}params at step 13"
+    assert "train/loss" in last.apart and last.first.endswith("at step 15")
+
+
+def test_the_state_of_another_run_is_found(copied):
+    """All hashes are right: only the segments on its sides show it."""
+    kept = copied / "sweep" / RUN / "segments/6"
+    shutil.rmtree(kept)
+    shutil.copytree(copied / "sweep" / OTHER[0] / "segments/6", kept)
+    _claim_anew(copied)
+    first, second = (recompute(segment, ())[0] for segment in _segments(copied)[:2])
+    assert f"{STATE}params" in first.apart and f"{STATE}run_state" in first.apart
+    assert second.first == "train/loss at step 10"
+
+
+def test_what_was_changed_after_the_claim_is_refuted_without_computing(copied, capsys):
+    file = copied / "sweep" / RUN / "segments/6/state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    before = {x: x.read_bytes() for x in (copied / "sweep").rglob("*") if x.is_file()}
+    capsys.readouterr()
+    arguments = ["claim", "verify", str(copied / "claim.json"), str(copied / "sweep")]
+    assert main([*arguments, "--public=1"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{RUN}/segments/6/state.safetensors: it was changed after its line" in said
+    assert "nothing was computed again" in said
+    assert {x: x.read_bytes() for x in before} == before
+    _rewrite_ledger(copied / "sweep")  # a ledger that is not that of the claim
+    assert "The ledger of the folder does not end as that of the claim" in _check(copied).refuted[0]
+
+
+def test_states_that_the_ledger_or_the_plan_lacks_are_refuted(copied):
+    sweep = copied / "sweep"
+    _rewrite_ledger(sweep, without=f"{RUN}/segments/6/state.safetensors")
+    write_claim(sweep, copied / "claim.json")
+    (why,) = _check(copied).refuted
+    assert why == f"{RUN}/segments/6/state.safetensors: ledger.jsonl has no hash of it."
+    shutil.copytree(sweep / RUN / "segments/6", sweep / RUN / "segments/9")
+    _claim_anew(copied)
+    assert "segments/9: by the plan, this run keeps no such state." in _check(copied).refuted[-1]
+
+
+def test_a_run_without_its_states_is_one_segment(copied):
+    """They may be removed before the claim is written: that leaves fewer and longer segments."""
+    for name in (RUN, *OTHER):
+        shutil.rmtree(copied / "sweep" / name / "segments")
+    ledger = copied / "sweep/ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        if line.get("trial") in (RUN, *OTHER):
+            line["files"] = {k: x for k, x in line["files"].items() if "segments/" not in k}
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _claim_anew(copied)
+    checked = _check(copied, segments=0)
+    assert not checked.refuted and checked.segments == 3 + 2 * 3
+    assert "0 segments of 9" in " ".join(sentences(checked))
+
+
+def test_a_run_that_ended_otherwise_is_found(copied):
+    """A trial of a rival that is called diverged ranks last, with rows that are right."""
+    file = copied / "sweep/trials/base/0000/0/summary.json"
+    summary = json.loads(file.read_text())
+    file.write_text(json.dumps(summary | {"end": "diverged", "why": "Step 20 is not finite."}))
+    _claim_anew(copied)
+    last = recompute(_segments(copied, "trials/base/0000/0")[-1], ())[0]
+    assert not last.same
+    text = " ".join(sentences(Checked((), 5, 15, (last,))))
+    assert "ended as 'done', and not as 'diverged', with the same rows" in text
+    assert "Refuted." in text
+
+
+def test_a_damaged_state_is_an_error_and_no_forgery(copied):
+    """Its hash is that of the ledger: who published it cannot show its segments."""
+    (copied / "sweep" / RUN / "segments/6/state.safetensors").write_bytes(b"nothing")
+    _claim_anew(copied)
+    first, second, _ = _segments(copied)
+    with pytest.raises(UserError, match="state of step 6 in .* is damaged"):
+        recompute(first, ())
+    with pytest.raises(UserError, match="could not be computed"):
+        recompute(second, ())
+
+
+# Another environment.
+
+
+def _measured(*losses: float, state: float = 1e-6) -> list[Recomputed]:
+    conditions = ("jax: 1 -> 2",)
+    return [
+        Recomputed(f"m{n}", {"eval/loss": x, f"{STATE}params": state}, "eval/loss", conditions)
+        for n, x in enumerate(losses)
+    ]
+
+
+def test_a_tolerance_rests_on_the_median_and_is_at_most_a_hundredth():
+    found = measure(_measured(1e-6, 3e-6, 2e-6, 9e-6, 4e-6))
+    assert found.median == 3e-6 and found.allowed == pytest.approx(3e-4)
+    # Two of five are forged: they do not widen it.
+    assert measure(_measured(1e-6, 0.3, 2e-6, 0.2, 4e-6)).allowed == pytest.approx(4e-4)
+    assert measure(_measured(0.1, 0.3, 2e-6, 0.2, 4e-6)).allowed == WIDEST
+    assert measure(_measured(math.inf, math.inf, 2e-6)).allowed == WIDEST
+    # Where most have the same bits, one unit of rounding is no forgery.
+    assert measure([Recomputed("a")] * 3).allowed == pytest.approx(100 * 2**-24)
+
+
+def test_only_what_is_as_near_as_the_environments_is_accepted():
+    tolerance = measure(_measured(1e-6, 3e-6, 2e-6), False, 1, 10)
+    near, far, unknown = (
+        Recomputed("x", apart, "eval/loss at step 1", ("jax: 1 -> 2",))
+        for apart in ({"eval/loss": 1.9e-4}, {"eval/loss": 2.1e-4}, {f"{STATE}all": math.inf})
+    )
+    for segment, alike in ((near, True), (far, False), (unknown, False)):
+        checked = Checked((), 5, 15, (segment,), (tolerance,))
+        text = " ".join(sentences(checked))
+        assert checked.alike == alike and not checked.verified
+        assert ("It agrees within the differences" in text) == alike
+        assert ("Not verified" in text) == (not alike) and "Refuted" not in text
+    # Half of the runs may name another environment because they were forged.
+    checked = Checked((), 5, 15, (near,), (tolerance,), ("cpu",))
+    assert "say in which environment each was computed, and they differ in cpu" in " ".join(
+        sentences(checked)
+    )
+    # One of the segments that gave the tolerance is beyond it.
+    tolerance = measure(_measured(1e-6, 3e-6, 2e-6, 2e-6, 0.01), False, 1, 10)
+    checked = Checked((), 5, 15, (near,), (tolerance,))
+    assert not checked.alike and "m4, one of these, is beyond it" in " ".join(sentences(checked))
+    # The same conditions and other bits: no tolerance counts.
+    checked = Checked((), 5, 15, (replace(near, differing=()),), (tolerance,))
+    assert checked.forged and not checked.alike
+    # What begins a run is apart by more, and is not judged by what does not.
+    checked = Checked((), 5, 15, (replace(near, begins_run=True),), (tolerance,))
+    assert not checked.alike and "segments of the same kind" in " ".join(sentences(checked))
+
+
+def test_the_probabilities_are_those_of_simulated_draws():
+    """20,000 draws by the rule of the product, from segments of which some are forged."""
+    names = [f"s{n:03d}" for n in range(40)]
+    forged = set(random.Random(0).sample(names, 9))
+    missed = undetected = 0
+    for public in range(20_000):
+        order = drawn(names, b"claim", str(public))
+        missed += not forged & set(order[:3])
+        judged, measured = order[:3], order[3:10]
+        few = len(forged & set(measured)) < len(measured) / 2
+        undetected += not (few and forged & {*judged, *measured})
+    assert 1 - missed / 20_000 == pytest.approx(caught(40, 9, 3), abs=0.015)
+    expected = caught_by_tolerance(40, 9, 7, 3)
+    assert 1 - undetected / 20_000 == pytest.approx(expected, abs=0.015)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the processes that a check starts compute with other instructions of the processor."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_cpu_enable_fast_math=true".strip())
+
+
+def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied, elsewhere):
+    honest = _check(copied)
+    assert not honest.verified and honest.alike, list(sentences(honest))
+    assert all(x.median < 1e-4 for x in honest.tolerances)
+    text = " ".join(sentences(honest))
+    assert "xla_flags" in text and "It agrees within the differences" in text
+
+    for name in (RUN, OTHER[0]):
+        _scale_losses(copied, name, 0.99, after=13)
+    _claim_anew(copied)
+    claim = (copied / "claim.json").read_bytes()
+    names = [x.name for run in read_claim(copied / "claim.json").runs for x in _of(copied, run)]
+    bad = [f"{name} from step 14 to the last" for name in (RUN, OTHER[0])]
+
+    def first_is_forged(public: str) -> bool:
+        order = drawn(names, claim, public)
+        of_kind = [x for x in order if not x.endswith("step 1 to 6")]
+        forged = [x in bad for x in of_kind[:4]]
+        return of_kind[0] == order[0] and forged == [True, False, False, False]
+
+    public = next(filter(first_is_forged, map(str, range(1000))))
+    forged = _check(copied, public=public)
+    assert not forged.alike and not forged.verified
+    assert "more than the tolerance allows: " in " ".join(sentences(forged))
+
+
+def test_the_distance_of_states_is_that_of_their_fields(tmp_path):
+    def saved(name: str, params: Sequence[float], step: int = 3) -> Path:
+        tree = {"params": {"a": np.float32(params)}, "step": np.int32(step)}
+        with Checkpoints(tmp_path / name) as checkpoints:
+            checkpoints.save(1, jax.tree.map(jax.numpy.asarray, tree))
+        return tmp_path / name
+
+    one = saved("one", [3.0, 4.0])
+    assert distances(one, 1, saved("same", [3.0, 4.0])) == {}
+    assert distances(one, 1, saved("near", [3.0, 4.5])) == {
+        "params": pytest.approx(0.5 / np.hypot(3, 4.5))
+    }
+    assert distances(one, 1, saved("later", [3.0, 4.0], 4)) == {"step": np.inf}
+    assert distances(saved("zero", [0.0, 1.0]), 1, saved("minus", [-0.0, 1.0]))["params"] > 0
+    assert distances(one, 1, saved("nan", [3.0, np.nan])) == {"params": np.inf}

@@ -1,0 +1,248 @@
+"""Segments of runs that are computed again: from a kept state, or the first one, to the next.
+
+A segment is reproduced if it has the rows of the run, and ends with the state with which the next
+one begins, bit for bit. A run of which all segments are reproduced was computed as it says, because
+the first segment begins with the state that config and seed determine. Start with `segments_of` and
+`recompute`.
+"""
+
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import Checkpoints, CorruptCheckpoint, distances
+from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
+from trainer.diagnose.verify import TrainerProcess
+from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.report.results import Result
+from trainer.sweep.kept_states import SEGMENTS
+from trainer.workdir.fingerprint import compare
+from trainer.writers import iterate_metrics, read_metrics
+from trainer.writers.lines import lines_of
+from trainer.writers.run_record import read_record
+from trainer.writers.summary import read_summary
+
+ENDS = "end"  # of a run that ended otherwise, with the same rows
+STATE = "state: "  # before the name of a part of the state, beside the names of metrics
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a run.
+
+    Attributes:
+        run: the run.
+        start: the step of the state with which it begins; 0 for the first state of the run.
+        end: its last step; None for that of the run.
+    """
+
+    run: Result
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder of the run in that of the sweep, and the steps unless it is the whole run."""
+        if not self.start and self.end is None:
+            return self.run.name
+        last = "the last" if self.end is None else f"{self.end:,}"
+        return f"{self.run.name} from step {self.start + 1:,} to {last}"
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the states that the run keeps."""
+        return self.run.folder / SEGMENTS
+
+
+def kept_by(run: Result) -> list[int]:
+    """Returns the steps after which a run kept its state."""
+    names = [each.name for each in (run.folder / SEGMENTS).glob("*")]
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+def segments_of(run: Result, kept: Sequence[int]) -> Iterator[Segment]:
+    """Yields the segments of a run.
+
+    Args:
+        run: the run.
+        kept: the steps after which it keeps its state; empty for one segment, the whole run.
+    """
+    starts = sorted(kept)
+    for start, end in zip([0, *starts], [*starts, None], strict=True):
+        # A trial that was stopped early may end with the state that it keeps.
+        if not start or end is not None or _last_step(run) > start:
+            yield Segment(run, start, end)
+
+
+def _last_step(run: Result) -> int:
+    rows = iterate_metrics(run.folder)
+    return max((row["step"] for row in rows), default=0)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A segment that was computed again.
+
+    Attributes:
+        name: that of the segment.
+        apart: what differs -> the largest relative difference: metrics by their names, and parts of
+            the last state after `STATE`; infinite if only one side has a value. Empty if rows and
+            state are equal, bit for bit.
+        first: where it differs first, such as "train/loss at step 10"; "" if it does not.
+        differing: what the environment of the check has otherwise, as texts.
+        begins_run: whether it begins with the first state of its run.
+        other_program: whether code, data or settings are among that, with which something else is
+            computed, and not only rounded otherwise.
+    """
+
+    name: str
+    apart: Mapping[str, float] = field(default_factory=dict)
+    first: str = ""
+    differing: tuple[str, ...] = ()
+    begins_run: bool = False
+    other_program: bool = False
+
+    @property
+    def same(self) -> bool:
+        """Whether all rows, and the state at the end, are equal, bit for bit."""
+        return not self.apart
+
+    @property
+    def largest(self) -> float:
+        """The largest of `apart`; 0 if nothing differs."""
+        return max(self.apart.values(), default=0.0)
+
+
+def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, dict[str, Any]]:
+    """Computes a segment again by the command that trains, in a process and a folder of its own.
+
+    Returns the result, and the fingerprint of the process. Raises UserError if it cannot be
+    computed, which says nothing of the run.
+    """
+    run, end = segment.run, segment.end
+    until = run.summary.step if end is None and run.end == "pruned" else end
+    with tempfile.TemporaryDirectory(prefix="lockstep-claim-") as home:
+        again, config = Path(home) / "run", (run.folder / "config.yaml").absolute()
+        command = [sys.executable, "-m", "trainer", f"--config={config}"]
+        command += [f"--vocabulary={each}" for each in vocabulary]
+        command += [f"--until={until}"] if until is not None else []
+        if segment.start:
+            _begin(segment, again)
+        with TrainerProcess(command, again) as process:
+            process.wait(DONE, STOPPED, FAILED)
+            summary = read_summary(again)
+            # A run that diverged ends so again; any other error says nothing of the claim.
+            if summary is None or summary.end == "failed" != run.end:
+                raise UserError(f"{segment.name} could not be computed:\n{process.tail()}")
+            if until is None and summary.end != "failed" == run.end:
+                raise UserError(
+                    f"{segment.name} failed where the sweep was computed, and not here, which shows"
+                    f" nothing of it: {run.folder / 'summary.json'} says why. A further public"
+                    " number draws others."
+                )
+        record = read_record(again / "run.json")
+        fingerprint = {} if record is None else dict(record["fingerprint"])
+        apart, first = _compare(segment, again)
+        wanted = "stopped" if until is not None else run.end
+        if summary.end != wanted and not apart:  # all rows are those of a run that ended otherwise
+            apart, first = {ENDS: math.inf}, f"as {summary.end!r}, and not as {wanted!r}"
+    differing, other_program = conditions(run, fingerprint)
+    found = Recomputed(
+        segment.name, apart, first, differing, segment.start == 0, other_program=other_program
+    )
+    return found, fingerprint
+
+
+def conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Returns what a process has otherwise than a run, as texts; see `Recomputed`."""
+    changes = [x for x in compare(run.fingerprint, fingerprint) if x.key not in OF_CONFIG]
+    return tuple(map(str, changes)), any(change.kind != "bits" for change in changes)
+
+
+def _begin(segment: Segment, again: Path) -> None:
+    """Makes a folder as a run has left it that was stopped at the start of a segment."""
+    start = segment.start
+    shutil.copytree(segment.kept / str(start), again / "checkpoints" / str(start))
+    shutil.copyfile(segment.run.folder / "config.yaml", again / "config.yaml")
+    # Rows up to the start say that its state was evaluated; nothing is computed from them.
+    with open(again / "metrics.jsonl", "wb") as file:
+        for line, row in lines_of(segment.run.folder / "metrics.jsonl"):
+            if row is not None and row["step"] <= start:
+                file.write(line)
+
+
+# The comparison.
+
+
+def _compare(segment: Segment, again: Path) -> tuple[dict[str, float], str]:
+    """Returns `apart` and `first` of a segment and the folder in which it was computed again."""
+    start, end = segment.start, segment.end
+
+    def within(rows: Iterable[dict[str, Any]]) -> Rows:
+        after = -1 if start == 0 else start
+        return [x for x in rows if x["step"] > after and (end is None or x["step"] <= end)]
+
+    theirs = segment.run.folder
+    apart, first = row_differences(within(read_metrics(theirs)), within(read_metrics(again)))
+    if twice := _written_twice(within(iterate_metrics(theirs))):
+        apart, first = apart | {"rows": math.inf}, f"{twice} is there twice"
+    if end is not None:
+        state = _state_differences(segment.kept, again, end)
+        first = first or (f"{next(iter(state))} at step {end:,}" if state else "")
+        apart |= state
+    return apart, first
+
+
+def row_differences(theirs: Rows, ours: Rows) -> tuple[dict[str, float], str]:
+    """Returns metric -> the largest relative difference of its values, and where the first is.
+
+    Only metrics with a difference of bits are in it, and no clocked ones. The difference is
+    infinite if only one side has a row or a value, or if one is not finite.
+    """
+    apart: dict[str, float] = {}
+    first = ""
+    one, other = ({row["step"]: row for row in rows} for rows in (theirs, ours))
+    for step in sorted(one.keys() | other.keys()):
+        if step not in one or step not in other:
+            apart["rows"] = math.inf
+            first = first or f"only {'the run' if step in one else 'the check'} has step {step:,}"
+            continue
+        for name in compare_rows([one[step]], [other[step]]).names:
+            size = _relative(one[step].get(name), other[step].get(name))
+            apart[name] = max(apart.get(name, 0.0), size)
+            first = first or f"{name} at step {step:,}"
+    return apart, first
+
+
+def _written_twice(rows: Rows) -> str:
+    """Returns a value that several rows have, which no run writes; "" if there is none."""
+    known = set[tuple[int, str]]()
+    for row in rows:
+        names = {(row["step"], name) for name in row if name != "step"}
+        if found := sorted(names & known):
+            return f"{found[0][1]} at step {found[0][0]:,}"
+        known |= names
+    return ""
+
+
+def _relative(a: float | None, b: float | None) -> float:
+    """Returns the relative difference of two values; infinite if one is none or not finite."""
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0  # 0.0 and -0.0 differ in bits
+
+
+def _state_differences(kept: Path, again: Path, step: int) -> dict[str, float]:
+    """Returns part of the state -> its relative difference at a step, for parts that differ."""
+    if step not in Checkpoints(again / "checkpoints", read_only=True).steps():
+        return {f"{STATE}all": math.inf}  # it diverged before
+    try:
+        found = distances(kept, step, again)
+    except CorruptCheckpoint as error:
+        raise UserError(f"The state of step {step} in {kept} is damaged: {error}.") from error
+    return {f"{STATE}{part}": size for part, size in found.items()}

@@ -1,0 +1,105 @@
+"""How far segments may be apart where another environment has other bits.
+
+Versions, devices and numbers of cores round otherwise, and training amplifies that: most in the
+first steps of a run. By how much is measured on segments that are drawn for that alone, of those
+that begin a run and of the others apart. Start with `measure`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.studies.claim_segments import Recomputed
+
+# The tolerance is so many times the median difference, because honest segments differ among each
+# other: those that begin a run of a small GPT by 75 times, from 8e-5 to 6e-3.
+FACTOR = 100.0
+# It is at least as much for the rounding of a float32, and in any case at most WIDEST: whoever
+# forged most of what is measured would else choose it.
+_ROUNDING, WIDEST = 2.0**-24, 0.01
+FEWEST = 3  # segments of which a median says anything
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The differences that two environments have in segments of a kind.
+
+    Attributes:
+        measured: the segments on which they were measured.
+        median: the median of their largest differences, relative to the values.
+        begins_run: the kind: whether they begin with the first state of a run.
+        judged: how many of the kind were drawn to be judged.
+        total: how many of the kind there are.
+    """
+
+    measured: tuple[Recomputed, ...]
+    median: float
+    begins_run: bool = False
+    judged: int = 0
+    total: int = 0
+
+    @property
+    def allowed(self) -> float:
+        """How far a metric, or a part of the state, may be apart."""
+        return min(FACTOR * max(self.median, _ROUNDING), WIDEST)
+
+    def beyond(self, segment: Recomputed) -> dict[str, float]:
+        """Returns what of a segment is further apart than allowed, the furthest first."""
+        found = {name: size for name, size in segment.apart.items() if size > self.allowed}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def measure(
+    segments: Sequence[Recomputed], begins_run: bool = False, judged: int = 0, total: int = 0
+) -> Tolerance:
+    """Computes a tolerance from segments that were not drawn to be judged.
+
+    It rests on the median, so that less than half of the segments, if they are forged, cannot widen
+    it; and on all metrics and parts of the state together, because the differences of one metric
+    are mostly none or one unit of rounding.
+
+    Args:
+        segments: of one kind, at least one.
+        begins_run: their kind; see `Tolerance`.
+        judged: how many of the kind were drawn to be judged.
+        total: how many of the kind there are.
+    """
+    sizes = sorted(each.largest for each in segments)
+    middle = sizes[(len(sizes) - 1) // 2]  # the lower one of two
+    return Tolerance(tuple(segments), middle, begins_run, judged, total)
+
+
+def caught(total: int, forged: int, count: int) -> float:
+    """Returns the probability that a draw has at least one of some forged segments.
+
+    It is 1 - C(total - forged, count) / C(total, count).
+
+    Example:
+        >>> round(caught(10, 1, 3), 12)
+        0.3
+    """
+    return 1 - math.comb(total - forged, count) / math.comb(total, count)
+
+
+def caught_by_tolerance(total: int, forged: int, measured: int, judged: int) -> float:
+    """Returns the probability that forged segments are found by a tolerance.
+
+    They are if at least one of them was drawn, for the measurement or to be judged, and less than
+    half of the measured ones are forged, so that the median is that of an honest segment.
+
+    Args:
+        total: all segments.
+        forged: how many of them are forged, by more than the tolerance that honest ones give.
+        measured: how many were drawn for the measurement.
+        judged: how many were drawn to be judged.
+
+    Example:
+        >>> round(caught_by_tolerance(10, 1, 3, 2), 12)
+        0.5
+    """
+    most = (measured - 1) // 2
+    few = sum(
+        math.comb(forged, n) * math.comb(total - forged, measured - n) for n in range(most + 1)
+    )
+    missed = math.comb(total - forged, measured + judged) / math.comb(total, measured + judged)
+    return few / math.comb(total, measured) - missed

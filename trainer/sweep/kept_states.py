@@ -1,0 +1,94 @@
+"""The states that runs keep for claims: at which steps, and how many bytes they have together.
+
+They are in `segments/STEP/` of the folder of a run, laid out as a checkpoint. Every row of metrics
+is of one step and its state, and blocks of steps end where a state is kept, so that a run which
+begins with such a state writes the rows that follow it, at any step.
+"""
+
+from collections.abc import Sequence
+from math import ceil, log10
+
+from trainer.config import ConfigError
+from trainer.config.wording import listing
+from trainer.sweep.plan import Plan, SharedProgram
+from trainer.sweep.reading import Definition
+
+SEGMENTS = "segments"
+
+
+def kept_steps(steps: int, segments: int) -> tuple[int, ...]:
+    """Returns the steps after which a run keeps its state.
+
+    Args:
+        steps: of the run.
+        segments: into how many segments they are divided; 0 for none.
+
+    Returns:
+        The steps at which all segments but the first begin; fewer if there are fewer steps.
+
+    Example:
+        >>> kept_steps(100, 4), kept_steps(3, 8), kept_steps(100, 0)
+        ((25, 50, 75), (1, 2), ())
+    """
+    every = {number * steps // segments for number in range(1, segments)} if segments else set()
+    return tuple(sorted(every - {0}))
+
+
+def kept_bytes(plan: Plan) -> int:
+    """Returns how many bytes the states that all runs keep have together, at most.
+
+    Those of a program that is sharded are counted on one of its devices. Each state has a manifest
+    of a few kilobytes besides.
+    """
+    return sum(_bytes_of(plan, arm) for arm in plan.arms)
+
+
+def _bytes_of(plan: Plan, arm: str) -> int:
+    """Returns the bytes of the trials and the final runs of an arm."""
+    own = [program for program in plan.programs if arm in program.arms]
+    of_run = {id(each): each.state_bytes * len(_kept(plan, each)) for each in own}
+    searches, cuts = len(plan.offsets), plan.arms[arm].cuts
+    final = len(plan.final_seeds) * searches * max(of_run.values())
+    if cuts is None:
+        names = ((each, name) for each in own for name in each.trials)
+        return final + sum(of_run[id(each)] for each, x in names if x.partition("/")[0] == arm)
+    counts = cuts.counts(plan.counts[arm])
+    states = sum(counts[sum(cut < step for cut in cuts.steps)] for step in _kept(plan, own[0]))
+    largest = max(each.state_bytes for each in own)
+    return final + states * len(plan.seeds) * searches * largest
+
+
+def _kept(plan: Plan, program: SharedProgram) -> tuple[int, ...]:
+    return kept_steps(program.steps, plan.segments)
+
+
+def check_kept(definition: Definition, plan: Plan) -> None:
+    """Raises ConfigError if the states would have more bytes than the file of the sweep allows."""
+    claims = definition.sweep.claims
+    if claims is None or (size := kept_bytes(plan)) <= claims.most_bytes:
+        return
+    unit = 10 ** max(0, int(log10(size)) - 1)
+    enough = f"{ceil(size / unit) * unit:_}"
+    sources = definition.config.sources
+    raise ConfigError(
+        f"With claims, the runs would keep states of {size:,} bytes together, and at most"
+        f" {claims.most_bytes:,} are allowed: write claims: {{segments: {claims.segments},"
+        f" most_bytes: {enough}}} or fewer segments, or remove claims, and whole runs are computed"
+        " again.",
+        sources.get("claims.most_bytes") or sources["claims"],
+    )
+
+
+def kept_line(plan: Plan) -> list[str]:
+    """Returns a line of the plan about the states that are kept; none if none are."""
+    if not plan.segments:
+        return []
+    steps = dict.fromkeys(_kept(plan, program) for program in plan.programs)
+    return [
+        f"claims: each run keeps its states after steps {' or '.join(map(_listed, steps))};"
+        f" together at most {kept_bytes(plan):,} bytes"
+    ]
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return listing([f"{step:,}" for step in steps], 12)
