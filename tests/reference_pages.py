@@ -27,6 +27,7 @@ from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
 from trainer.sweep.ablation import Ablation
+from trainer.sweep.branch import Branch
 from trainer.sweep.definition import Arm, Final, Goal, Sweep
 from trainer.sweep.ladder import Ladder
 from trainer.sweep.published_spaces import OURS, PUBLISHED, SearchSpace
@@ -195,6 +196,7 @@ def sweep_keys() -> str:
         ("The `goal`:", Goal),
         ("The `final` runs; in Gin `@final()`:", Final),
         ("The `ladder`, if the arms are compared on [several rungs](ladders.md):", Ladder),
+        ("The state of a run that a [branch](#branches) continues, below `branch`:", Branch),
         ("What an [ablation](#ablations) takes out, below `ablate`:", Ablation),
     ):
         text += f"\n{title}\n\n{keys(node)}"

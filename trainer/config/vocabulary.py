@@ -82,6 +82,7 @@ SWEEP = Language(
         "final": "trainer.sweep.definition.Final",
         "ladder": "trainer.sweep.ladder.Ladder",
         "ablate": "trainer.sweep.ablation.Ablation",
+        "branch": "trainer.sweep.branch.Branch",
     },
     # The values that a sweep sets may be calls of functions of a run.
     modules={**_OF_A_RUN, "space": "trainer.sweep.spaces", "method": "trainer.sweep.methods"},

@@ -173,7 +173,7 @@ def _advance(
                 break
         if bad is None:
             return state
-        back = rollback_target(counters_of(state.run_state), bad)
+        back = rollback_target(counters_of(state.run_state), bad, program.experiment.first_step)
         if back is None:
             return None
         rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}
