@@ -18,6 +18,7 @@ from trainer.__main__ import main
 from trainer.engine.loading import load
 from trainer.engine.metric_sums import compute_losses
 from trainer.engine.step import apply_model
+from trainer.report.comparison import read_workloads
 from trainer.train.rollback import Counters, rollback_target
 from trainer.train.warm_start import count_warm_starts
 
@@ -100,9 +101,11 @@ def test_a_continuation_has_the_bits_of_the_run_that_it_continues(tmp_path, more
         assert_same_end(tmp_path / "followed" / "run", whole)
 
 
-def test_a_continuation_resumes_without_the_other_run(tmp_path, other):
+def test_a_continuation_resumes_without_the_other_run(tmp_path):
+    """Step 8, with which it begins, was evaluated by the other run."""
+    other = train_whole(tmp_path / "whole", "experiment.eval_every = 4\n")
     copy = Path(shutil.copytree(other, tmp_path / "copy"))
-    text = ALL.format(every=4)
+    text = "experiment.eval_every = 4\n" + ALL.format(every=4)
     folder = tmp_path / "same"
     assert continued(folder, copy, "'step': 8", text, "--until=8") == 75
     assert [info.step for info in checkpoint.ls(folder / "run")] == [8]
@@ -117,6 +120,8 @@ def test_a_continuation_resumes_without_the_other_run(tmp_path, other):
 def test_another_seed_takes_other_batches_from_the_same_state(tmp_path, other):
     assert continued(tmp_path / "a", other, "'step': 8", "experiment.seed = 5\n") == 0
     run = tmp_path / "a" / "run"
+    # keep_latest is 3, and the first state is kept as well, because it cannot be computed again.
+    assert [info.step for info in checkpoint.ls(run)] == [8, 12, 16, 20]
     first = checkpoint.diff(run, 8, 8, other=other)
     assert [line.partition(":")[0] for line in first] == ["run_state/seed"]
     wanted = [row for row in rows(other) if row["step"] > 8]
@@ -263,9 +268,14 @@ def test_skipped_batches_need_the_counters_of_rollback(tmp_path, capsys):
     assert "went back between step 4 and step 8" in capsys.readouterr().err
 
 
-def test_verify_refuses_a_continuation(tmp_path, other, capsys):
+def test_other_commands_know_where_a_continuation_began(tmp_path, other, capsys):
     assert continued(tmp_path / "a", other, "'step': 8", "") == 0
-    record = json.loads((tmp_path / "a" / "run" / "run.json").read_text())
-    assert record["lineage"][-1]["exit"] == "done"
+    run = tmp_path / "a" / "run"
+    assert json.loads((run / "summary.json").read_text())["first_step"] == 8
+    (workload,) = read_workloads([str(other), str(run)])
+    assert [x.updates for x in workload.finals] == [20, 12]
+    assert main(["replay", str(run), "--vocabulary=unruly", "--step=9"]) == 0
+    assert main(["replay", str(run), "--vocabulary=unruly", "--step=8"]) == 2
+    assert "replay that step in the folder of the other run" in capsys.readouterr().err
     assert main(["verify", *runs.files(tmp_path / "a" / "run.gin"), "--vocabulary=unruly"]) == 2
     assert "continues another run from step 8" in capsys.readouterr().err

@@ -33,7 +33,7 @@ _ADVICE = {
     "model_state": "A continuation has the model of the other run.",
     "ema": "Give both runs an ema_decay, or none: an average that begins in the middle of a run"
     " would be another one.",
-    "opt_state": "Write optimizer: reset, and the optimizer begins with a new state.",
+    "opt_state": "Write optimizer: reset in warm_start, and the optimizer begins with a new state.",
     "run_state": "",
 }
 

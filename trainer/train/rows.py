@@ -262,6 +262,7 @@ class Results(Writer):
             why=ended.why,
             exit=ended.code,
             steps=experiment.steps,
+            first_step=experiment.first_step or None,
             examples=examples,
             tokens=None if tokens is None else examples * tokens,
             seconds=self.seconds,

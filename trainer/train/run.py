@@ -258,7 +258,8 @@ class Run:
             self._refuse_changes_of_a_finished_run(workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
-            self._profile.choose_steps(newest or 0, end)
+            done = self.experiment.first_step if newest is None else newest
+            self._profile.choose_steps(done, end)
         # Before the folder is created, so that a mistake in the rules of the warm start leaves
         # nothing behind.
         if self.experiment.warm_start and newest is None:
