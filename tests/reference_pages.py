@@ -27,6 +27,7 @@ from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
 from trainer.sweep.ablation import Ablation
+from trainer.sweep.branch import Branch
 from trainer.sweep.definition import Arm, Claims, Final, Goal, Sweep
 from trainer.sweep.ladder import Ladder
 from trainer.sweep.published_spaces import OURS, PUBLISHED, SearchSpace
@@ -196,6 +197,7 @@ def sweep_keys() -> str:
         ("The `final` runs; in Gin `@final()`:", Final),
         ("What runs keep for [claims](claims.md), below `claims`:", Claims),
         ("The `ladder`, if the arms are compared on [several rungs](ladders.md):", Ladder),
+        ("The state of a run that a [branch](#branches) continues, below `branch`:", Branch),
         ("What an [ablation](#ablations) takes out, below `ablate`:", Ablation),
     ):
         text += f"\n{title}\n\n{keys(node)}"

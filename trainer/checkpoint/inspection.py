@@ -6,6 +6,8 @@ on disk.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -278,6 +280,45 @@ def _subtree(path: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any
     """Reads the leaves of a checkpoint under a path; an empty dict if there is none."""
     arrays = read_arrays(path, manifest, prefix + "/")
     return nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
+
+
+def leaves_digest(directory: str | os.PathLike[str], step: int) -> str:
+    """Computes a hash of a checkpoint: of the path, shape, dtype and checksum of each leaf.
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint.
+
+    Returns:
+        The SHA-256 of these entries of its manifest, in hexadecimal digits.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        CorruptCheckpoint: its manifest is damaged.
+        OSError: the disk cannot be read.
+    """
+    leaves = read_manifest(_steps(directory, step)[step])["leaves"]
+    text = json.dumps(leaves, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_leaves(directory: str | os.PathLike[str], step: int) -> dict[str, np.ndarray]:
+    """Reads every leaf of a checkpoint, and verifies the checksums.
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint.
+
+    Returns:
+        Path, such as "params/head/kernel", -> array; a typed key as its key data.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        CorruptCheckpoint: it is damaged.
+        OSError: the disk cannot be read.
+    """
+    path = _steps(directory, step)[step]
+    return read_arrays(path, read_manifest(path))
 
 
 def leaf_names(directory: str | os.PathLike[str], step: int) -> list[str]:

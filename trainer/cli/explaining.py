@@ -21,14 +21,14 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
     from trainer.report.plots import Line, draw_in_terminal, save_figure
-    from trainer.train.warm_start import WarmStart
+    from trainer.train.continuation import begin_with
 
     config = read_config(arguments)
     program = make_program(config, arguments.vocabulary, declared=True)
     plan = make_plan(program, config)
     # Read the other run's checkpoint now, so that `explain` also finds mistakes in the warm start.
     if program.experiment.warm_start:
-        WarmStart(program, config)
+        begin_with(program, config, arguments.vocabulary)
     show(render(plan))
     if not plan.schedules:
         show("No group's optimizer takes a learning rate, so there is no schedule to draw.")

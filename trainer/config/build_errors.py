@@ -56,7 +56,7 @@ def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[s
             continue
         if not difflib.get_close_matches(name, function.parameters, 1, 0.85):
             text = f"{function.name} has no argument {name!r}."
-        if own.mark in root.kwargs:
+        if not root.kwargs.keys().isdisjoint(own.marks):
             return f"{text}{elsewhere} {name!r} belongs to {other.what}: {other.place}."
         return f"{text}{elsewhere} This is the config of {other.what}: {other.command}."
     return text + elsewhere

@@ -42,7 +42,7 @@ class Language:
         modules: prefix of the other names -> the module that it stands for. A config may name what
             `__all__` of a module lists, and in optax all public functions.
         keys: some arguments of the root, for messages.
-        mark: an argument of the root that the other kinds do not have.
+        marks: arguments of the root that the other kinds do not have, one of which it has.
         command: what to do with such a config, for a user who used it as the other kind.
         place: where an argument of this root belongs, for a user who wrote it in a config of the
             other kind.
@@ -54,7 +54,7 @@ class Language:
     nodes: Mapping[str, str]
     modules: Mapping[str, str]
     keys: str
-    mark: str
+    marks: tuple[str, ...]
     command: str
     place: str
     example: str
@@ -66,7 +66,7 @@ RUN = Language(
     nodes={"experiment": "trainer.engine.experiment.Experiment"},
     modules=_OF_A_RUN,
     keys="model, data, steps",
-    mark="model",
+    marks=("model",),
     command="name it as the base of a sweep",
     place="write it in the base, or for all arms below set",
     example="experiment.model = @models.vit()",
@@ -83,11 +83,12 @@ SWEEP = Language(
         "claims": "trainer.sweep.definition.Claims",
         "ladder": "trainer.sweep.ladder.Ladder",
         "ablate": "trainer.sweep.ablation.Ablation",
+        "branch": "trainer.sweep.branch.Branch",
     },
     # The values that a sweep sets may be calls of functions of a run.
     modules={**_OF_A_RUN, "space": "trainer.sweep.spaces", "method": "trainer.sweep.methods"},
     keys="base, space, trials",
-    mark="base",
+    marks=("base", "branch"),
     command="start it with python -m trainer sweep --config=FILE",
     place="write it in the file of a sweep, whose base is this config",
     example="sweep.base = 'base.gin'",
@@ -103,7 +104,7 @@ CHALLENGE = Language(
     },
     modules=_OF_A_RUN,
     keys="baseline, goal",
-    mark="baseline",
+    marks=("baseline",),
     command="check an entry of it with python -m trainer challenge check FOLDER/entries/NAME",
     place="write it in challenge.yaml",
     example="challenge.baseline = 'baseline.gin'",

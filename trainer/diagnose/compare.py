@@ -84,7 +84,8 @@ def _load(file: str, search_paths: Sequence[str]) -> Config:
     try:
         config = configs.load([file], search_paths=search_paths)
         # YAML is read in the same way for both kinds.
-        if SWEEP.mark not in config.root.kwargs or RUN.mark in config.root.kwargs:
+        given = config.root.kwargs.keys()
+        if given.isdisjoint(SWEEP.marks) or not given.isdisjoint(RUN.marks):
             return config
         mistake = None
     except ConfigError as error:

@@ -134,6 +134,12 @@ def _state_before(
             if known(counters_of(state.run_state)):
                 start_line.append(f"Started from the checkpoint of step {start}.")
                 return state
+        if step <= program.experiment.first_step:
+            raise UserError(
+                f"The run in {folder} continues another one from step"
+                f" {program.experiment.first_step}, and has not computed step {step}: replay that"
+                " step in the folder of the other run."
+            )
         if program.experiment.warm_start:
             raise UserError(
                 f"{folder} has no usable checkpoint of step {latest} or earlier. The run began "
@@ -173,7 +179,7 @@ def _advance(
                 break
         if bad is None:
             return state
-        back = rollback_target(counters_of(state.run_state), bad)
+        back = rollback_target(counters_of(state.run_state), bad, program.experiment.first_step)
         if back is None:
             return None
         rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}

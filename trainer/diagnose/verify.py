@@ -174,6 +174,12 @@ def verify(
             "verify needs a run of at least 2 steps, to kill it between them, got "
             f"{experiment.steps}."
         )
+    if experiment.first_step:
+        raise UserError(
+            f"verify computes the first steps of a run, and this one continues another run from"
+            f" step {experiment.first_step:,}: verify the config of that run, or remove continue"
+            " from warm_start."
+        )
     half = min(half or max(10, rule.steps), experiment.steps // 2)
     # A larger log_every would only leave out rows: the blocks end at saves anyway.
     every = {"log_every": min(experiment.log_every, half), "save_every": half, "eval_every": half}

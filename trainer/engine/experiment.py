@@ -83,7 +83,9 @@ class Experiment:
             (Polyak and Juditsky 1992), in [0, 1); None evaluates the parameters themselves, or the
             `readout` of the optimizer.
         warm_start: starts with the parameters of another run: {"from": its folder, "rename":
-            rules, ...}; see `warm_start.WarmStart`. None initializes the parameters.
+            rules, ...}, see `warm_start.WarmStart`; or continues it: {"from": its folder, "step":
+            N, "continue": True, ...}, see `continuation.Continuation`. None initializes the
+            parameters.
         log_every: steps between two rows of metrics.
         eval_every: steps between two evaluations; or a mapping from the step from which on an
             interval holds to the interval: {0: 125, 90%: 25} evaluates after each multiple of 125,
@@ -214,6 +216,13 @@ class Experiment:
     def evaluates(self, step: int) -> bool:
         """Returns whether there is an evaluation after a step, which is at least 1."""
         return step == self.steps or every.is_due(self.eval_every, step)
+
+    @property
+    def first_step(self) -> int:
+        """The step of the state with which the run begins: 0, or that of the run it continues."""
+        options = self.warm_start or {}
+        step = options.get("step") if options.get("continue") is True else 0
+        return step if isinstance(step, int) else 0  # a mistake, which `Continuation` refuses
 
     @property
     def seed_of_data(self) -> int:

@@ -159,6 +159,16 @@ class Program:
         program.feed = self.feed.of(program.experiment)
         return program
 
+    def starting_with(self, warm_start: Mapping[str, Any]) -> "Program":
+        """Returns this program for a run with another `warm_start`, from the same step.
+
+        Where a run starts is no part of what is compiled, which the two programs share.
+        """
+        program = copy.copy(self)
+        program.experiment = copy.copy(self.experiment)
+        object.__setattr__(program.experiment, "warm_start", warm_start)
+        return program
+
     def _insert(self, hyperparams: Any) -> Experiment:
         return self.inputs.insert(self.experiment, hyperparams)
 

@@ -38,6 +38,8 @@ def conditions(workload: Workload) -> list[str]:
     sentences = []
     if workload.chosen_from:
         sentences.append("The hyperparameters were searched for on lower rungs, and not here.")
+    if workload.branch is not None:
+        sentences.append(workload.branch.condition(workload.configs))
     sentences += _cuts(workload)
     found = unlike_arguments(workload)
     if found:
@@ -102,6 +104,8 @@ def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
     if len(trees) < 2:
         return {}
     searched = {path for space in workload.spaces.values() for path in space.axes}
+    if workload.branch is not None:  # whose sentence says with which state each arm begins
+        searched |= {"warm_start.optimizer", "warm_start.follow"}
     return differing_arguments({arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()})
 
 

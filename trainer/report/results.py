@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
+from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.halving import Cut
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.methods import Cuts
@@ -54,7 +55,8 @@ class Result:
         seed: its seed.
         number: the number of its point in the space of the arm; None for a single run.
         summary: its summary.json; its `end` is "missing" if it has not ended.
-        steps: how many steps were planned.
+        steps: the last step that was planned.
+        first_step: the step of the state that it began with: 0, unless it continued another run.
         flops: floating-point operations of a step; None if they are not known.
         values: config path -> value, for the axes of the search space.
         retries: how often its computation was started again after an interruption.
@@ -73,6 +75,7 @@ class Result:
     number: int | None
     summary: Summary = MISSING
     steps: int = 0
+    first_step: int = 0
     flops: float | None = None
     values: Mapping[str, Tree] = field(default_factory=dict)
     retries: int = 0
@@ -87,6 +90,11 @@ class Result:
     def end(self) -> str:
         """How it ended: "done", "diverged", "failed" or "pruned"; "missing" if it has not."""
         return self.summary.end
+
+    @property
+    def updates(self) -> int:
+        """How many updates it made."""
+        return max(0, self.summary.step - self.first_step)
 
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric, by its name in metrics.jsonl; None if there is none.
@@ -228,6 +236,7 @@ class Workload:
         families: among how many workloads of the sweep the error of a verdict is divided.
         chosen_from: arm -> the number of points of each search on lower rungs, for a rung on which
             the arms have the hyperparameters of these; empty otherwise.
+        branch: the state of a run that all runs continue, or None.
         cuts: arm -> the steps at which its worse trials are stopped; without arms that are not cut.
         orders: arm and search -> the cuts that were made, in order.
     """
@@ -260,6 +269,7 @@ class Workload:
     rung: str = ""
     families: int = 1
     chosen_from: Mapping[str, int] = field(default_factory=dict)
+    branch: PlannedBranch | None = None
     cuts: Mapping[str, Cuts] = field(default_factory=dict)
     orders: Mapping[tuple[str, int], Sequence[Cut]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)

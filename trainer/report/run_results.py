@@ -120,7 +120,8 @@ def _result(folder: Path, name: str, arm: str) -> Result:
         raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
     summary = read_summary(folder) or MISSING
     seed, steps = record.get("fingerprint", {}).get("seed", 0), summary.steps or 0
-    run = Result(name, folder, arm, seed, None, steps=steps)
+    first = summary.first_step or 0
+    run = Result(name, folder, arm, seed, None, steps=steps, first_step=first)
     return with_outcome(run, summary, record)
 
 

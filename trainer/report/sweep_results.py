@@ -84,6 +84,7 @@ def read_sweep(
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
         ablated=plan.ablated,
         ladder=plan.ladder,
+        branch=plan.branch,
         cuts=plan.cuts,
         orders=read_cuts(folder, plan),
     )
@@ -248,6 +249,7 @@ def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) 
         number=trial.number,
         search=trial.search,
         steps=program.steps,
+        first_step=program.first_step or 0,
         flops=float(program.flops),
         values=trial.values,
     )
@@ -271,9 +273,16 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
         outcome = None if name in known else read_outcome(place)
         arm = place.parent.name
         if outcome is not None and arm in plan.arms and place.name.isdecimal():
-            steps, flops = programs[arm].steps, float(programs[arm].flops)
-            seed = int(place.name)
-            run = Result(name, place, arm, seed, None, steps=steps, flops=flops)
+            run = Result(
+                name,
+                place,
+                arm,
+                int(place.name),
+                None,
+                steps=programs[arm].steps,
+                first_step=programs[arm].first_step or 0,
+                flops=float(programs[arm].flops),
+            )
             yield with_outcome(run, outcome, _record(run.folder))
 
 

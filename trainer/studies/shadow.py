@@ -29,7 +29,7 @@ from trainer.engine.sharding import replicated
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
 from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
-from trainer.train.warm_start import WarmStart
+from trainer.train.continuation import begin_with
 
 # What changes neither the points that a run visits nor the gradients there.
 FREE = ("optimizer", "ema_decay", "eval_every", "metrics", "train_metrics", *WITHOUT_EFFECT)
@@ -288,7 +288,7 @@ class Shadow:
         self._batches = program.feed.batches(0)
         self._hyperparams = self.other.inputs.pack()
         self._compared = self._compile(other)
-        self.state = _first_state(program, config)
+        self.state = _first_state(program, config, vocabulary)
         shardings = jax.tree.map(lambda x: x.sharding, self.other.abstract_state().opt_state)
         init = jax.jit(self.other.first_opt_state, out_shardings=shardings)
         self.opt_state = init(self.state.params, self._hyperparams)
@@ -372,11 +372,11 @@ def _not_finite(products: np.ndarray) -> str:
     return f"The update of {joined(names or ['--config or --shadow'])} is not finite"
 
 
-def _first_state(program: Program, config: Config) -> State:
+def _first_state(program: Program, config: Config, vocabulary: Sequence[str]) -> State:
     """Returns the state before the first step, as a run of the config has it."""
     if program.experiment.warm_start is None:
         return program.init()
-    return WarmStart(program, config).first_state(program)
+    return begin_with(program, config, vocabulary).first_state(program)
 
 
 def _with_optimizer(program: Program, other: Config, vocabulary: Sequence[str]) -> Program:

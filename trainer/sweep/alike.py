@@ -65,17 +65,23 @@ def _common_metric(trees: Mapping[str, Call]) -> str:
 def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`.
 
-    The value is "absent" where the arm has no such argument. Where two arms call different
+    The value is "absent" where the arm has no such argument, and "given" where it has entries below
+    the path. Where two arms call different
     functions, their arguments are left out.
     """
     paths = dict.fromkeys(path for each in found.values() for path in each)
     different: dict[str, dict[str, str]] = {}
     for path in paths:
-        values = {arm: each.get(path, "absent") for arm, each in found.items()}
+        values = {arm: _value_at(path, each) for arm, each in found.items()}
         inside = any(path.startswith(f"{parent}.") for parent in different)
         if len(set(values.values())) > 1 and not inside:
             different[path] = values
     return different
+
+
+def _value_at(path: str, values: Mapping[str, str]) -> str:
+    below = any(each.startswith(f"{path}.") for each in values)
+    return values.get(path, "given" if below else "absent")
 
 
 def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from trainer.config.wording import known_names
 from trainer.sweep.ablation import Ablation
+from trainer.sweep.branch import Branch
 from trainer.sweep.ladder import Ladder
 from trainer.sweep.methods import Explicit, Grid, Halved, Method, Sampled
 from trainer.sweep.spaces import Space
@@ -236,7 +237,8 @@ class Sweep:
 
     Attributes:
         base: the config of a run, or several files of which later ones override earlier ones; Gin
-            or YAML; relative to the file that names them.
+            or YAML; relative to the file that names them. With a branch it is by default the config
+            of its run.
         arms: name -> arm, in the order of the report; empty for one arm, the base, with `space`.
         set: path -> value, laid over the files of every arm; see `Arm`.
         space: path or selector -> the values among which to search; only without arms.
@@ -246,6 +248,8 @@ class Sweep:
             `trainer.sweep.ladder.Ladder`. None for the configs as they are.
         ablate: what is taken out of the one arm, one thing at a time; see
             `trainer.sweep.ablation.Ablation`. None for nothing.
+        branch: a state of a run that all trials continue; see `trainer.sweep.branch.Branch`. None
+            trains them from the first step.
         searches: how many independent searches each arm has, 1 or at least 3. With several, each
             has a winner, and arms are compared over the searches, paired: search r has the same
             points of the unit cube and the same seeds in every arm. None for 1, or for as many as
@@ -272,13 +276,14 @@ class Sweep:
             each with the bits that it has alone.
     """
 
-    base: str | Sequence[str]
+    base: str | Sequence[str] = ()
     arms: Mapping[str, Arm] = field(default_factory=dict)
     set: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Space] | None = None
     trials: int | None = None
     ladder: Ladder | None = None
     ablate: Ablation | None = None
+    branch: Branch | None = None
     searches: int | None = None
     seeds: int | Sequence[int] = 1
     method: Method = Grid()
@@ -292,7 +297,7 @@ class Sweep:
     vmap: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.base:
+        if not self.base and self.branch is None:
             raise ValueError("base is empty: name the config of a run.")
         if self.vmap is not None and self.vmap < 2:
             raise ValueError(
@@ -325,6 +330,7 @@ class Sweep:
         _check_kind("claims", self.claims, Claims)
         _check_kind("ladder", self.ladder, Ladder)
         _check_kind("ablate", self.ablate, Ablation)
+        _check_kind("branch", self.branch, Branch)
         for arm in self.arms.values():
             _check_kind("arms", arm, Arm)
         self._check_ladder()
@@ -365,6 +371,11 @@ class Sweep:
         ladder = self.ladder
         if ladder is None:
             return
+        if self.branch is not None:
+            raise ValueError(
+                "The sweep has a ladder and a branch, but a ladder compares whole runs of several"
+                " sizes, and a branch continues one run: remove one of them."
+            )
         methods = [self.method, *(arm.method for arm in self.arms.values())]
         if any(method is not None and method.cuts for method in methods):
             raise ValueError(

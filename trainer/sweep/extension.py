@@ -37,7 +37,7 @@ from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of, unequa
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import paths_below, replace_file
-from trainer.writers.json_files import as_json
+from trainer.writers.json_files import as_dataclass, as_json
 
 
 @dataclass(frozen=True)
@@ -284,8 +284,8 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
         for name in program.trials:
             arm = name.partition("/")[0]
             budgets["trials"][arm] += 1
-            budgets["steps"][arm] += program.steps
-            budgets["examples"][arm] += program.steps * program.batch_size
+            budgets["steps"][arm] += program.updates
+            budgets["examples"][arm] += program.updates * program.batch_size
     for what, counts in budgets.items():
         refuse_unequal(definition, what, counts)
 
@@ -307,12 +307,13 @@ def render_extension(
     tunings = _tunings(stored, revision)
     lines += [*_arms(stored, revision), tuned_line(tunings)]
     lines += [*unequally_tuned(tunings, past=False), ""]
-    if revision["programs"]:
-        lines += _program_lines(revision["programs"])
+    programs = [as_dataclass(each, SharedProgram) for each in revision["programs"]]
+    if programs:
+        lines += _program_lines(programs)
     lines += revision["reasons"]
     lines += revision_changes(stored.revisions[-1], revision)
-    steps = sum(each["steps"] * len(each["trials"]) for each in revision["programs"])
-    flops = sum(x["flops"] * x["steps"] * len(x["trials"]) for x in revision["programs"])
+    steps = sum(each.updates * len(each.trials) for each in programs)
+    flops = sum(each.flops * each.updates * len(each.trials) for each in programs)
     lines.append(f"{len(revision['trials']):,} new runs: {steps:,} steps, {flops:.3g} FLOPs")
     known = revision["known"]
     were = "were" if known["final"] else "were not"
@@ -364,16 +365,16 @@ def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
     return found
 
 
-def _program_lines(programs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _program_lines(programs: Sequence[SharedProgram]) -> list[str]:
     rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
     for each in programs:
         rows.append(
             (
-                f"{len(each['trials']):,}",
-                f"{each['steps']:,}",
-                f"{each['batch_size']:,}",
-                f"{each['flops']:,}",
-                each["trials"][0],
+                f"{len(each.trials):,}",
+                f"{each.updates:,}",
+                f"{each.batch_size:,}",
+                f"{each.flops:,}",
+                each.trials[0],
             )
         )
     return table(rows, right=(0, 1, 2, 3))

@@ -287,7 +287,7 @@ class SweepFolder:
         same = [
             trial
             for trial in left
-            if trial.arm == arm
+            if self._share_waves(trial.arm, arm)
             and trial.final == first.final
             and self.program_of(trial) == program
             and starts.get(trial.folder) == start
@@ -295,7 +295,7 @@ class SweepFolder:
         ]
         stored = self.plan.programs[program]
         bounds = [
-            useful_width(stored.flops * stored.steps),
+            useful_width(stored.flops * stored.updates),
             math.ceil((self.halving.going_on(start) if start else len(phase)) / workers),
             fits(program),
         ]
@@ -304,6 +304,12 @@ class SweepFolder:
         most = limits["widths"].get(str(program), len(same))
         width = wave_width(len(same), most, *bounds)
         return self._write_wave(same[:width], program, start=start)
+
+    def _share_waves(self, arm: str, other: str) -> bool:
+        """Returns whether trials of two arms may be in one wave: all of a branch begin alike."""
+        arms = self.plan.arms
+        alike = self.plan.branch is not None and arms[arm].cuts == arms[other].cuts
+        return arm == other or alike
 
     def _write_wave(
         self, trials: Sequence[Trial], program: int, alone: bool = False, start: int | None = None

@@ -73,9 +73,11 @@ def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> in
     cuts = plan.arms[arm].cuts
     if cuts is None:
         counts = [sum(x.partition("/")[0] == arm for x in each.trials) for each in programs]
-        return sum(n * each.steps for n, each in zip(counts, programs, strict=True))
-    steps = next(each.steps for each in programs if arm in each.arms)
-    return len(plan.seeds) * len(plan.offsets) * cuts.total(plan.counts[arm], steps)
+        return sum(n * each.updates for n, each in zip(counts, programs, strict=True))
+    program = next(each for each in programs if arm in each.arms)
+    points = plan.counts[arm]
+    steps = cuts.total(points, program.steps) - points * (program.first_step or 0)
+    return len(plan.seeds) * len(plan.offsets) * steps
 
 
 def program_steps(plan: Plan, program: SharedProgram) -> int:
@@ -87,7 +89,7 @@ def program_steps(plan: Plan, program: SharedProgram) -> int:
     total = 0.0
     for arm, count in Counter(name.partition("/")[0] for name in program.trials).items():
         own = [each for each in plan.programs if arm in each.arms]
-        steps = program.steps * count
+        steps = program.updates * count
         if plan.arms[arm].cuts is not None:
             steps = planned_steps(plan, arm, own) * count / len(plan.of_arm(arm))
         total += steps

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
 from trainer.messages import plural
+from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.ladder import (
@@ -117,13 +118,14 @@ class SharedProgram:
     Attributes:
         trials: the names of the trials, in the order of the plan.
         inputs: the config paths of the floats that are inputs of the program, sorted.
-        steps: number of updates of each trial.
+        steps: the last step of each trial.
         batch_size: examples per batch.
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
         warnings: arm -> sentences about what is probably a mistake in its config.
         moved: the arms of a ladder that take their hyperparameters from lower rungs, whose final
             runs share the program; None if there are none.
+        first_step: the step of the state with which each trial begins; None for 0.
     """
 
     trials: tuple[str, ...]
@@ -134,6 +136,16 @@ class SharedProgram:
     state_bytes: int
     warnings: Warnings = field(default_factory=dict)  # plans of earlier versions have none
     moved: tuple[str, ...] | None = field(default=None, metadata={"omit_none": True})
+    first_step: int | None = field(default=None, metadata={"omit_none": True})
+
+    @property
+    def updates(self) -> int:
+        """How many updates each trial makes."""
+        return self.steps - (self.first_step or 0)
+
+    def updates_until(self, step: int) -> int:
+        """Returns how many of these updates a trial has made that is at a step."""
+        return max(0, min(step, self.steps) - (self.first_step or 0))
 
     @property
     def arms(self) -> set[str]:
@@ -168,6 +180,7 @@ class Plan:
         offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
         per_example: whether final runs keep their results on single test examples.
         ladder: the rungs on which the arms are, or None. Arms that it moves have no trials.
+        branch: the state of a run that all trials continue, or None.
         ablated: the arm of which the others are without a part; "" if there is none.
         segments: into how many segments the states that a run keeps divide it; 0 if it keeps none.
         programs: the programs of the trials, in the same order; empty before `find_programs`.
@@ -190,6 +203,7 @@ class Plan:
     offsets: tuple[int, ...] = (0,)
     per_example: bool = True
     ladder: PlannedLadder | None = None
+    branch: PlannedBranch | None = None
     ablated: str = ""
     segments: int = 0
     programs: tuple[SharedProgram, ...] = ()
@@ -276,6 +290,7 @@ class Plan:
         rule |= {} if self.per_example else {"per_example": False}
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         rule |= {"ladder": as_json(self.ladder)} if self.ladder is not None else {}
+        rule |= {"branch": as_json(self.branch)} if self.branch is not None else {}
         rule |= {"ablated": self.ablated} if self.ablated else {}
         rule |= {"segments": self.segments} if self.segments else {}
         return {
@@ -378,6 +393,7 @@ def make_plan(definition: Definition) -> Plan:
         offsets=offsets,
         per_example=sweep.final is None or sweep.final.per_example,
         ladder=None if sweep.ladder is None else _planned_ladder(sweep.ladder, definition.arms),
+        branch=definition.branch,
         ablated="" if sweep.ablate is None else definition.arms[0].name,
         segments=0 if sweep.claims is None else sweep.claims.segments,
     )
@@ -534,7 +550,7 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
             raise ConfigError(
                 f"The configs of the arms have the seeds {listing(starts)}, and seeds counts from"
                 " the seed of the base: list the seeds, or remove seed from the arms.",
-                config.sources.get("seeds") or config.sources["base"],
+                config.sources.get("seeds") or config.sources.get("base") or config.sources[""],
             )
         seeds = tuple(range(start, start + sweep.seeds))
     else:

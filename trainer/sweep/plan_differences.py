@@ -39,6 +39,7 @@ def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
         ("skewed", False),
         ("per_example", True),
         ("ladder", None),
+        ("branch", None),
         ("ablated", ""),
         ("segments", 0),
     ):

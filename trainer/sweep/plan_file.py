@@ -20,6 +20,7 @@ from typing import Any, NotRequired, TypedDict
 from trainer.config import ConfigError, dump, load
 from trainer.config.wording import brief, listing
 from trainer.messages import UserError
+from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
@@ -64,6 +65,7 @@ class _Revision(TypedDict):
     vocabulary: NotRequired[list[str]]
     linked: NotRequired[dict[str, list[list[str]]]]  # plans of earlier versions have none
     ladder: NotRequired[PlannedLadder]
+    branch: NotRequired[PlannedBranch]
     ablated: NotRequired[str]
     segments: NotRequired[int]
 
@@ -338,6 +340,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         offsets=tuple(last.get("offsets", (0,))),
         per_example=last.get("per_example", True),
         ladder=as_dataclass(last["ladder"], PlannedLadder) if "ladder" in last else None,
+        branch=as_dataclass(last["branch"], PlannedBranch) if "branch" in last else None,
         ablated=last.get("ablated", ""),
         segments=last.get("segments", 0),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),

@@ -100,7 +100,7 @@ def _programs(plan: Plan) -> list[str]:
             (
                 str(number),
                 f"{len(program.trials):,}",
-                f"{program.steps:,}",
+                f"{program.updates:,}",
                 f"{program.batch_size:,}",
                 f"{program.flops:,}",
                 program.first,
@@ -118,6 +118,8 @@ def _totals(plan: Plan) -> list[str]:
     if searches > 1:
         seeds = f"{searches} searches of each arm; search 0: {seeds}"
     lines = [] if plan.ladder is None else [plan.ladder.text()]
+    if plan.branch is not None:
+        lines.append(plan.branch.text({name: arm.config for name, arm in plan.arms.items()}))
     lines += _cut_lines(plan)
     most = "at most " if plan.cuts else ""
     lines.append(f"{len(plan.trials):,} runs ({seeds}): {most}{steps:,} steps, {flops:.3g} FLOPs")
@@ -125,8 +127,8 @@ def _totals(plan: Plan) -> list[str]:
         steps = flops = 0
         for arm in plan.arms:
             of_arm = [program for program in plan.programs if arm in program.arms]
-            steps += max(program.steps for program in of_arm)
-            flops += max(program.steps * program.flops for program in of_arm)
+            steps += max(program.updates for program in of_arm)
+            flops += max(program.updates * program.flops for program in of_arm)
         times = len(plan.final_seeds) * searches
         runs, steps, flops = times * len(plan.arms), times * steps, times * flops
         winner = "search of each arm" if searches > 1 else "arm"
@@ -165,9 +167,11 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
     rows = [("program", "waves", "trials of a wave", "memory", "a step", "all steps")]
     total = 0.0
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
-        arms = collections.Counter(plan.by_name[name].arm for name in program.trials)
+        names = (plan.by_name[name].arm for name in program.trials)
+        # Arms of a branch share waves.
+        arms = collections.Counter(arm if plan.branch is None else "" for arm in names)
         bounds = (
-            useful_width(program.flops * program.steps),
+            useful_width(program.flops * program.updates),
             most_side_by_side(program.state_bytes, 1, need.temporary_bytes),
         )
         if (vmap := plan.vmap) is not None:

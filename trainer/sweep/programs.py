@@ -45,10 +45,13 @@ from trainer.sweep.ladder import rung_of
 from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.warning_text import merge_warnings
+from trainer.train.continuation import begin_with
 from trainer.writers.lines import PREFIXES
 
 # Arguments of the root that are inputs of the program, or that do not change what it computes.
 _NOT_STRUCTURE = ("seed", "data_seed", "steps_per_call")
+# How the first state is made from that of another run, which is no part of the program.
+_STARTS = ("warm_start.optimizer", "warm_start.follow")
 _INPUT = "(an input of the program)"
 _KINDS = {
     int: "an integer",
@@ -196,7 +199,7 @@ def _merge(every: Sequence[_Traced]) -> list[_Traced]:
 
 def _steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
     # An arm that a ladder moves has final runs only.
-    moved = sum(program.steps for program in programs if program.moved)
+    moved = sum(program.updates for program in programs if program.moved)
     return moved or planned_steps(plan, arm, programs)
 
 
@@ -248,11 +251,13 @@ def _group(
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
+        _check_starts(arm, program, shared, vocabulary)
         warnings += check_extremes(arm, shared, program.abstract_state().params, vocabulary)
         found = SharedProgram(
             trials=tuple(trial.name for trial in shared),
             inputs=tuple(traced.inputs),
             steps=traced.steps,
+            first_step=program.experiment.first_step or None,
             batch_size=traced.batch_size,
             flops=traced.flops,
             state_bytes=traced.state_bytes,
@@ -294,6 +299,11 @@ def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
             f"a cut at step {cuts.steps[-1]:,}, and its runs have {experiment.steps:,} steps: a cut"
             " comes before the last step."
         )
+    elif cuts.steps[0] <= experiment.first_step:
+        wrong = (
+            f"a cut at step {cuts.steps[0]:,}, and its runs begin at step"
+            f" {experiment.first_step:,}: a cut comes after that."
+        )
     elif missed := [step for step in cuts.steps if not experiment.evaluates(step)]:
         wrong = (
             f"a cut at step {missed[0]:,}, after which there is no evaluation"
@@ -308,9 +318,32 @@ def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
         raise ConfigError(f"{arm.title} has {wrong}", arm.source("method.cuts", "method"))
 
 
+def _check_starts(
+    arm: ArmConfig, program: Program, trials: Sequence[Trial], vocabulary: Sequence[str]
+) -> None:
+    """Raises ConfigError if a state of another run, with which trials go on, does not fit them."""
+    if not program.experiment.first_step:
+        return
+    checked: set[str] = set()
+    for trial in trials:
+        start: Any = trial.config.root.kwargs["warm_start"]
+        if repr(start) in checked:
+            continue
+        checked.add(repr(start))
+        config = config_with_sources(arm, trial)
+        try:
+            begin_with(program.starting_with(start), config, vocabulary)
+        except ConfigError as error:
+            raise error_in_sweep_file(error, arm, f"The trial {trial.name}") from error
+
+
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:
     """Returns a text that is equal for trials of an arm that share a program."""
-    kept = {path: x for path, x in values.items() if not (path in inputs and is_number(x))}
+    kept = {
+        path: x
+        for path, x in values.items()
+        if path not in _STARTS and not (path in inputs and is_number(x))
+    }
     return dump(Call("values", {"values": kept}))
 
 
@@ -327,6 +360,9 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
     if isinstance(tree, Call):
         left = _NOT_STRUCTURE if not path else ()
         kept = {key: x for key, x in items.items() if x != _INPUT and key not in left}
+        if not path and isinstance(start := kept.get("warm_start"), dict):
+            # Of where a run starts, only the step matters to what is computed.
+            kept["warm_start"] = {k: x for k, x in start.items() if k in ("continue", "step")}
         return Call(tree.name, kept, tree.partial)
     if isinstance(tree, dict):
         return items

@@ -10,6 +10,7 @@ from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
 from trainer.sweep.ablation import Ablation, Removal, removals
 from trainer.sweep.arm_paths import ArmPaths
+from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Arm, Sweep
 from trainer.sweep.ladder import check_spaces, name_on, on_rung, rungs_of
 from trainer.sweep.methods import Explicit, Method
@@ -101,11 +102,13 @@ class Definition:
         sweep: the root.
         config: the config that it was built from.
         arms: the arms in their order, at least one.
+        branch: the state of a run that all trials continue, or None.
     """
 
     sweep: Sweep
     config: Config
     arms: tuple[ArmConfig, ...]
+    branch: PlannedBranch | None = None
 
 
 def read_sweep(
@@ -123,11 +126,12 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    config = with_calls(config, ("goal", "final", "claims", "ladder", "ablate"), {"arms": "arm"})
+    nodes = ("goal", "final", "claims", "ladder", "ablate", "branch")
+    config = with_calls(config, nodes, {"arms": "arm"})
     builder = Builder(config, vocabulary)
     builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
-    reader = _Reader(sweep, config, search_paths)
+    reader = _Reader(sweep, config, search_paths, vocabulary)
     named = [(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
     named = named or [("base", Arm(space=sweep.space), "")]
     if sweep.ablate is not None:
@@ -135,7 +139,7 @@ def read_sweep(
     arms = [each for one in named for each in reader.arms(*one)]
     if sweep.ladder is not None:
         check_spaces(sweep.ladder, {arm.title: arm.places for arm in arms}, config)
-    return Definition(sweep, config, tuple(arms))
+    return Definition(sweep, config, tuple(arms), reader.branch)
 
 
 def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
@@ -150,10 +154,27 @@ def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 class _Reader:
     """Reads the configs of arms."""
 
-    def __init__(self, sweep: Sweep, config: Config, search_paths: Sequence[str]):
+    def __init__(
+        self,
+        sweep: Sweep,
+        config: Config,
+        search_paths: Sequence[str],
+        vocabulary: Sequence[str] = (),
+    ):
         self._sweep = sweep
         self._config = config
         self._search_paths = search_paths
+        self._run = None
+        if sweep.branch is not None:
+            from trainer.sweep.continued_run import ContinuedRun  # which needs jax
+
+            (folder,) = self._files("branch.run", sweep.branch.run)
+            self._run = ContinuedRun(sweep.branch, folder, config, vocabulary)
+
+    @property
+    def branch(self) -> PlannedBranch | None:
+        """The state of a run that all trials continue, or None."""
+        return None if self._run is None else self._run.planned
 
     def arms(self, name: str, arm: Arm, at: str) -> Iterator[ArmConfig]:
         """Yields an arm, or that arm on each rung of the ladder; for `at` see `_arm`."""
@@ -199,8 +220,11 @@ class _Reader:
         `at` is its path in the config of the sweep, `rung` the index of its rung on the ladder, and
         `again` whether it is searched there beside the rule.
         """
-        place = join(at, "files") if arm.files else "base"
-        files = [*self._files("base", self._sweep.base), *self._files(join(at, "files"), arm.files)]
+        base = self._files("base", self._sweep.base) if self._sweep.base else []
+        if self._run is not None and not base:
+            base = [self._run.config_file]
+        place = join(at, "files") if arm.files else "base" if self._sweep.base else "branch.run"
+        files = [*base, *self._files(join(at, "files"), arm.files)]
         title = f"The arm {name!r}" if at else "The base"
         try:
             config = load(files, search_paths=self._search_paths)
@@ -208,6 +232,8 @@ class _Reader:
             text = f"{title} cannot be read: {error}"
             raise ConfigError(text, self._config.sources[place]) from error
         paths = ArmPaths(title, files, self._search_paths)
+        if self._run is not None:
+            config = self._run.continue_with(config)
         settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
         for place, values in settings.items():
             for key, value in values.items():
@@ -215,8 +241,12 @@ class _Reader:
                 config = paths.set(config, key, value, source)
         if rung is not None and self._sweep.ladder is not None:
             config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
+        if self._run is not None:
+            config = self._run.choose_states(config, title)
         method, space = arm.method or self._sweep.method, arm.space or {}
         places = self._places(space, method, at)
+        if self._run is not None:
+            self._run.check_space(title, places)
         return ArmConfig(
             name=name,
             title=title,

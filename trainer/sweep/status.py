@@ -220,16 +220,20 @@ class SweepReader:
         of_arm = [trial for trial in trials if trial.arm == arm]
         ends = [outcomes[t.folder].end for t in of_arm if t.folder in outcomes]
         at = {
-            trial.folder: min(self._step(trial, in_wave), self.program_of(trial).steps)
+            trial.folder: self.program_of(trial).updates_until(self._step(trial, in_wave))
             for trial in of_arm
         }
-        steps = sum(self.program_of(trial).steps for trial in of_arm)
+        steps = sum(self.program_of(trial).updates for trial in of_arm)
         if arm in self.plan.cuts and not of_arm[0].final:
             steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
-            at |= {name: outcomes[name].step for name in at if name in outcomes}
+            at |= {
+                trial.folder: self.program_of(trial).updates_until(outcomes[trial.folder].step)
+                for trial in of_arm
+                if trial.folder in outcomes
+            }
             steps_done = steps if len(ends) == len(of_arm) else min(steps, sum(at.values()))
         else:
-            ended = (self.program_of(t).steps for t in of_arm if t.folder in outcomes)
+            ended = (self.program_of(t).updates for t in of_arm if t.folder in outcomes)
             steps_done = sum(ended) + sum(x for name, x in at.items() if name not in outcomes)
         held = {wave.name: wave for t in of_arm if (wave := in_wave.get(t.folder)) and wave.held}
         final = bool(of_arm[0].final)  # the same for all of them
@@ -283,7 +287,8 @@ class SweepReader:
             if trial.folder not in ended and (trial.final or trial.arm not in cut):
                 program, wave = self.program_of(trial), in_wave.get(trial.folder)
                 step = 0 if wave is None else wave.step
-                left += max(0, program.steps - step) * max(1, program.flops)
+                updates = program.updates - program.updates_until(step)
+                left += updates * max(1, program.flops)
         if self._final is None and self.plan.final_seeds:
             left += self._flops_of_final()
         return left / speed
@@ -292,7 +297,7 @@ class SweepReader:
         """Returns the FLOPs of the final runs, at most, before the winners are known."""
         most: dict[str, int] = {}
         for program in self.plan.programs:
-            flops = program.steps * max(1, program.flops)
+            flops = program.updates * max(1, program.flops)
             for arm in program.arms:
                 most[arm] = max(most.get(arm, 0), flops)
         return len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())

@@ -188,9 +188,9 @@ class TrialLoop:
     ):
         self.trial = trial
         self.program = program
-        self.step = restored or 0
-        self.lines: list[str] = []
         experiment = program.experiment
+        self.step = experiment.first_step if restored is None else restored
+        self.lines: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
         def write(name: str, text: str) -> None:

@@ -64,7 +64,7 @@ def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
     """
     file, wanted = folder / "metrics.jsonl", set[int]()
     for interval in (experiment.log_every, experiment.eval_every):
-        wanted.update(every.due_steps(interval, 0, last))
+        wanted.update(every.due_steps(interval, experiment.first_step, last))
     lines = lines_of(file) if file.exists() else ()
     lost = wanted - {row["step"] for _, row in lines if row is not None}
     if lost:

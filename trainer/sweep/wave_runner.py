@@ -26,6 +26,7 @@ from trainer.sweep.trial_loop import TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.continuation import Continuation, begin_with
 from trainer.train.loop_interface import Ended, Halted
 from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
@@ -107,7 +108,9 @@ class WaveRunner:
                 restored, states = self._first_states(checkpoints)
                 wave.record_begin(restored)
                 self._begin(restored, states, watchdog)
-                code = self._advance(checkpoints, restored or 0)
+                code = self._advance(
+                    checkpoints, experiment.first_step if restored is None else restored
+                )
             finally:
                 for trial_loop in self._trial_loops:
                     trial_loop.close()
@@ -147,9 +150,19 @@ class WaveRunner:
             return start, {trial: x for trial, x in found.items() if x is not None}
         if not experiment.warm_start:
             return None, {trial: program.init() for trial, program in programs.items()}
-        warm = WarmStart(self._program, trials[0].config)
-        self._wave.workdir.record(warm_starts=warm.number)
-        return None, {trial: warm.first_state(program) for trial, program in programs.items()}
+        return None, self._continued(programs)
+
+    def _continued(self, programs: Mapping[Trial, Program]) -> dict[Trial, State]:
+        """Computes first states from those of other runs; trials of one warm start share it."""
+        starts: dict[str, WarmStart | Continuation] = {}
+        states = {}
+        for trial, program in programs.items():
+            key = repr(program.experiment.warm_start)
+            if key not in starts:
+                starts[key] = begin_with(program, trial.config, self._vocabulary)
+            states[trial] = starts[key].first_state(program)
+        self._wave.workdir.record(warm_starts=max(each.number for each in starts.values()))
+        return states
 
     def _waiting_state(self, trial: Trial, program: Program) -> State | None:
         """Returns the state of a trial at the cut where it waited, and takes up its files.

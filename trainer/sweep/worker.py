@@ -42,6 +42,7 @@ from trainer.sweep.programs import is_number, most_side_by_side
 from trainer.sweep.wave import Wave, run_alone
 from trainer.sweep.wave_runner import WaveRunner
 from trainer.train.signals import StopSignals
+from trainer.train.warm_start import CannotBegin
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
 from trainer.workdir.changes import RunChanged
@@ -187,7 +188,8 @@ class Worker:
                     f"{error.changes}Restore the old value{more}; or remove {claim.path}, and its"
                     " trials are computed from the beginning."
                 ) from error
-            if isinstance(error, CodeChanged):  # a module that was imported during the wave
+            # A module that was imported during the wave; another run that was removed.
+            if isinstance(error, CodeChanged | CannotBegin):
                 end = "failed"
                 raise
             if is_disk_error(error):
@@ -346,7 +348,9 @@ class Worker:
             for path, value in prepared.values[trial.arm].items()
         }
         data_seed: Any = trial.config.root.kwargs.get("data_seed")
-        return prepared.program.with_values(values, trial.seed, data_seed)
+        program = prepared.program.with_values(values, trial.seed, data_seed)
+        start: Any = trial.config.root.kwargs.get("warm_start")
+        return program if start is None else program.starting_with(start)
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side.

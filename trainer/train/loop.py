@@ -284,7 +284,7 @@ class Loop:
         values = block.row(bad)
         found = f"At step {bad} {describe(values, (self._pending.params_finite_at + 1, bad))}."
         if self.experiment.on_nonfinite == "rollback":
-            back = rollback_target(self._counters, bad)
+            back = rollback_target(self._counters, bad, self.experiment.first_step)
             if back is not None:
                 self.log(f"{found} The run goes back to step {back.step} and skips the batch.")
                 return back

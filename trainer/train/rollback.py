@@ -78,19 +78,20 @@ def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
     return Counters(*(int(n) for n in np.asarray(run_state["rollback"])))
 
 
-def rollback_target(counters: Counters, bad: int) -> RollbackTarget | None:
+def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTarget | None:
     """Computes where a run continues after the bad step, which is counted from 1.
 
     The batch of that step is skipped for good. If the run did not get past the bad step of the last
     rollback, the state itself may be the cause: the run goes back 1, 3, 7, ... steps further, and
-    skips the batches of those steps too. Returns None if it went back `MOST_ROLLBACKS` times
+    skips the batches of those steps too, but not further than `first`, the step at which it began.
+    Returns None if it went back `MOST_ROLLBACKS` times
     before.
     """
     if counters.rollbacks == MOST_ROLLBACKS:
         return None
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
     # The first time to the state before the bad step, then 1, 3, 7, ... steps before that.
-    target = max(0, bad - 2**retries)
+    target = max(first, bad - 2**retries)
     return RollbackTarget(
         target,
         Counters(

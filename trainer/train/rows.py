@@ -155,11 +155,12 @@ class Rows:
 
     def _count(self, restored: int | None, found: int, was_there: bool) -> None:
         """Compares the rows that the file has with those that the run wrote."""
-        step, experiment = restored or 0, self._experiment
+        experiment = self._experiment
+        step = experiment.first_step if restored is None else restored
         before = ({name: rows[name] for name in LoggedRows._fields} for rows in self._folder.rows())
         wanted = expected_rows([LoggedRows(**rows) for rows in before], step)
         if wanted is None:  # an earlier version wrote run.json, without the number of rows
-            wanted = int(step > 0 and not was_there)
+            wanted = int(restored is not None and not was_there)
         evaluated = experiment.eval_every
         if not isinstance(evaluated, int):
             evaluated = [[first, interval] for first, interval in sorted(evaluated.items())]
@@ -265,6 +266,7 @@ class Results(Writer):
             why=ended.why,
             exit=ended.code,
             steps=experiment.steps,
+            first_step=experiment.first_step or None,
             examples=examples,
             tokens=None if tokens is None else examples * tokens,
             seconds=self.seconds,

@@ -29,6 +29,7 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.clipping import ClippedSteps
+from trainer.train.continuation import Continuation, begin_with
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
@@ -109,7 +110,7 @@ def make_shared(
             keep_best=0 if experiment.best_metric is None else 1,
             best_mode=experiment.best_mode,
             # Keep the first state after a warm start, which cannot be computed again.
-            keep_always=[] if experiment.warm_start is None else [0],
+            keep_always=[] if experiment.warm_start is None else [experiment.first_step],
             log=log,
             fence=folder.check_fence,
             before_commit=folder.sync_metrics,
@@ -158,7 +159,7 @@ class Run:
         self.signals = signals
         self.log = log
         self.vocabulary = vocabulary
-        self._warm_start: WarmStart | None = None
+        self._warm_start: WarmStart | Continuation | None = None
         self._profile: Profile | None = None
         self._compiled = compiled
         self._slow_lines = slow_lines or SlowLines()
@@ -222,6 +223,8 @@ class Run:
         end = FAILED  # for exceptions that are not caught here
         try:
             self.log(f"{workdir}: {self._describe()}")
+            if isinstance(self._warm_start, Continuation):
+                self.log(self._warm_start.describe())
             for warning in self.plan.warnings:
                 self.log(f"warning: {warning}")
             end = self._run_in(folder, until, observe, began, summarize)
@@ -258,11 +261,12 @@ class Run:
             self._refuse_changes_of_a_finished_run(workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
-            self._profile.choose_steps(newest or 0, end)
+            done = self.experiment.first_step if newest is None else newest
+            self._profile.choose_steps(done, end)
         # Before the folder is created, so that a mistake in the rules of the warm start leaves
         # nothing behind.
         if self.experiment.warm_start and newest is None:
-            self._warm_start = WarmStart(self.program, self.config)
+            self._warm_start = begin_with(self.program, self.config, self.vocabulary)
 
     def _refuse_changes_of_a_finished_run(self, workdir: Path) -> None:
         """Raises UserError if the run has ended: the config in its folder is that of its steps."""
@@ -477,7 +481,7 @@ def find_start(
     folder: Path,
     checkpoints: Checkpoints,
     rollback_log: RollbackLog,
-    warm_start: WarmStart | None,
+    warm_start: WarmStart | Continuation | None,
     log: Callable[[str], None],
 ) -> Start:
     """Restores the newest checkpoint, or creates the state before the first step.
@@ -512,12 +516,14 @@ def _record_metrics(experiment: Experiment, folder: Path, checkpoints: Checkpoin
 
 
 def _is_unevaluated(experiment: Experiment, evaluated: set[int], step: int) -> bool:
-    if step == 0 or not experiment.evaluates(step):
+    if step <= experiment.first_step or not experiment.evaluates(step):
         return False
     return multihost.broadcast_from_host0(step not in evaluated)
 
 
-def _fresh_state(program: Program, checkpoints: Checkpoints, warm_start: WarmStart | None) -> State:
+def _fresh_state(
+    program: Program, checkpoints: Checkpoints, warm_start: WarmStart | Continuation | None
+) -> State:
     if program.experiment.warm_start and warm_start is None:
         raise CheckpointError(
             f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
@@ -528,6 +534,6 @@ def _fresh_state(program: Program, checkpoints: Checkpoints, warm_start: WarmSta
         return program.init()
     state = warm_start.first_state(program)
     # Save it at once: the other run may be changed or removed before the next checkpoint.
-    checkpoints.save(0, to_save(state))
+    checkpoints.save(program.experiment.first_step, to_save(state))
     checkpoints.wait()
     return state

@@ -12,7 +12,7 @@ from optim.paths import flatten
 from optim.patterns import SlowPattern, fullmatch
 from trainer import checkpoint
 from trainer.checkpoint.renaming import nested
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, Source
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.workdir import read_record
@@ -35,9 +35,11 @@ class WarmStart:
     - "optimizer" (the optimizer's state), "model_state" (such as batch statistics) and "schedule"
       (the position of the schedules): each "keep" or, by default, "reset".
 
-    Steps count from 0 in any case. `config` has the file and line for errors. Raises ConfigError if
-    a rule has no effect, a parameter is missing or does not fit, or the other run has no intact
-    checkpoint.
+    Steps count from 0 in any case; with "continue", another class reads the mapping, and the run
+    continues the other one: see `continuation.Continuation`.
+
+    `config` has the file and line for errors. Raises ConfigError if a rule has no effect, a
+    parameter is missing or does not fit, or the other run has no intact checkpoint.
 
     Attributes:
         number: how many warm starts led to this run, 1 if the other run was not warm-started.
@@ -74,20 +76,20 @@ class WarmStart:
         # Other random numbers than without a warm start: with the same seed, a fresh parameter
         # would get the very value from which the other run trained its own.
         state = program.init(warm_starts=self.number)
-        params = _put(state.params, self._params)
+        params = put(state.params, self._params)
         ema = state.ema
         if flatten(ema):  # copied, because the step takes both as donated buffers
-            ema = jax.tree.map(jax.numpy.copy, _put(ema, self._params))
-        opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
+            ema = jax.tree.map(jax.numpy.copy, put(ema, self._params))
+        opt_state = put(state.opt_state, self._parts.get("optimizer", {}))
         if "optimizer" not in self._parts:  # some states start as copies of the parameters
             opt_state = self._init(params, state.hyperparams)
         numbers = np.array(opt_state.scalars["int32"])
         numbers[-1] = self._position  # see Optimizer.position
         scalars = {**opt_state.scalars, "int32": numbers}
-        scalars = _put(opt_state.scalars, scalars)
+        scalars = put(opt_state.scalars, scalars)
         return state._replace(
             params=params,
-            model_state=_put(state.model_state, self._parts.get("model_state", {})),
+            model_state=put(state.model_state, self._parts.get("model_state", {})),
             opt_state=opt_state._replace(scalars=scalars),
             ema=ema,
         )
@@ -101,7 +103,7 @@ class WarmStart:
             what = f"an entry {unknown[0]!r}" if unknown else "no folder in 'from'"
             raise self._error(
                 unknown[0] if unknown else "",
-                f"warm_start has {what}; it takes {', '.join(_KEYS)}.",
+                f"warm_start has {what}; it takes {', '.join(_KEYS)}, or else continue.",
             )
         rename, fresh = self._options.get("rename") or {}, self._options.get("fresh") or []
         to = rename.values() if isinstance(rename, Mapping) else [0]
@@ -205,9 +207,18 @@ class WarmStart:
         return int(np.asarray(self._read("opt_state/scalars")["int32"])[-1])
 
     def _error(self, key: str, text: str) -> ConfigError:
-        paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
-        source = next((self._sources[path] for path in paths if path in self._sources), None)
-        return ConfigError(f"{source}: {text}" if source else text)
+        return located(self._sources, key, text)
+
+
+class CannotBegin(ConfigError):
+    """Raised if the state of another run, with which a run begins, cannot be used."""
+
+
+def located(sources: Mapping[str, Source], key: str, text: str) -> CannotBegin:
+    """Returns an error with the place of an entry of `warm_start`, or else of the whole."""
+    paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
+    source = next((sources[path] for path in paths if path in sources), None)
+    return CannotBegin(text, source)
 
 
 def count_warm_starts(folder: Path) -> int:
@@ -255,8 +266,8 @@ def _check_shapes(
             )
 
 
-def _put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
-    """Replaces leaves by path; dtypes and shardings stay as they are."""
+def put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
+    """Replaces leaves of a tree by path; dtypes and shardings stay as they are."""
     named = flatten(tree)
     new = {
         # Copied, because the first step takes the state as donated buffers.

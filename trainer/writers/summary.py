@@ -46,6 +46,7 @@ class Summary:
             files of earlier versions, like other fields that may be None.
         step: the last step; the one that was not finite if the run diverged.
         steps: number of steps that the config asks for.
+        first_step: the step at which it began, if it continued another run.
         examples: training examples of the steps so far.
         tokens: tokens of these examples; None if the data set does not count tokens.
         seconds: the time of the steps, as perf/seconds in metrics.jsonl.
@@ -59,6 +60,7 @@ class Summary:
     exit: int | None = field(default=None, kw_only=True)
     step: int
     steps: int | None = field(default=None, kw_only=True)
+    first_step: int | None = field(default=None, kw_only=True, metadata={"omit_none": True})
     examples: int | None = field(default=None, kw_only=True)
     tokens: int | None = field(default=None, kw_only=True, metadata={"omit_none": True})
     seconds: float | None = field(default=None, kw_only=True, metadata={"name": "perf/seconds"})

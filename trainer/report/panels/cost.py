@@ -65,8 +65,8 @@ def _apart(workload: Workload) -> list[Result]:
 
 def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
     ends = [run.end for run in runs]
-    steps = sum(run.summary.step for run in runs)
-    flops = [None if run.flops is None else run.flops * run.summary.step for run in runs]
+    steps = sum(run.updates for run in runs)
+    flops = [None if run.flops is None else run.flops * run.updates for run in runs]
     seconds = [run.summary.seconds for run in runs if run.end != "missing"]
     return (
         len(runs),

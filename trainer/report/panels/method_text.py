@@ -41,7 +41,8 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         data = _common(workload, arms, "data")
         model = _common(workload, arms, "model")
         sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
-        steps = sorted({run.steps for run in (*workload.trials, *workload.finals) if run.steps})
+        planned = [run for run in (*workload.trials, *workload.finals) if run.steps]
+        steps = sorted({run.steps - run.first_step for run in planned})
         sizes = {
             data.kwargs.get("batch_size") if isinstance(data, Call) else None
             for data in (workload.configs[arm].kwargs.get("data") for arm in arms)

@@ -160,9 +160,9 @@ def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:
     """Yields warnings about arms of which a run took much longer for a step than the others."""
     for arm in arms:
         times = {
-            run.name: run.summary.seconds / run.summary.step
+            run.name: run.summary.seconds / run.updates
             for run in workload.finals_of(arm)
-            if run.summary.seconds is not None and run.summary.step
+            if run.summary.seconds is not None and run.updates
         }
         slowest = max(times, key=lambda name: times[name], default="")
         if len(times) > 2 and times[slowest] > 2 * statistics.median(times.values()):
