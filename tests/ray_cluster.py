@@ -8,11 +8,13 @@ that is not the head with all its processes, as when a machine fails; "kill PID"
 this process; "add" adds a node.
 """
 
+import importlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 # Ray otherwise replaces the loopback by the address of this machine in its network.
 ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -40,11 +42,13 @@ def say(**facts: object) -> None:
 
 def main() -> None:
     os.environ.update(ENVIRONMENT)
-    from ray.cluster_utils import Cluster
+    cluster_utils: Any = importlib.import_module("ray.cluster_utils")  # not everywhere installed
 
     given = {"num_cpus": 1, "num_gpus": 2, "object_store_memory": STORE}
     given["node_ip_address"] = "127.0.0.1"
-    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **given})
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"include_dashboard": False, **given}
+    )
     nodes = [cluster.add_node(**given) for _ in range(int(sys.argv[1]) - 1)]
     say(address=cluster.address)
     for line in sys.stdin:

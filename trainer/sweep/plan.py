@@ -284,6 +284,8 @@ class Plan:
         that equal files have equal plans.
         """
         goal = self.goal
+        aim = {"metric": goal.metric, "mode": goal.better, "select_on": goal.select_on}
+        aim |= {"target": goal.target}
         given = {name: getattr(goal, name) for name in ("relevant", "rule", "sigma")}
         rule = {"looks": self.looks} if self.looks != "planned" else {}
         rule |= {"skewed": True} if self.skewed else {}
@@ -297,13 +299,7 @@ class Plan:
             "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
             "final_seeds": list(self.final_seeds),
-            "goal": {
-                "metric": goal.metric,
-                "mode": goal.better,
-                "select_on": goal.select_on,
-                "target": goal.target,
-                **{name: value for name, value in given.items() if value is not None},
-            },
+            "goal": aim | {name: value for name, value in given.items() if value is not None},
             "budgets": self.budgets,
             "checkpoints": self.checkpoints,
             "vmap": self.vmap,
