@@ -19,7 +19,7 @@ from trainer.config.vocabulary import SWEEP as LANGUAGE
 from trainer.engine.program import Program
 from trainer.report.comparison import read_workloads
 from trainer.report.conditions import conditions
-from trainer.studies.claim import verify_claim, write_claim
+from trainer.studies.claim import Wanted, verify_claim, write_claim
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.reading import read_sweep
 from trainer.sweep.status import SweepReader
@@ -336,3 +336,27 @@ def test_a_sweep_without_a_branch_needs_a_base(tmp_path):
     (tmp_path / "a.yaml").write_text("trials: 1\n")
     with pytest.raises(ConfigError, match="base is empty"):
         read_sweep(load([str(tmp_path / "a.yaml")], language=LANGUAGE))
+
+
+def test_segments_of_a_branch_begin_after_its_state(run, tmp_path):
+    """A segment of such a run begins between two rows, which count the clipped steps since."""
+    text = """branch: {run: run, at: 4}
+set:
+  diagnostics: [clipped]
+  log_every: 3
+  optimizer: !optim.optimizer
+    clip_norm: 0.9
+    groups: {all: !optim.group {match: .*, optimizer: !optax.sgd {learning_rate: 0.5}}}
+goal: {metric: loss, select_on: test}
+final: null
+claims: {segments: 2}
+"""
+    sweep = tmp_path / "sweep"
+    assert runs.sweep(*options(write(tmp_path, run, text), sweep)) == 0
+    (trial,) = (sweep / "trials").glob("*/*/*")
+    assert [step.name for step in (trial / "segments").iterdir()] == ["8"]
+    shares = [row["clipped"] for row in rows(trial) if "clipped" in row]
+    assert any(shares) and len(shares) > 1
+    write_claim(sweep, tmp_path / "claim.json")
+    checked = verify_claim(tmp_path / "claim.json", sweep, "1", Wanted(2), ["unruly"])
+    assert checked.verified and [each.same for each in checked.recomputed] == [True, True]

@@ -35,13 +35,14 @@ from trainer.sweep.ledger import files_in, read_ledger
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
+from trainer.train.clipping import CLIPPED_FILE
 from trainer.writers.files import read_regular, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, read_json
 
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
 # What of a run a check reads, besides the states that it keeps.
-_NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json")
+_NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json", CLIPPED_FILE)
 
 
 @dataclass(frozen=True)
@@ -354,7 +355,8 @@ def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator
         missing = [file for file in needed if file not in listed.get(name, {})]
         if missing:
             yield f"{name}/{missing[0]}: ledger.jsonl has no hash of it."
-        if strange := set(kept_by(run)) - set(kept_steps(run.steps, plan.segments)):
+        planned = kept_steps(run.steps, plan.segments, run.first_step)
+        if strange := set(kept_by(run)) - set(planned):
             yield f"{name}/{SEGMENTS}/{min(strange)}: by the plan, this run keeps no such state."
         file, wanted = run.folder / "config.yaml", files.texts(trials[name])["config.yaml"]
         if read_regular(file) != wanted.encode():  # another version may have written it otherwise

@@ -6,6 +6,7 @@ the first segment begins with the state that config and seed determine. Start wi
 `recompute`.
 """
 
+import contextlib
 import math
 import shutil
 import sys
@@ -21,6 +22,7 @@ from trainer.diagnose.verify import TrainerProcess
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
 from trainer.sweep.kept_states import SEGMENTS
+from trainer.train.clipping import CLIPPED_FILE
 from trainer.workdir.fingerprint import compare
 from trainer.writers import iterate_metrics, read_metrics
 from trainer.writers.lines import lines_of
@@ -169,6 +171,8 @@ def _begin(segment: Segment, again: Path) -> None:
     start = segment.start
     shutil.copytree(segment.kept / str(start), again / "checkpoints" / str(start))
     shutil.copyfile(segment.run.folder / "config.yaml", again / "config.yaml")
+    with contextlib.suppress(FileNotFoundError):  # what the next row counts from before the start
+        shutil.copyfile(segment.run.folder / CLIPPED_FILE, again / CLIPPED_FILE)
     # Rows up to the start say that its state was evaluated; nothing is computed from them.
     with open(again / "metrics.jsonl", "wb") as file:
         for line, row in lines_of(segment.run.folder / "metrics.jsonl"):

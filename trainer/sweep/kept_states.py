@@ -16,12 +16,13 @@ from trainer.sweep.reading import Definition
 SEGMENTS = "segments"
 
 
-def kept_steps(steps: int, segments: int) -> tuple[int, ...]:
+def kept_steps(steps: int, segments: int, first: int = 0) -> tuple[int, ...]:
     """Returns the steps after which a run keeps its state.
 
     Args:
-        steps: of the run.
-        segments: into how many segments they are divided; 0 for none.
+        steps: the last step of the run.
+        segments: into how many segments the steps are divided; 0 for none.
+        first: the step of the state with which the run begins.
 
     Returns:
         The steps at which all segments but the first begin; fewer if there are fewer steps.
@@ -29,9 +30,12 @@ def kept_steps(steps: int, segments: int) -> tuple[int, ...]:
     Example:
         >>> kept_steps(100, 4), kept_steps(3, 8), kept_steps(100, 0)
         ((25, 50, 75), (1, 2), ())
+        >>> kept_steps(100, 4, first=60)
+        (70, 80, 90)
     """
-    every = {number * steps // segments for number in range(1, segments)} if segments else set()
-    return tuple(sorted(every - {0}))
+    own = steps - first
+    every = {first + number * own // segments for number in range(1, segments)}
+    return tuple(sorted(every - {first}))
 
 
 def kept_bytes(plan: Plan) -> int:
@@ -59,7 +63,7 @@ def _bytes_of(plan: Plan, arm: str) -> int:
 
 
 def _kept(plan: Plan, program: SharedProgram) -> tuple[int, ...]:
-    return kept_steps(program.steps, plan.segments)
+    return kept_steps(program.steps, plan.segments, program.first_step or 0)
 
 
 def check_kept(definition: Definition, plan: Plan) -> None:

@@ -219,7 +219,8 @@ class TrialLoop:
         else:
             self._results.read(folder)  # of steps that an earlier process computed
         keep = "final" if keep == "none" and until is not None else keep
-        last, starts = until or experiment.steps, kept_steps(experiment.steps, segments)
+        last = until or experiment.steps
+        starts = kept_steps(experiment.steps, segments, experiment.first_step)
         self.checkpoints = TrialCheckpoints(
             folder / "checkpoints", keep, starts, last, self._metric_at, goal, warn, fence
         )
