@@ -253,7 +253,7 @@ def test_a_claim_about_a_branch_is_verified(computed, tmp_path):
     file = tmp_path / "claim.json"
     write_claim(computed, file)
     assert "Every run continues one state" in json.dumps(json.loads(file.read_text()))
-    assert verify_claim(file, computed, "1", 2, ["unruly"]).verified
+    assert verify_claim(file, computed, "1", Wanted(None, 2), ["unruly"]).verified
 
 
 def test_the_verdict_says_what_the_arms_continue(computed, run):
