@@ -82,6 +82,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "space.integers": ["{low: 1, high: 3}"],
     "space.zip": ["{spaces: {a: INTEGERS, b: INTEGERS}}"],
     "method.explicit": ["{trials: [{a: 1}]}"],
+    "method.halving": ["{points: !method.grid {}, cuts: [1]}"],
     "data.tfds_images": ["{name: tiny_photos, batch_size: 4, size: 8}"],
     "data.tfds": ["{name: sklearn_digits}", "{name: sklearn_digits, data_dir: DATA}"],
 }
