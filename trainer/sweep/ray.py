@@ -10,8 +10,9 @@ and stopped. Only this module imports ray. It relies on this, which was observed
   RAY_kill_child_processes_on_worker_exit is 0. The worker then finds the end of its standard
   input, saves and stops.
 - A node that ends with SIGTERM ends its tasks with SIGTERM.
-- `ray.init` tries for minutes to reach an address at which nothing answers, and replaces the
-  handler of SIGTERM if it is called in the main thread.
+- `ray.init` tries for minutes to reach an address at which nothing answers.
+- It replaces the handler of SIGTERM: in Python, if it is called in the main thread, and always in
+  C++ by one that calls the handler before, and aborts the process three seconds later.
 """
 
 import collections
@@ -20,6 +21,7 @@ import importlib.util
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -216,10 +218,13 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
     thread = threading.Thread(target=init, name="ray.init", daemon=True)
     thread.start()
     end = time.monotonic() + _CONNECT
-    while thread.is_alive() and time.monotonic() < end:
+    while thread.is_alive() and time.monotonic() < end and not signals.received:
         thread.join(_LOOK)
-        if signals.received:
-            return None
+    for number in StopSignals.SIGNALS:
+        signal.signal(number, signal.getsignal(number))  # instead of Ray's in C++
+    signal.alarm(0)  # of which that has set one, if it was called
+    if signals.received:
+        return None
     if thread.is_alive():
         raise UserError(f"{name} did not answer within {_CONNECT:.0f} s. {_ADVICE}")
     if failed:
