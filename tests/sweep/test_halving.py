@@ -17,6 +17,7 @@ from tests.sweep.test_sweep_kills import kill_in, results
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.report.comparison import read_workloads
+from trainer.report.panels.cost import cost_block
 from trainer.report.panels.cuts import cuts_block
 from trainer.report.panels.tuning import tuning_block
 from trainer.studies.claim import Wanted, drawn, verify_claim, write_claim
@@ -299,7 +300,13 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     capsys.readouterr()
     name = waiting[0].relative_to(workdir / "waiting" / "4").as_posix()
     assert main(["sweep", "show", str(workdir), name]) == 0
-    assert "waiting at the cut of step 4" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "waiting at the cut of step 4" in told and "config.yaml --until=4" in told
+    (workload,) = read_workloads([str(workdir)])
+    (costs, *_) = cost_block(workload, "").tables
+    places = {column.name: index for index, column in enumerate(costs.columns)}
+    (row,) = (row for row in costs.rows if row[places["arm"]] == "adamw")
+    assert row[places["steps"]] == 18 * 4  # also those of the six that wait
     state = max((waiting[0] / "checkpoints").rglob("*"), key=lambda x: x.stat().st_size)
     content = bytearray(state.read_bytes())
     content[-200] ^= 1
@@ -339,11 +346,51 @@ def test_an_order_that_the_rows_do_not_give_is_found(copied):
     assert "it was changed after its line in ledger.jsonl" in found
     arm, step = cuts[0]["arm"], cuts[0]["step"]
     wrong = f"its order of {arm} in search 0 at step {step} is not that of the rows"
-    assert wrong in found or any("is not one of the plan" in each for each in found)
+    assert wrong in found or any("is not of the points that went on" in each for each in found)
     (copied / "ledger.jsonl").unlink()  # as somebody would who wants to hide it
     assert {fault.file for fault in examine(copied).faults} == {"cuts.json"}
     file.write_text(text)
     assert not examine(copied).faults
+
+
+def test_a_file_of_cuts_that_was_removed_is_written_again(copied):
+    file = copied / "cuts.json"
+    before = {(x["arm"], x["step"]): x for x in json.loads(file.read_text())}
+    file.unlink()
+    assert examine(copied).faults
+    assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
+    assert {(x["arm"], x["step"]): x for x in json.loads(file.read_text())} == before
+    assert not examine(copied).faults
+
+
+def test_rows_of_a_waiting_trial_that_were_changed_do_not_decide_a_cut(
+    tmp_path, monkeypatch, capsys
+):
+    workdir, inner = tmp_path / "sweep", Halving.cut
+
+    def stop_before(self: Halving) -> Any:
+        if self.waiting():
+            raise KeyboardInterrupt
+        return inner(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Halving, "cut", stop_before)
+        compute(write(tmp_path), workdir)
+    assert not examine(workdir).faults
+    trial = next((workdir / "waiting" / "4").glob("*/*/*"))
+    metrics = trial / "metrics.jsonl"
+    honest = metrics.read_text()
+    loss = goal_at(trial, 4)
+    metrics.write_text(honest.replace(f'"eval/loss": {loss!r}', '"eval/loss": 0.001'))
+    assert goal_at(trial, 4) == 0.001
+    (fault,) = examine(workdir).faults
+    assert fault.file == metrics.relative_to(workdir).as_posix()
+    capsys.readouterr()
+    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 2
+    said = capsys.readouterr().err
+    assert "its eval/loss at step 4 is not that of summary.json" in said and str(trial) in said
+    metrics.write_text(honest)
+    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
 
 
 def test_a_damaged_file_of_cuts_is_named(copied, capsys):
@@ -485,14 +532,18 @@ def test_the_report_says_that_trials_were_stopped_and_shows_the_order(computed):
     )
     assert (table.rows[0][places["same"]], table.rows[0][places["pairs"]]) == (same, 3)
     assert not tuning_block(workload, "").figures
-    assert "were stopped early" in tuning_block(workload, "").text[0]
+    assert "are stopped early" in tuning_block(workload, "").text[0]
 
 
 def test_the_verdict_says_that_slow_starters_are_at_a_disadvantage(computed, capsys, tmp_path):
     out = tmp_path / "report"
     assert main(["report", str(computed), f"--output={out}"]) == 0
     text = " ".join((out / "report.md").read_text().split())
-    assert "Trials were stopped early (each search cut to 1/3 at steps 4, 8)" in text
+    rule = "each search cut to 1/3, but at least one point, at steps 4, 8"
+    assert f"Trials are stopped early ({rule})" in text
+    # 18 trials of each arm, of which 2 are computed to the end, and 2 final runs.
+    assert "Every run that came to its end made 12 steps" in text
+    assert "Of 40 runs, 32 stopped early." in text
     assert "what begins slowly is at a disadvantage" in text
     assert "diverged" not in text.partition("## Cost")[0]
 
@@ -506,9 +557,18 @@ def test_nothing_is_said_of_cuts_without_them(tmp_path):
     assert '"cuts"' not in (tmp_path / "sweep" / "plan.json").read_text()
 
 
+def test_nothing_is_said_of_cuts_that_stopped_nothing(tmp_path):
+    text = SWEEP.replace("trials: 9", "trials: 1").replace("final: {seeds: 2}", "final: null")
+    assert compute(write(tmp_path, text), tmp_path / "sweep") == 0
+    assert main(["report", str(tmp_path / "sweep"), f"--output={tmp_path / 'out'}"]) == 0
+    said = " ".join((tmp_path / "out" / "report.md").read_text().split())
+    assert "stopped early (" not in said and "are stopped early" not in said
+    assert "Every run made 12 steps" in said
+
+
 def test_a_method_for_methods_is_refused():
     with pytest.raises(ValueError, match="the method that chooses the points"):
         halving(halving(sobol(), cuts=[3]), cuts=[3])
     assert halving(random(seed=2), [5]).of_search(1).text == (
-        f"{random(seed=2).of_search(1).text}; cut to 1/3 at step 5"
+        f"{random(seed=2).of_search(1).text}; cut to 1/3, but at least one point, at step 5"
     )

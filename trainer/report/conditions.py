@@ -51,17 +51,17 @@ def conditions(workload: Workload) -> list[str]:
 
 
 def _cuts(workload: Workload) -> Iterator[str]:
-    """Yields a sentence if trials were stopped early; it says so if arms have unlike rules."""
-    if not workload.cuts:
+    """Yields a sentence if trials are stopped early; it says so if arms have unlike rules."""
+    if not workload.cut_short:
         return
     texts = {arm: _cut_text(workload, arm) for arm in workload.arms}
     slow = "what begins slowly is at a disadvantage"
     if len(set(texts.values())) > 1:
         listed = "; ".join(f"{arm} {text}" for arm, text in texts.items())
-        yield f"The searches were cut short by unlike rules ({listed}), and {slow}."
+        yield f"The searches are cut short by unlike rules ({listed}), and {slow}."
     else:
         (text,) = set(texts.values())
-        yield f"Trials were stopped early (each search {text}): {slow}."
+        yield f"Trials are stopped early (each search {text}): {slow}."
 
 
 def _cut_text(workload: Workload, arm: str) -> str:

@@ -275,6 +275,12 @@ class Workload:
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 
+    @property
+    def cut_short(self) -> list[str]:
+        """The arms of which a trial was stopped at a cut, or may be."""
+        early = {run.arm for run in self.trials if run.end in ("pruned", MISSING.end)}
+        return [arm for arm in self.cuts if arm in early]
+
     def finals_of(self, arm: str) -> list[Result]:
         """Returns the compared runs of an arm that have ended, by seed."""
         found = [run for run in self.finals if run.arm == arm and run.end != "missing"]

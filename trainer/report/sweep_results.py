@@ -15,7 +15,7 @@ from trainer.report.results import Goal, Result, Revision, Space, Workload, with
 from trainer.report.wording import joined
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
-from trainer.sweep.halving import read_cuts
+from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
@@ -24,7 +24,7 @@ from trainer.sweep.tuned import linked_of
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
-from trainer.writers.summary import Summary, read_outcome
+from trainer.writers.summary import Summary, read_outcome, read_summary
 
 
 def read_sweep(
@@ -43,7 +43,8 @@ def read_sweep(
     reader = SweepReader(folder)
     status = reader.read()
     plan = reader.plan
-    trials = tuple(_result(reader, status.outcomes, trial) for trial in plan.trials)
+    so_far = {**_waiting(reader, status), **status.outcomes}
+    trials = tuple(_result(reader, so_far, trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
     winners = _winners(plan, status, choices)
     # After an extension, the winners are those of the revision before, until its trials are
@@ -237,6 +238,17 @@ def _same_goals(plan: Plan) -> bool:
     """Returns whether every revision has the goal of the first."""
     goals = [revision["goal"] for revision in plan.revisions]
     return all(goal == goals[0] for goal in goals)
+
+
+def _waiting(reader: SweepReader, status: Status) -> dict[str, Summary]:
+    """Returns what is known of the trials that wait at a cut, by their folders."""
+    places = {
+        trial.folder: waiting_folder(reader.path, trial, status.waiting[trial.folder])
+        for trial in reader.plan.trials
+        if trial.folder in status.waiting
+    }
+    found = {name: read_summary(place) for name, place in places.items()}
+    return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) -> Result:

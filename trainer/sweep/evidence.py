@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.messages import UserError
 from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
 from trainer.sweep.final import FINAL_FILE, wrong_choices
-from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts
+from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
 from trainer.sweep.ledger import (
     LEDGER_FILE,
     Ledger,
@@ -125,6 +125,8 @@ class _Examination:
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
+        for name, why in wrong_waiting(self._folder, self._plan) if self._plan else ():
+            self._fault(name, why)
         self._check_choices(CUTS_FILE, lambda plan: wrong_cuts(self._folder, plan))
         self._check_choices(FINAL_FILE, self._wrong_winners)
         first = ledger.of("plan")[:1] if ledger is not None else []

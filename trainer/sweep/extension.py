@@ -125,9 +125,9 @@ def make_extension(
         )
     if stored.cuts or plan.cuts:
         raise UserError(
-            "A sweep with method.halving cannot be extended, because its cuts were made among the"
-            " trials that it had: start another sweep in another --workdir. Nothing in"
-            f" {folder} was changed."
+            "A sweep with method.halving cannot be extended, because its trials were stopped among"
+            " those that it had, by the goal that it had: start another sweep in another --workdir."
+            f" Nothing in {folder} was changed."
         )
     changed = _changes(stored, plan)
     points: dict[ArmSearch, list[_Point]] = {}

@@ -220,6 +220,7 @@ class SweepFolder:
             self.presence.tidy()
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             clean(self._waves)
+            self.halving.cut()  # writes cuts.json again, if it was removed
             self.halving.clean(())
             for file, content in self._unfinished():
                 claim = self._hold(file, content)

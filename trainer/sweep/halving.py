@@ -7,6 +7,7 @@ order depends on rows only, and not on which worker computed what when. Start wi
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from trainer.writers.files import (
     replace_file,
     sync_file_system,
 )
-from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
+from trainer.writers.json_files import DamagedFile, as_dataclass, as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_summary
 
 CUTS_FILE = "cuts.json"
@@ -160,8 +161,12 @@ def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
         wanted = None if cuts is None else cuts.after(of_search[-1].step if of_search else 0)
         known = of_search[-1].going_on if of_search else range(plan.counts.get(each.arm, 0))
         same = sorted(each.order) == sorted(known) and len(each.values) == len(each.order)
-        if each.step != wanted or not same or not 0 <= each.search < len(plan.offsets):
+        if each.step != wanted or not 0 <= each.search < len(plan.offsets):
             why = f"its cut of {each.arm} at step {each.step} is not one of the plan"
+            raise damaged(file, why, _ADVICE)
+        if not same:
+            before = f"went on at step {of_search[-1].step}" if of_search else "the search has"
+            why = f"its cut of {each.arm} at step {each.step} is not of the points that {before}"
             raise damaged(file, why, _ADVICE)
         of_search.append(each)
     return found
@@ -188,6 +193,17 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
                     f"its order of {cut.arm} in search {cut.search} at step {cut.step} is not that"
                     " of the rows"
                 )
+
+
+def wrong_waiting(folder: Path, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yields the files of waiting trials that differ from their results, and how."""
+    trials = _by_name(_by_point(plan))
+    for name, step in _waiting_in(folder, trials).items():
+        place = folder / _WAITING / str(step) / name.partition("/")[2]
+        try:
+            _check_rows(place, step, plan.goal)
+        except DamagedFile as error:
+            yield (place.relative_to(folder) / "metrics.jsonl").as_posix(), error.fault
 
 
 _ByPoint = dict[ArmSearch, dict[int, list[Trial]]]
@@ -236,6 +252,18 @@ def _arrived(
             place = folder / trial.folder if at is None else waiting_folder(folder, trial, at)
             found.setdefault(number, []).append(place)
     return found
+
+
+def _check_rows(place: Path, step: int, goal: Goal) -> None:
+    """Raises DamagedFile if the rows of a trial that waits at a step are not its results there."""
+    summary = read_summary(place)
+    if summary is None or (summary.end, summary.step) != ("stopped", step):
+        return  # it has ended; a missing summary is found where the trial is moved
+    known = summary.metrics.get(goal.row, math.nan)
+    if not is_same_value(value_at(place, step, goal), known if math.isfinite(known) else None):
+        why = f"its {goal.row} at step {step} is not that of {SUMMARY_FILE}"
+        advice = f"remove {place}, and the trial is computed again."
+        raise damaged(place / "metrics.jsonl", why, advice)
 
 
 class Halving:
@@ -316,6 +344,8 @@ class Halving:
             found = _arrived(self._folder, candidates, step, waiting)
             if not found:  # a trial is missing, or all have diverged
                 return
+            for place in itertools.chain.from_iterable(found.values()):
+                _check_rows(place, step, self._plan.goal)
             last = cut_of(self._plan, key, step, found)
             yield last
 

@@ -217,7 +217,8 @@ class Cuts:
     def text(self) -> str:
         """The cuts as a part of a line."""
         at = "step" if len(self.steps) == 1 else "steps"
-        return f"cut to 1/{self.factor} at {at} {', '.join(map(str, self.steps))}"
+        steps = ", ".join(map(str, self.steps))
+        return f"cut to 1/{self.factor}, but at least one point, at {at} {steps}"
 
     def counts(self, points: int) -> list[int]:
         """Returns how many of some points there are before each cut, and after the last one.
@@ -398,7 +399,7 @@ def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
     Example:
         >>> method = halving(sobol(seed=0), cuts=[100, 300])
         >>> method.text
-        'sobol, seed 0; cut to 1/3 at steps 100, 300'
+        'sobol, seed 0; cut to 1/3, but at least one point, at steps 100, 300'
     """
     if not isinstance(points, Grid | Sampled | Explicit):
         raise ValueError(

@@ -8,6 +8,7 @@ from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, printable
 from trainer.sweep.code_changes import code_of
+from trainer.sweep.halving import waiting_folder
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader, mean, shown
 from trainer.writers.summary import Summary
@@ -33,7 +34,7 @@ def describe(reader: SweepReader, name: str) -> str:
     lines += _code(reader, trials)
     lines += ["", f"What differs from the config of {first.arm}:"]
     lines += diff(first.base.root, first.config.root) or ["nothing"]
-    lines += ["", *_commands(reader, first, name)]
+    lines += ["", *_commands(reader, status, first, name)]
     head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
     return f"{head}\n{dump(first.config.root)}"
 
@@ -123,13 +124,19 @@ def _code(reader: SweepReader, trials: Sequence[Trial]) -> Iterator[str]:
             yield f"{which} ran after {listing(list(dict.fromkeys(changed)))} had changed."
 
 
-def _commands(reader: SweepReader, trial: Trial, name: str) -> Iterator[str]:
+def _commands(reader: SweepReader, status: Status, trial: Trial, name: str) -> Iterator[str]:
     """Says where the files of a trial are, and how to repeat it as a run of its own."""
     options = "".join(f" --vocabulary={quote(each)}" for each in reader.plan.vocabulary)
     folder = reader.path / trial.folder
+    outcome, at = status.outcomes.get(trial.folder), status.waiting.get(trial.folder)
+    if outcome is not None and outcome.end == "pruned":
+        at = outcome.step
+    elif at is not None:
+        folder = waiting_folder(reader.path, trial, at)
     if folder.exists():
         yield f"Its files are in {folder}. To repeat it alone:"
-        yield f"python -m trainer --config={quote(str(folder / 'config.yaml'))}{options}"
+        until = "" if at is None else f" --until={at}"
+        yield f"python -m trainer --config={quote(str(folder / 'config.yaml'))}{until}{options}"
         return
     show = f"python -m trainer sweep show {quote(str(reader.path))} {quote(name)}"
     yield "It has no folder of its own yet. To compute it alone:"

@@ -112,10 +112,10 @@ class Worker:
 
     def _compute_waves(self) -> int:
         if self.folder.is_complete():
-            self._log(
-                f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
-                " adds trials."
-            )
+            plan, more = self.folder.plan, ""
+            if not plan.cuts and plan.ladder is None:
+                more = " `python -m trainer sweep extend` adds trials."
+            self._log(f"Every trial in {self.folder.path} has a result.{more}")
             with contextlib.suppress(OSError, UserError), self.folder.presence:
                 self.folder.tidy()
             return DONE

@@ -44,9 +44,9 @@ def _costs(workload: Workload, prefix: str) -> Table:
             if of_arm:
                 rows.append((arm, what, *_cost(of_arm)))
     note = (
-        "Steps and FLOPs are those that were computed; a FLOP count is the compiler's for a step,"
-        " evaluations left out. Retried runs were interrupted and resumed. Training time is the sum"
-        " over runs, without compilation and evaluation."
+        "Steps and FLOPs are those of runs that have ended or wait at a cut; a FLOP count is the"
+        " compiler's for a step, evaluations left out. Retried runs were interrupted and resumed."
+        " Training time is the sum over runs, without compilation and evaluation."
     )
     return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
 
@@ -67,7 +67,7 @@ def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
     ends = [run.end for run in runs]
     steps = sum(run.updates for run in runs)
     flops = [None if run.flops is None else run.flops * run.updates for run in runs]
-    seconds = [run.summary.seconds for run in runs if run.end != "missing"]
+    seconds = [run.summary.seconds for run in runs if run.end != "missing" or run.updates]
     return (
         len(runs),
         ends.count("done"),

@@ -35,8 +35,8 @@ _COLUMNS = (
 )
 _NOTE = (
     "The place of the winner is that among all points at the cut. The pairs are those of points"
-    " that went on and had values at the next cut, or at the end after the last one: how many of"
-    " them had the same order there."
+    " that went on and had values at the next cut, or at the end after the last one, without pairs"
+    " of equal values: how many of them had the same order there."
 )
 
 

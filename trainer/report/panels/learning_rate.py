@@ -36,7 +36,7 @@ _NOTE = (
     " insensitive as well: read the number together with the value at the best rate."
 )
 _CUT = (
-    "Trials of {arms} were stopped early: what their learning rates would have reached at the end"
+    "Trials of {arms} are stopped early: what their learning rates would have reached at the end"
     " is not known, and neither is a sensitivity."
 )
 _SEVERAL = (
@@ -49,7 +49,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     """Returns the panel of the learning rate, and warnings about best points at edges of spaces."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
-    cut = list(dict.fromkeys(scan.arm for scan in rates if scan.arm in workload.cuts))
+    cut = list(dict.fromkeys(scan.arm for scan in rates if scan.arm in workload.cut_short))
     rates = [scan for scan in rates if scan.arm not in cut]
     warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
     text = (_CUT.format(arms=joined(cut)),) if cut else ()

@@ -49,10 +49,14 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         }
         size = sizes.pop() if len(sizes) == 1 else None
         if steps:
+            which = "Every run"
+            if any(run.end != "done" for run in planned):
+                which = "Every run that came to its end"
             sentences.append(
-                f"Every run made {joined([f'{n:,}' for n in steps])} steps"
+                f"{which} made {joined([f'{n:,}' for n in steps])} steps"
                 + (f" with {size} examples a batch." if size else ".")
             )
+            sentences += _early(planned)
     sentences += _search(workload)
     sentences += _final(workload)
     sentences += _tests(pairs)
@@ -60,6 +64,15 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
     if versions:
         sentences.append(f"All runs used {versions}.")
     return " ".join(sentences)
+
+
+def _early(runs: Sequence[Result]) -> list[str]:
+    """Returns a sentence on how many runs made fewer steps than planned; empty if none did."""
+    words = {"pruned": "stopped early", "diverged": "diverged", "failed": "failed"}
+    counts = Counter(run.end for run in runs)
+    told = [f"{counts[end]:,} {text}" for end, text in words.items() if counts[end]]
+    told += [f"{counts['missing']:,} had not ended"] if counts["missing"] else []
+    return [f"Of {len(runs):,} runs, {joined(told)}."] if told else []
 
 
 def _common(workload: Workload, arms: Sequence[str], key: str) -> str:

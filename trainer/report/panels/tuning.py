@@ -20,8 +20,8 @@ _TEXT = (
     " are a guide. Where the curves cross, the better arm depends on the budget for tuning."
 )
 _CUT = (
-    "The trials of {arms} were stopped early, so that their values at the end are not known, and"
-    " neither is what the best of k of them would have reached: other trials would have gone on."
+    "Trials of {arms} are stopped early, so that their values at the end are not known, and neither"
+    " is what the best of k of them would have reached: other trials would have gone on."
 )
 _COLUMNS = (
     Column("arm", "arm"),
@@ -37,11 +37,12 @@ _COLUMNS = (
 def tuning_block(workload: Workload, prefix: str) -> Block:
     """Returns the panel of tuning curves."""
     goal = workload.goal
-    whole = [arm for arm in workload.arms if arm not in workload.cuts]
+    short = workload.cut_short
+    whole = [arm for arm in workload.arms if arm not in short]
     arms = {arm: list(point_values(workload, arm).values()) for arm in whole}
     arms = {arm: values for arm, values in arms.items() if values}
     finite = _finite(arms)
-    stopped = (_CUT.format(arms=joined(list(workload.cuts))),) if workload.cuts else ()
+    stopped = (_CUT.format(arms=joined(short)),) if short else ()
     if not finite:
         none = "There is no search, or none of its trials has a finite value."
         return Block(text=stopped if stopped and not whole else (none, *stopped))
