@@ -85,6 +85,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
 	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.claims
 	$(RUN) -m benchmarks.data_wait
 	$(RUN) -m benchmarks.gpt
 	$(RUN) -m benchmarks.gpu --small

@@ -72,7 +72,7 @@ def test_the_rows_of_changing_intervals_are_counted(tmp_path):
 
 
 def test_a_trial_of_a_wave_that_lacks_the_row_of_an_evaluation_is_damaged(tmp_path):
-    experiment: Any = SimpleNamespace(log_every=10, eval_every={0: 6, 12: 3})
+    experiment: Any = SimpleNamespace(log_every=10, eval_every={0: 6, 12: 3}, first_step=0)
     steps = [6, 10, 12, 15, 18, 20, 21]
     for lost in (None, 6, 15):
         lines = [json.dumps({"step": step}) + "\n" for step in steps if step != lost]

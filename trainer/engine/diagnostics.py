@@ -238,7 +238,7 @@ class NoiseScale:
         {'noise_scale/all': 6.0}
         >>> found = scale.add({"gradient_square/all": 3.0, "gradient_noise/all": 10.0})
         >>> print(f"{found['noise_scale/all']:.2f}")
-        3.99
+        3.98
     """
 
     def __init__(self) -> None:
