@@ -296,8 +296,8 @@ def _whole_optimizer(recipe: partial) -> Iterator[tuple[str, str]]:
             yield (
                 path,
                 f"{name} in `{side}` of a chain multiplies by minus its own learning rate, and the"
-                " chain by minus that of the chain, so that the weights would ascend. Name what"
-                " computes its direction, without a learning rate"
+                " chain by minus that of the chain, so that the weights would move up the loss."
+                " Name what computes its direction, without a learning rate"
                 + (f": {direction}." if known else ", or use it in place of the chain."),
             )
 

@@ -92,6 +92,11 @@ class Result:
         return self.summary.end
 
     @property
+    def planned(self) -> int:
+        """How many updates were planned."""
+        return self.steps - self.first_step
+
+    @property
     def updates(self) -> int:
         """How many updates it made."""
         return max(0, self.summary.step - self.first_step)

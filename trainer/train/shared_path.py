@@ -22,8 +22,6 @@ from trainer.engine.step import State, shadow_step
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rollback import counters_of
 
-_SCALARS = "opt_state/scalars/int32"
-
 
 class SharedPath:
     """The last `count` steps of the run in a folder before the checkpoint of a step.

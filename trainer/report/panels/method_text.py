@@ -42,7 +42,7 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         model = _common(workload, arms, "model")
         sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
         planned = [run for run in (*workload.trials, *workload.finals) if run.steps]
-        steps = sorted({run.steps - run.first_step for run in planned})
+        steps = sorted({run.planned for run in planned})
         sizes = {
             data.kwargs.get("batch_size") if isinstance(data, Call) else None
             for data in (workload.configs[arm].kwargs.get("data") for arm in arms)

@@ -78,8 +78,8 @@ def _by_cost(
     """
     goal = workload.goal
     for what, title, of in (
-        ("steps", "steps", lambda run: float(run.steps - run.first_step)),
-        ("flops", "FLOPs", lambda run: (run.flops or math.nan) * (run.steps - run.first_step)),
+        ("steps", "steps", lambda run: float(run.planned)),
+        ("flops", "FLOPs", lambda run: (run.flops or math.nan) * run.planned),
     ):
         costs = {arm: _mean_cost(workload, arm, of) for arm in arms}
         if any(cost is None for cost in costs.values()):
