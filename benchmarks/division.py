@@ -34,6 +34,7 @@ import numpy as np
 import optim
 from optim.division import assign_to_devices, square_cost
 from optim.newton_schulz import flops
+from trainer.engine import mesh as meshes
 from trainer.engine import sharding
 
 DEVICES = 8
@@ -103,7 +104,7 @@ def compile_update(
         The compiled update, and its arguments: gradients, state and parameters.
     """
     tx = recipe()
-    mesh = sharding.make_mesh(axes)
+    mesh = meshes.make_mesh(axes)
     spread = sharding.param_shardings(mesh, params)
     state = tx.init(params)
     spread_state = sharding.state_shardings(mesh, state, params)

@@ -26,9 +26,9 @@ import optim
 from benchmarks import division as benchmark
 from optim.division import assign_to_devices, divide
 from trainer import data, losses, models
-from trainer.engine import sharding
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops
+from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
 
 MUON_WIDTH, SOAP_WIDTH = 64, 16
@@ -91,7 +91,7 @@ def matrices_computed() -> None:
         return 2 * x
 
     batches = [np.full((n, m, m), n, np.float32) for n, m in ((5, 4), (3, 8), (2, 4), (9, 2))]
-    with jax.set_mesh(sharding.make_mesh({"data": 2, "fsdp": 4})):
+    with jax.set_mesh(make_mesh({"data": 2, "fsdp": 4})):
         found = jax.jit(lambda x: divide(function, x))(batches)
         jax.effects_barrier()
     right = all(np.array_equal(a, 2 * b) for a, b in zip(found, batches, strict=True))
@@ -117,7 +117,7 @@ def transformations() -> None:
         batch = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), grads)
         return jax.vmap(lambda g: tx.update(g, state, params)[0])(batch)
 
-    mesh = sharding.make_mesh({"data": 8})
+    mesh = make_mesh({"data": 8})
 
     def mapped(grads: Any, state: Any) -> Any:
         whole = PartitionSpec()

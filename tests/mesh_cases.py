@@ -30,8 +30,9 @@ from tests.engine import test_program
 from trainer import data, metrics, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.generation import Continuation, Sampling, encode_prompt
+from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
-from trainer.engine.sharding import make_mesh, param_shardings
+from trainer.engine.sharding import param_shardings
 from trainer.logits import ChunkedLogits
 
 UNEVEN = ([8, 8, 7], [23], [3, 5, 15], [22, 1])  # sizes of batches

@@ -19,7 +19,7 @@ import pytest
 from trainer import data
 from trainer.data import arrays, order, prepare
 from trainer.data.images import Pixels
-from trainer.engine import sharding
+from trainer.engine import mesh
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -143,7 +143,7 @@ def test_a_data_set_may_change_our_batches_in_place():
     for stream in (toy().train(), toy(tests=20).evaluate()):
         for batch in itertools.islice(stream, 4):
             batch["number"] += 1
-            sharding.make_read_only(batch)
+            mesh.make_read_only(batch)
 
 
 def test_element_spec_describes_the_batches():

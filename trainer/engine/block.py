@@ -13,7 +13,7 @@ from trainer.engine import every
 from trainer.engine.contracts import Batch
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops, has_convolution
-from trainer.engine.sharding import is_simulated
+from trainer.engine.mesh import is_simulated
 from trainer.engine.step import State, StepMetrics
 
 Step = Callable[[Any, Any], tuple[Any, StepMetrics]]

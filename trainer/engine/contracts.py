@@ -153,10 +153,10 @@ def describe(value: Any) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
+def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
     """Checks a training batch against the element_spec of its data set; raises ComponentError.
 
-    `batch` is this process's shard, and `spec` is of the batch of all `processes`.
+    `batch` is one of its `shards`, and `spec` is of the whole batch.
     """
     # A dict first: a question about an abstract class takes longer, and each batch is asked.
     if not isinstance(batch, dict | Mapping) or batch.keys() != spec.keys():
@@ -167,8 +167,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
         )
     for name, wanted in spec.items():
         x = batch[name]
-        # The spec is of the batch of all processes, and this is the shard of one.
-        shape = (wanted.shape[0] // processes, *wanted.shape[1:])
+        shape = (wanted.shape[0] // shards, *wanted.shape[1:])
         if getattr(x, "shape", None) != shape or x.dtype != wanted.dtype:
             raise ComponentError(
                 "data",

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from trainer.data.absent import DeclaredData
-from trainer.engine import sharding
+from trainer.engine import mesh as meshes
 from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
@@ -44,6 +44,7 @@ class Evaluation:
     ):
         self._experiment = experiment
         self._mesh = mesh
+        self._shards = meshes.data_shard(mesh).size
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
@@ -74,14 +75,14 @@ class Evaluation:
         arguments = params, state.model_state, state.hyperparams
         first, batches = _peek(batches)
         if self._aux is None and first is not None:
-            size = size_of(check_eval_batch(first)) * jax.process_count()
+            size = size_of(check_eval_batch(first)) * self._shards
             self._trace(params, state, padded_shapes(self._mesh, resized(first, size)), size)
             total = self._empty()
         for group, places in _of_one_shape(batches, self._places):
-            size = size_of(group[0]) * jax.process_count()
+            size = size_of(group[0]) * self._shards
             if places == 1:
                 for batch in group:
-                    sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
+                    sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
                     total = self._evaluate(total, *arguments, sent, size=size)
                     # Without this, all batches would queue on the devices and fill their memory.
                     jax.block_until_ready(total)
@@ -115,7 +116,7 @@ class Evaluation:
             size = size_of(check_eval_batch(batch))
             if collected.is_full(batch):
                 break
-            sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
+            sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
             found = self._sum_examples(
                 params, state.model_state, state.hyperparams, sent, size=size
             )
@@ -156,13 +157,13 @@ class Evaluation:
             first = next(eval_batches(data, split), None)
         batch = check_eval_batch(first)
         check_values(batch, "evaluate()")
-        return resized(batch, size_of(batch) * jax.process_count())
+        return resized(batch, size_of(batch) * self._shards)
 
     def _empty(self) -> Any:
         names = self._aux or ()
         if names not in self._zeros:  # once: making them takes longer than a small evaluation
             total = self._metric_accumulator.empty(names)
-            self._zeros[names] = jax.device_put(total, sharding.replicated(self._mesh))
+            self._zeros[names] = jax.device_put(total, meshes.replicated(self._mesh))
         return self._zeros[names]
 
     def _trace(self, params: Any, state: State, batch: Any, size: int) -> None:
@@ -230,8 +231,8 @@ class Evaluation:
         outputs = outputs_of(batch)
         if size_of(batch) != size:
             shapes = resized(batch, size)
-            outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes))
-            batch = without_padding(batch, shapes)
+            outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes), self._shards)
+            batch = without_padding(batch, shapes, self._shards)
         return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 
 

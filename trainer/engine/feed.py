@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from trainer.engine import sharding
+from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, check_batch, check_values, endless
 from trainer.engine.experiment import Experiment
 
@@ -27,16 +27,17 @@ class Feed:
     def __init__(self, experiment: Experiment, mesh: Mesh):
         self._experiment = experiment
         self._mesh = mesh
+        self._shards = meshes.data_shard(mesh).size
         self._element_spec = dict(experiment.data.element_spec)  # some compute it at each access
         self._values_checked = False
         self._readers = 1
         self._copies: list[Iterator[Batch]] = []
         self._stacked: tuple[list[Batch], dict[str, np.ndarray]] = [], {}
         size, microbatches = experiment.data.batch_size, experiment.microbatches
-        if size // microbatches % mesh.size:
+        if size // microbatches % (parts := meshes.batch_parts(mesh)):
             raise ValueError(
                 f"A batch of {size} examples in {microbatches} microbatches does not divide over "
-                f"{mesh.size} devices. Choose another batch_size, or a smaller mesh."
+                f"{parts} devices. Choose another batch_size, or a smaller mesh."
             )
 
     def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
@@ -44,7 +45,7 @@ class Feed:
 
         For `steps` batches that are stacked, shapes are [steps, batch, ...], without shardings.
         """
-        spread = sharding.batch_sharding(self._mesh) if steps is None else None
+        spread = meshes.batch_sharding(self._mesh) if steps is None else None
         stacked = () if steps is None else (steps,)
         return {
             name: jax.ShapeDtypeStruct((*stacked, *x.shape), x.dtype, sharding=spread)
@@ -87,7 +88,7 @@ class Feed:
         element_spec, or is the first one and has a value that jax would change.
         """
         self._check(batch)
-        return sharding.to_devices(self._mesh, batch)
+        return meshes.to_devices(self._mesh, batch)
 
     def stack(self, batches: Sequence[Batch], steps: int) -> dict[str, np.ndarray]:
         """Stacks at most `steps` batches, on a mesh of one device, to arrays [steps, batch, ...].
@@ -110,11 +111,11 @@ class Feed:
         return stacked
 
     def _check(self, batch: Batch) -> None:
-        check_batch(batch, self._element_spec, jax.process_count())
+        check_batch(batch, self._element_spec, self._shards)
         if not self._values_checked:
             check_values(batch, "train()")
             self._values_checked = True
-        sharding.make_read_only(batch)
+        meshes.make_read_only(batch)
 
 
 class _Shared(Iterator[Batch]):

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from trainer.config.wording import shorten
-from trainer.engine.sharding import replicated
+from trainer.engine.mesh import replicated
 from trainer.engine.step import in_precision
 from trainer.messages import plural
 from trainer.models.model import LanguageModel

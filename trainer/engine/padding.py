@@ -12,14 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from trainer.engine.contracts import Batch
+from trainer.engine.mesh import batch_parts, data_shard
 
 
 def pad(mesh: Mesh, batch: Batch) -> Batch:
     """Appends copies of the first example to a batch until it divides over the devices.
 
-    `batch` is this process's shard; each process has equally many devices of the mesh.
+    `batch` is this process's shard.
     """
-    missing = -size_of(batch) % len(mesh.local_devices)
+    missing = -size_of(batch) % (batch_parts(mesh) // data_shard(mesh).size)
     if not missing:
         return batch
     arrays = {name: np.asarray(x) for name, x in batch.items()}
@@ -33,7 +34,7 @@ def padded_shapes(mesh: Mesh, shapes: Batch) -> dict[str, jax.ShapeDtypeStruct]:
 
     `shapes` are those of the batch of all processes.
     """
-    return resized(shapes, size_of(shapes) + -size_of(shapes) % mesh.size)
+    return resized(shapes, size_of(shapes) + -size_of(shapes) % batch_parts(mesh))
 
 
 def size_of(batch: Batch) -> int:
@@ -46,21 +47,21 @@ def resized(batch: Batch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in batch.items()}
 
 
-def without_padding(padded: Any, shapes: Any) -> Any:
+def without_padding(padded: Any, shapes: Any, shards: int) -> Any:
     """Removes the padding from a batch, or from what a model computed of it.
 
     `padded` has arrays of all processes, and `shapes` those of its leaves without padding. An axis
-    that is shorter there counts examples, or equally many rows of each example.
+    that is shorter there counts examples, or equally many rows of each example. `shards` is the
+    number of shards that the processes padded.
     """
-    processes = jax.process_count()
 
     def cut(x: Any, wanted: Any) -> Any:
         for axis, size in enumerate(wanted.shape):
             before, after = x.shape[:axis], x.shape[axis + 1 :]
-            if x.shape[axis] != size:  # each process has padded its own shard
-                shards = x.reshape(*before, processes, x.shape[axis] // processes, *after)
-                shards = jax.lax.slice_in_dim(shards, 0, size // processes, axis=axis + 1)
-                x = shards.reshape(*before, size, *after)
+            if x.shape[axis] != size:  # each process has padded its shard
+                rows = x.reshape(*before, shards, x.shape[axis] // shards, *after)
+                rows = jax.lax.slice_in_dim(rows, 0, size // shards, axis=axis + 1)
+                x = rows.reshape(*before, size, *after)
         return x
 
     return jax.tree.map(cut, padded, shapes)

@@ -14,6 +14,7 @@ from optim.dtypes import widen
 from optim.factories import evaluate
 from optim.layouts import Layout
 from optim.norms import all_finite
+from trainer.engine import mesh as meshes
 from trainer.engine import sharding
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, ComponentError, calling, check_components
@@ -42,7 +43,7 @@ class Program:
         mesh: the mesh of devices that it runs on.
         feed: the training batches.
         evaluation: evaluates states.
-        simulated: whether several devices share a CPU; see `sharding.is_simulated`.
+        simulated: whether several devices share a CPU; see `mesh.is_simulated`.
 
     Raises:
         ValueError: the batch does not divide over the microbatches and devices, or the mesh does
@@ -53,11 +54,11 @@ class Program:
     def __init__(self, experiment: Experiment, inputs: Inputs | None = None):
         self.experiment = experiment
         self.inputs = inputs or Inputs()
-        self.mesh = sharding.make_mesh(experiment.mesh)
+        self.mesh = meshes.make_mesh(experiment.mesh)
         self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
-        self.simulated = sharding.is_simulated(self.mesh)
+        self.simulated = meshes.is_simulated(self.mesh)
         self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
@@ -377,7 +378,7 @@ class Program:
             experiment = self._insert(state.hyperparams)
             return StepMetrics.pack(diagnose_step(experiment, state, batch, layouts, mesh))
 
-        whole = sharding.replicated(self.mesh)  # each process reads it
+        whole = meshes.replicated(self.mesh)  # each process reads it
         return jax.jit(diagnose, out_shardings=whole).trace(state, self.feed.abstract_batch())
 
     # The step as a pure function.

@@ -23,9 +23,9 @@ from trainer.config.full import complete
 from trainer.engine.experiment import as_optimizer, units_of
 from trainer.engine.inputs import find_inputs
 from trainer.engine.loading import load_located
+from trainer.engine.mesh import replicated
 from trainer.engine.plan import make_plan, with_place
 from trainer.engine.program import Program
-from trainer.engine.sharding import replicated
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
 from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments

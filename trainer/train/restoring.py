@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from trainer.checkpoint import Checkpoints, misfits
+from trainer.engine.mesh import replicated
 from trainer.engine.program import Program
-from trainer.engine.sharding import replicated
 from trainer.engine.step import State
 from trainer.messages import UserError
 

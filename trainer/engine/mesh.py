@@ -1,0 +1,174 @@
+"""Arranges devices in a mesh, and sends batches to them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+"""The axes that a mesh may have."""
+
+BATCH_AXES = ("data", "fsdp")
+"""The axes that split a batch."""
+
+
+def make_mesh(axes: Mapping[str, int] | None) -> Mesh:
+    """Arranges the first devices in a mesh, as many as the axes need.
+
+    Args:
+        axes: axis name -> number of devices, such as {"data": -1, "fsdp": 4}, where -1, once, is as
+            many as there are for the others. "data" and "fsdp" split the batch, "fsdp" and "tensor"
+            the parameters. None is one axis "data" with all devices.
+
+    Raises:
+        ValueError: an axis is unknown or has no devices, two axes are -1, there are too few
+            devices, or the axes beside -1 do not divide them.
+    """
+    devices = jax.devices()
+    sizes = axis_sizes({"data": -1} if axes is None else axes, len(devices), devices[0].platform)
+    grid = np.asarray(devices[: math.prod(sizes.values())]).reshape(tuple(sizes.values()))
+    return Mesh(grid, tuple(sizes))
+
+
+def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str, int]:
+    """Returns the sizes of a mesh's axes, with a number in the place of -1.
+
+    Args:
+        axes: as `make_mesh` takes them.
+        devices: the number of all devices.
+        platform: what they are, such as "gpu", for errors.
+
+    Raises:
+        ValueError: see `make_mesh`.
+
+    Example:
+        >>> axis_sizes({"data": -1, "tensor": 2}, 8, "gpu")
+        {'data': 4, 'tensor': 2}
+    """
+    unknown = sorted(set(axes) - set(AXES))
+    if unknown:
+        raise ValueError(
+            f"The mesh has an axis {unknown[0]!r}. The possible axes are 'data', which splits the "
+            f"batch, 'tensor', which splits the parameters, and 'fsdp', which splits both."
+        )
+    open_axes = [name for name, size in axes.items() if size == -1]
+    if not axes or len(open_axes) > 1 or any(size < 1 and size != -1 for size in axes.values()):
+        raise ValueError(
+            f"The mesh is {dict(axes)}. Give each axis the number of its devices, at least 1, and "
+            f"at most one axis -1 for all that the others leave."
+        )
+    fixed = math.prod(size for size in axes.values() if size != -1)
+    there = f"there are {devices} {platform} devices"
+    if not open_axes and fixed > devices:
+        raise ValueError(
+            f"The mesh {dict(axes)} needs {fixed} devices, but {there}. Make it smaller, or leave "
+            f"it out to use all of them."
+        )
+    if open_axes and devices % fixed:
+        raise ValueError(
+            f"The mesh {dict(axes)} leaves to {open_axes[0]!r} what {fixed} times it is the number "
+            f"of devices, but {there}, which {fixed} does not divide."
+        )
+    return {name: devices // fixed if size == -1 else size for name, size in axes.items()}
+
+
+def is_simulated(mesh: Mesh) -> bool:
+    """Returns whether several devices of a mesh share a CPU.
+
+    They deadlock on few cores if many collectives are in flight, so that the host must not be far
+    ahead.
+    """
+    return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding that keeps a whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+# Batches.
+
+
+class DataShard(NamedTuple):
+    """Which part of every batch the devices of a process hold.
+
+    Attributes:
+        rank: the index of the part, from 0.
+        size: into how many parts the processes divide a batch. Processes of one rank hold the same
+            examples.
+    """
+
+    rank: int
+    size: int
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch: "data" and "fsdp" split its first axis."""
+    return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
+
+
+def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes of a mesh that split a batch, in its order."""
+    return tuple(name for name in mesh.axis_names if name in BATCH_AXES)
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """Returns into how many parts the devices of a mesh split a batch."""
+    return math.prod(mesh.shape[name] for name in batch_axes(mesh))
+
+
+def data_shard(mesh: Mesh) -> DataShard:
+    """Returns which part of a batch this process's devices hold.
+
+    Raises:
+        ValueError: in every process, if the devices of one hold parts that do not follow each
+            other, or fewer than those of another, or none.
+    """
+    count = batch_parts(mesh)
+    by_process: dict[int, set[int]] = {index: set() for index in range(jax.process_count())}
+    for device, (rows,) in batch_sharding(mesh).devices_indices_map((count,)).items():
+        by_process[device.process_index].add(rows.start or 0)
+    size = len(by_process[0])
+    for process, parts in by_process.items():
+        first = min(parts, default=0)
+        if not size or parts != set(range(first, first + size)) or first % size:
+            raise ValueError(
+                f"The mesh {dict(mesh.shape)} splits a batch into {count} parts, of which the "
+                f"devices of process {process} hold {sorted(parts) or 'none'}; those of process 0 "
+                f"hold {sorted(by_process[0]) or 'none'}. Every process must hold equally many, "
+                f"one after the other: order the axes as 'data', 'fsdp', 'tensor', and use all "
+                f"devices."
+            )
+    return DataShard(min(by_process[jax.process_index()]) // size, count // size)
+
+
+def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
+    """Makes the arrays of a batch read-only, and the arrays that they are views of.
+
+    Devices run behind the host and may read a batch from the host's memory late. A data set that
+    reused its buffers would then train on another batch than it yielded; writing to a read-only
+    array raises instead.
+    """
+    for array in batch.values():
+        # The flag of a view does not protect the array that it shows.
+        while isinstance(array, np.ndarray):
+            if array.flags.writeable:  # asking takes a quarter of the time of setting
+                array.flags.writeable = False
+            array = array.base
+
+
+def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Sends this process's shard of a batch to its devices, and returns the global batch.
+
+    On a mesh of one device, the batch is returned unchanged.
+    """
+    if mesh.size == 1:
+        return dict(batch)  # the compiled step transfers it in half the time of jax.device_put
+    sharding = batch_sharding(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(dict(batch), sharding)
+    # jax.device_put would need the whole batch in every process.
+    return {k: jax.make_array_from_process_local_data(sharding, x) for k, x in batch.items()}
