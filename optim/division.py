@@ -2,11 +2,14 @@
 
 Under jit, every device orthogonalizes every matrix of replicated parameters; for sharded parameters
 the compiler gathers the matrices first and does the same. The matrices are independent of each
-other, so each device can compute a share of them and send its results to the others.
+other, so each device can compute a share of them and send its results to the others. Where the
+shares would be too unequal, several devices compute the rows of one matrix together.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +18,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 Cost = Callable[[tuple[int, ...]], float]
+
+# Shares of whole matrices are not improved if the largest is at most this multiple of the mean.
+_EVEN_ENOUGH = 1.1
+# The fewest rows that a device computes of a matrix: for fewer, exchanging them takes longer.
+_FEWEST_ROWS = 32
 
 
 def square_cost(shape: tuple[int, ...]) -> float:
@@ -27,7 +35,10 @@ def square_cost(shape: tuple[int, ...]) -> float:
 
 
 def divide(
-    function: Callable[..., Any], *batches: Sequence[jax.Array], cost: Cost = square_cost
+    function: Callable[..., Any],
+    *batches: Sequence[jax.Array],
+    cost: Cost = square_cost,
+    by_rows: Callable[..., Any] | None = None,
 ) -> list[Any]:
     """Applies a function to the matrices of many parameters; each device computes a share of them.
 
@@ -45,6 +56,11 @@ def divide(
             between parameters, not between lists.
         cost: takes a shape [rows, columns] of the first list, and returns the cost of such a
             matrix, in any unit.
+        by_rows: the same function, computed by several devices together: it takes the arrays [k,
+            ...], of which each of these devices has a copy, and the names of the mesh axes over
+            which it may exchange what it computes; it returns this device's rows of the arrays [k,
+            rows, columns] that `function` returns, as many as those of the others. None for a
+            function that needs whole matrices.
 
     Returns:
         For each parameter the result of the function.
@@ -68,18 +84,33 @@ def divide(
         kinds.setdefault(tuple((x.shape[1:], x.dtype) for x in row), []).append(place)
     sizes = [row[0].shape[0] for row in rows]
     numbers = [sum(sizes[place] for place in places) for places in kinds.values()]
-    shares = assign_to_devices(numbers, [cost(kind[0][0]) for kind in kinds], mesh.size)
+    shapes = [kind[0][0] for kind in kinds]
+    costs = [cost(shape) for shape in shapes]
+    shares = assign_to_devices(numbers, costs, mesh.size)
+    axes: list[tuple[str, ...]] = [()] * len(kinds)
+    if by_rows is not None:
+        shares, axes = _choose_rows(numbers, costs, shapes, shares, mesh)
     results: list[Any] = [None] * len(rows)
-    for places, share in zip(kinds.values(), shares, strict=True):
+    for places, share, together in zip(kinds.values(), shares, axes, strict=True):
         columns = zip(*(rows[place] for place in places), strict=True)
         stacks = [jnp.concatenate(arrays) for arrays in columns]
+        whole, found = int(share.sum()), []
+        if whole or not together:
+            found.append(_on_shares(function, [x[:whole] for x in stacks], share, mesh))
+        if by_rows is not None and together:
+            mine = partial(by_rows, axes=together)
+            found.append(_by_rows(mine, [x[whole:] for x in stacks], together, mesh))
         # Arrays [matrices of the kind, ...], in the order of `places`.
-        found = _on_shares(function, stacks, share, mesh)
+        joined = found[0] if len(found) == 1 else jax.tree.map(_concatenate, *found)
         ends = np.cumsum([sizes[place] for place in places])
         for place, end in zip(places, ends.tolist(), strict=True):
             begin = end - sizes[place]
-            results[place] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], found)
+            results[place] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], joined)
     return results
+
+
+def _concatenate(*arrays: jax.Array) -> jax.Array:
+    return jnp.concatenate(arrays)
 
 
 def is_divided() -> bool:
@@ -113,6 +144,82 @@ def assign_to_devices(
     return shares
 
 
+def _choose_rows(
+    numbers: Sequence[int],
+    costs: Sequence[float],
+    shapes: Sequence[tuple[int, ...]],
+    shares: Sequence[np.ndarray],
+    mesh: AbstractMesh,
+) -> tuple[Sequence[np.ndarray], list[tuple[str, ...]]]:
+    """Chooses the mesh axes over which the rows of single matrices are divided.
+
+    They are the last axes of the mesh, as few as make the shares even enough, or those that make
+    them the most even. `shares` are those of whole matrices only. Returns, for each shape, the
+    shares of whole matrices, which are as many as all devices have equally many of, and the axes
+    for the rest; or the given shares, or others, and () where a shape has too few rows.
+    """
+    mean = sum(number * one for number, one in zip(numbers, costs, strict=True)) / mesh.size
+
+    def largest(shares: Sequence[np.ndarray]) -> float:
+        return float(np.max(sum(one * share for one, share in zip(costs, shares, strict=True))))
+
+    best = largest(shares)
+    chosen: list[tuple[str, ...]] = [()] * len(numbers)
+    for first in range(len(mesh.axis_names) - 1, -1, -1):
+        if best <= _EVEN_ENOUGH * mean:
+            break
+        axes = mesh.axis_names[first:]
+        devices = math.prod(mesh.shape[name] for name in axes)
+        groups = mesh.size // devices
+        fits = [not rows % devices and rows >= _FEWEST_ROWS * devices for rows, _ in shapes]
+        if devices == 1 or not any(fits):
+            continue
+        alone = [0 if fit else number for fit, number in zip(fits, numbers, strict=True)]
+        dealt = assign_to_devices(alone, costs, mesh.size)
+        equal = [
+            np.full(mesh.size, number // mesh.size) if fit else share
+            for fit, number, share in zip(fits, numbers, dealt, strict=True)
+        ]
+        # Every group of devices has as many of the other matrices as the one that has the most.
+        load = largest(equal) + sum(
+            one * -(-(number % mesh.size) // groups) / devices
+            for fit, number, one in zip(fits, numbers, costs, strict=True)
+            if fit
+        )
+        if load < best:
+            best, shares = load, equal
+            chosen = [
+                axes if fit and number % mesh.size else ()
+                for fit, number in zip(fits, numbers, strict=True)
+            ]
+    return shares, chosen
+
+
+def _by_rows(
+    function: Callable[..., Any],
+    stacks: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    mesh: AbstractMesh,
+) -> Any:
+    """Applies a function to stacks [n, ...]; the devices along `axes` compute a matrix together.
+
+    `function` returns this device's rows of the results.
+    """
+    others = tuple(name for name in mesh.axis_names if name not in axes)
+    groups, count = math.prod(mesh.shape[name] for name in others), stacks[0].shape[0]
+    # Every group has as many slots as the fullest one; a slot too many repeats a matrix.
+    at = np.minimum(np.arange(-(-count // groups) * groups), count - 1)
+    dealt = [jnp.take(_split_first_axis(x, ()), at, axis=0) for x in stacks]
+    run = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=PartitionSpec(others or None),
+        out_specs=PartitionSpec(others or None, axes),
+        check_vma=False,
+    )
+    return jax.tree.map(lambda x: _split_first_axis(x, ())[:count], run(*dealt))
+
+
 def _on_shares(
     function: Callable[..., Any], stacks: Sequence[jax.Array], share: np.ndarray, mesh: AbstractMesh
 ) -> Any:
@@ -142,7 +249,7 @@ def _on_shares(
             results.append(jax.lax.cond(slot < taken, function, lambda *_, z=zeros: z, *one))
         if len(results) == 1:
             return results[0]
-        return jax.tree.map(lambda *x: jnp.concatenate(x), *results)
+        return jax.tree.map(_concatenate, *results)
 
     even = slots == filled
     whole = [_split_first_axis(x, ()) for x in stacks]

@@ -128,6 +128,7 @@ def orthogonalize(
     dtype: DTypeLike | None = None,
     norm: str = "frobenius",
     add_eps: bool = False,
+    axes: tuple[str, ...] = (),
 ) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
@@ -143,11 +144,14 @@ def orthogonalize(
         norm: "frobenius", or "gram": the square root of the Frobenius norm of X X^T, which also is
             at least the largest singular value.
         add_eps: whether eps is added to the norm.
+        axes: inside shard_map, the mesh axes whose devices compute the products together, each of
+            them its rows; all have `x`, which has no more rows than columns, and the devices divide
+            its rows.
 
     Returns:
-        An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
-        and p is the composition of the steps' polynomials a s + b s^3 + c s^5; with `add_eps`,
-        p(s / (norm + eps)).
+        An array like `x`, or this device's rows of it; its singular values are p(s / max(norm,
+        eps)), where s are those of `x` and p is the composition of the steps' polynomials
+        a s + b s^3 + c s^5; with `add_eps`, p(s / (norm + eps)).
     """
     # The products of a step are then of the smaller side.
     tall = x.shape[-2] > x.shape[-1]
@@ -159,7 +163,8 @@ def orthogonalize(
     power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
     largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
     x = x * power / largest
-    square = product(x, transpose(x)) if norm == "gram" else x
+    rows = Rows(axes)
+    square = rows.gather(product(rows.of(x), transpose(x))) if norm == "gram" else x
     length = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
     length = jnp.sqrt(length) if norm == "gram" else length
     # eps is for the norm of the matrix that was given, which is length * largest / power here.
@@ -167,11 +172,11 @@ def orthogonalize(
     x = x / (length + least if add_eps else jnp.maximum(length, least))
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
-    rows, columns = x.shape[-2:]
-    gram = _prefers_gram(rows, columns, x.dtype.itemsize)
+    gram = _prefers_gram(x.shape[-2], x.shape[-1], x.dtype.itemsize)
     for start in range(0, len(triples), _RESTART):
+        x = rows.gather(x) if start else x
         batch = triples[start : start + _RESTART]
-        x = _gram_steps(x, batch) if gram else _plain_steps(x, batch)
+        x = _gram_steps(x, batch, rows) if gram else _plain_steps(x, batch, rows)
     return (transpose(x) if tall else x).astype(kept)
 
 
@@ -195,7 +200,11 @@ def orthogonalize_all(
     # A matrix and its transpose cost the same; with one orientation, `divide` can stack them.
     tall = [x.shape[-2] > x.shape[-1] for x in batches]
     flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
-    found = divide(lambda x: orthogonalize(x, triples, eps, dtype, norm, add_eps), flat, cost=cost)
+
+    def by_rows(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        return orthogonalize(x, triples, eps, dtype, norm, add_eps, axes)
+
+    found = divide(lambda x: by_rows(x, ()), flat, cost=cost, by_rows=by_rows)
     return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
 
 
@@ -218,28 +227,61 @@ def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
     return 2 * columns > 3 * rows and itemsize >= 4
 
 
-def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
-    for triple in triples:
+class Rows:
+    """How the devices along some mesh axes divide the rows of matrices; without axes, not at all.
+
+    Args:
+        axes: the names of the axes.
+    """
+
+    def __init__(self, axes: tuple[str, ...]):
+        self._axes = axes
+
+    def of(self, x: jax.Array) -> jax.Array:
+        """Returns this device's rows of matrices [..., rows, columns], of which each has a copy."""
+        if not self._axes:
+            return x
+        size = x.shape[-2] // jax.lax.axis_size(self._axes)
+        start = jax.lax.axis_index(self._axes) * size
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=x.ndim - 2)
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """Returns the matrices, from each device's rows of them."""
+        if not self._axes:
+            return x
+        return jax.lax.all_gather(x, self._axes, axis=x.ndim - 2, tiled=True)
+
+
+def _plain_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Array:
+    """Takes whole matrices, and returns this device's rows of the results."""
+    mine = rows.of(x)
+    for i, triple in enumerate(triples):
+        x = rows.gather(mine) if i else x
         a, b, c = (scalar(value, x) for value in triple)
-        gram = product(x, transpose(x))
-        x = a * x + product(b * gram + c * product(gram, gram), x)
-    return x
+        own = product(mine, transpose(x))
+        gram = rows.gather(own)
+        mine = a * mine + product(b * own + c * product(own, gram), x)
+    return mine
 
 
-def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
-    """Computes all steps as polynomials of X X^T, by products of the smaller side only."""
-    gram = product(x, transpose(x))
-    identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+def _gram_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Array:
+    """Computes all steps as polynomials of X X^T, by products of the smaller side only.
+
+    Takes whole matrices, and returns this device's rows of the results.
+    """
+    gram = rows.gather(product(rows.of(x), transpose(x)))
+    identity = rows.of(jnp.eye(gram.shape[-1], dtype=gram.dtype))
     whole = None
     for i, triple in enumerate(triples):
         a, b, c = (scalar(value, x) for value in triple)
-        step = a * identity + b * gram + c * product(gram, gram)
-        whole = step if whole is None else product(step, whole)
+        own = rows.of(gram)
+        step = a * identity + b * own + c * product(own, gram)
+        whole = step if whole is None else product(step, rows.gather(whole))
         # `step` and `gram` are polynomials of the first Gram matrix: they are symmetric and
         # commute.
         if i + 1 < len(triples):
-            gram = product(product(step, gram), step)
-    return x if whole is None else product(whole, x)
+            gram = rows.gather(product(product(step, gram), rows.gather(step)))
+    return rows.of(x) if whole is None else product(whole, x)
 
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 import optim
 from benchmarks import division as benchmark
 from optim.division import assign_to_devices, divide
+from optim.newton_schulz import flops, orthogonalize_all, polynomials
 from trainer import data, losses, models
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops
@@ -76,6 +77,36 @@ def answers() -> None:
                         a, b = np.asarray(a), np.asarray(b)
                         worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)))
                 say(f"{name} of {layers} layers over {spelled(axes)}", worst=worst)
+
+
+def rows_of_one() -> None:
+    """Single matrices whose rows several devices compute, where whole ones leave some idle."""
+    triples = polynomials("jordan", 5)
+    kinds = {"12 of 256": [(256, 256)] * 12, "9 of 64 x 256": [(64, 256)] * 9}
+    # Of the last kind the rows do not divide: its matrices are computed whole.
+    kinds["3 of 64, 9 of 10"] = [(64, 64)] * 3 + [(10, 24)] * 9
+    for axes in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        for kind, shapes in kinds.items():
+            draw = np.random.default_rng(0)
+            matrices = [draw.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
+            with jax.set_mesh(make_mesh(axes)):
+                update = jax.jit(partial(orthogonalize_all, triples=triples))
+                compiled = update.lower(matrices).compile()
+                found = jax.block_until_ready(compiled(matrices))
+            wanted = [five_steps(x) for x in matrices]
+            worst = max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True))
+            ideal = sum(flops(*shape, len(triples), 4) for shape in shapes) / 8
+            work = benchmark.work_of(compiled)[0] / ideal
+            say(f"rows: {kind} over {spelled(axes)}", work=work, worst=float(worst))
+
+
+def five_steps(x: np.ndarray) -> np.ndarray:
+    """Computes five of Keller Jordan's steps by a singular value decomposition, in float64."""
+    u, values, v = np.linalg.svd(x.astype(float), full_matrices=False)
+    values = values / np.linalg.norm(x)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return u @ (values[..., None] * v)
 
 
 def matrices_computed() -> None:
@@ -176,6 +207,7 @@ def main() -> None:
     )
     programs()
     answers()
+    rows_of_one()
     matrices_computed()
     transformations()
     training()

@@ -49,6 +49,27 @@ def test_divided_updates_equal_those_of_one_device(found, name, layers, mesh):
 
 
 @pytest.mark.laws
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [
+        ("12 of 256 over data 8", 1.1),  # 1.33 with whole matrices
+        ("12 of 256 over data 2 x fsdp 2 x tensor 2", 1.1),
+        ("9 of 64 x 256 over data 8", 2.0),  # too few rows for 8 devices: a device has 2 of 9
+        ("9 of 64 x 256 over data 2 x fsdp 2 x tensor 2", 1.45),  # two divide the ninth: 1.33
+    ],
+)
+def test_devices_divide_the_rows_of_matrices_where_shares_would_be_uneven(found, case, most):
+    assert 0.99 < found[f"rows: {case}"]["work"] < most
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("kind", ["12 of 256", "9 of 64 x 256", "3 of 64, 9 of 10"])
+@pytest.mark.parametrize("mesh", [MESHES[0], "data 2 x fsdp 2 x tensor 2"])
+def test_divided_rows_have_the_singular_values_of_the_polynomials(found, kind, mesh):
+    assert found[f"rows: {kind} over {mesh}"]["worst"] < 1e-5
+
+
+@pytest.mark.laws
 def test_a_device_computes_only_its_share_of_the_matrices(found):
     assert found["computed"] == {"right": True, "same": True}
 
