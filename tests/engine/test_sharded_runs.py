@@ -1,0 +1,41 @@
+"""20 steps on meshes of several devices are those on one: what tests/sharded_runs.py found."""
+
+import pytest
+
+from tests import runs, sharded_runs
+
+pytestmark = pytest.mark.laws
+
+CASES = [(model, name, sharded_runs.spelled(axes)) for model, name, axes in sharded_runs.cases()]
+
+# Relative differences of the losses, and of parameters to the largest value of their array. Sums in
+# another order differ by rounding; SOAP's eigenbases magnify that where eigenvalues are close.
+CLOSE = {"adamw": (1e-5, 1e-3), "muon": (1e-5, 1e-3), "shampoo": (1e-4, 1e-2), "soap": (1e-2, 0.2)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return runs.findings("case", "tests.sharded_runs")
+
+
+@pytest.mark.timeout(1800)  # all programs are compiled in the first test
+@pytest.mark.parametrize(("model", "optimizer", "mesh"), CASES)
+def test_twenty_steps_an_evaluation_and_a_sample_are_those_of_one_device(
+    found, model, optimizer, mesh
+):
+    """Also with a loss in chunks, dropout, microbatches, averages, clipping and skipping."""
+    case = found[f"{model} {optimizer} {mesh}"]
+    most_loss, most_param = CLOSE[optimizer]
+    assert case["learned"] > 0.1
+    assert case["losses"] < most_loss and case["evaluation"] < most_loss
+    assert case["params"] < most_param
+    assert case["text"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("model", "optimizer", "mesh"), CASES)
+def test_parameters_are_divided_and_stay_so(found, model, optimizer, mesh):
+    case = found[f"{model} {optimizer} {mesh}"]
+    axes = next(a for _, _, a in sharded_runs.cases() if sharded_runs.spelled(a) == mesh)
+    assert case["shards"] == axes.get("fsdp", 1) * axes.get("tensor", 1)
+    assert case["kept"]
