@@ -105,9 +105,10 @@ def compile_update(
     """
     tx = recipe()
     mesh = meshes.make_mesh(axes)
-    spread = sharding.param_shardings(mesh, params)
+    rules = sharding.ShardingRules(mesh)
+    spread = sharding.param_shardings(rules, params)
     state = tx.init(params)
-    spread_state = sharding.state_shardings(mesh, state, params)
+    spread_state = sharding.state_shardings(rules, state, params)
     params, state = jax.device_put((params, state), (spread, spread_state))
     update = jax.jit(tx.update, out_shardings=(spread, spread_state))
     arguments = (params, state, params)

@@ -1,6 +1,5 @@
 """Assigns every parameter to a group, and so to an optimizer, by patterns of path names."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ import optax
 
 from optim import checks
 from optim.factories import ArgumentError, Recipe, map_floats, name_of
-from optim.patterns import SlowPattern, fullmatch, occurs
+from optim.patterns import SlowPattern, fullmatch, near_paths
 
 
 class GroupError(ValueError):
@@ -227,11 +226,8 @@ def _dead_group(
         why = f"It matches {matching[0]}, but its bounds exclude parameters of {axes} axes"
         advice = "Change min_ndim or max_ndim."
     else:
-        # Where the pattern occurs within a path, .* is probably missing; with a cutoff of 0,
-        # difflib names some paths even if none is like the pattern.
-        partly = [path for path in by_path if occurs(group.match, path)]
-        near = difflib.get_close_matches(group.match.pattern, by_path, n=3, cutoff=0.0)
-        why = f"The nearest parameters are {', '.join(partly[:3] or near)}"
+        near, partly = near_paths(group.match, by_path)
+        why = f"The nearest parameters are {', '.join(near)}"
         advice = (
             "A pattern matches a whole path: add .* where other text may follow or precede."
             if partly

@@ -4,10 +4,11 @@ Python's `re` takes exponential time for some patterns: (([a-z]*)*)*X tries ever
 a path.
 """
 
+import difflib
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
@@ -38,6 +39,18 @@ def occurs(pattern: re.Pattern[str], path: str) -> bool:
             return pattern.search(path) is not None
     except SlowPattern:
         return False
+
+
+def near_paths(pattern: re.Pattern[str], paths: Iterable[str]) -> tuple[list[str], bool]:
+    """Returns the path names nearest to a pattern that matches none of them, at most three.
+
+    The second result is whether the pattern occurs within them, so that .* is probably missing.
+    """
+    known = list(paths)
+    partly = [path for path in known if occurs(pattern, path)]
+    # With a cutoff of 0, difflib names some paths even if none is like the pattern.
+    near = difflib.get_close_matches(pattern.pattern, known, n=3, cutoff=0.0)
+    return partly[:3] or near, bool(partly)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from trainer import metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
-from trainer.engine.sharding import state_shardings
+from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.engine.splits import ranking_warnings
 
 
@@ -698,7 +698,7 @@ def test_a_stacked_state_keeps_the_sharding_of_its_parameters():
         "other": {"head": {"kernel": leaf((8, 8, 5))}},
         "count": leaf(()),
     }
-    found = state_shardings(mesh, state, params)
+    found = state_shardings(ShardingRules(mesh), state, params)
     split = jax.tree.map(lambda x: tuple(x.spec), found)
     assert split["params"]["head"]["kernel"] == (None, "fsdp", None)
     assert split["mu"]["head"]["kernel"] == ("fsdp", None)

@@ -23,7 +23,8 @@ class ComponentError(ConfigError):
 
     Attributes:
         component: the field of the experiment: "model", "data", "loss", "metrics",
-            "train_metrics" or "diagnostics".
+            "train_metrics", "diagnostics" or "sharding"; or a path below one, such as
+            "model.num_heads" or "sharding.head/kernel".
     """
 
     def __init__(self, component: str, message: str):

@@ -71,8 +71,13 @@ class Experiment:
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.
-        mesh: axis name ("data", "fsdp") -> number of devices; None splits the batch over all
-            devices.
+        mesh: axis name ("data", "fsdp", "tensor") -> number of devices, -1 for all that the others
+            leave; None splits the batch over all devices.
+        sharding: pattern of parameters -> the axes of the mesh that split their last dimensions,
+            a word for each: an axis, several joined by "+", or "-" for none, as in
+            {"head/kernel": "fsdp tensor"}. The first pattern that matches a whole path decides.
+            Other parameters have the defaults of the model, and "fsdp" splits their longest
+            dimension that is left.
         microbatches: number of microbatches that a batch is split into; the step averages their
             gradients.
         steps_per_call: the most steps that are computed at once, at least 1; the host logs, saves
@@ -128,6 +133,7 @@ class Experiment:
     diagnostics: Sequence[Diagnostic] | Literal["all"] = ()
     precision: Literal["float32", "bfloat16", "mixed"] = "float32"
     mesh: Mapping[str, int] | None = None
+    sharding: Mapping[str, str] | None = None
     microbatches: int = 1
     steps_per_call: int | None = None
     ema_decay: float | None = None

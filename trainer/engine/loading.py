@@ -54,6 +54,8 @@ def load_located(
     except ValueError as error:
         if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
             raise  # its message begins with its place
-        places = [getattr(error, "component", ""), "mesh", "data"]
+        component = getattr(error, "component", "")
+        # A component may be a path, such as "model.num_heads", of which the config has a part.
+        places = [component, component.partition(".")[0], "mesh", "data"]
         source = next((config.sources[path] for path in places if path in config.sources), None)
         raise ConfigError(str(error), source) from error

@@ -278,6 +278,7 @@ class Plan:
             "" has those of `optim.optimizer` itself, such as `clip_norm`, if there are any.
         wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
         diagnostics: a line about the diagnostics, their cost and their matrices; "" without any.
+        left_whole: lines about parameters that no axis of the mesh divides.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
         chains: group name -> the parts of its `optim.chain`, a line each.
@@ -304,6 +305,7 @@ class Plan:
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     wrappers: Sequence[str]
     diagnostics: str
+    left_whole: Sequence[str]
     block: BlockRule
     matrices: Matrices
     chains: Mapping[str, Sequence[str]]
@@ -377,6 +379,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         wrappers=_wrappers(optimizer, state.opt_state),
         diagnostics=diagnostics,
+        left_whole=program.sharding.left_whole(state.params),
         block=program.block_rule,
         matrices=matrices,
         chains={
@@ -414,7 +417,7 @@ def _row(
 ) -> Row:
     group = optimizer.groups[name]
     peaks = {key: float(np.max(values)) for key, (_, values) in sampled[name].items()}
-    spec = [str(axis or "-") for axis in x.sharding.spec]
+    spec = ["+".join(axes) if isinstance(axes, tuple) else axes or "-" for axes in x.sharding.spec]
     rate = peaks.get("learning_rate")
     return Row(
         path=path,
@@ -481,7 +484,7 @@ def with_place(error: Exception, config: Config | None) -> ConfigError:
             return ConfigError(text, config.sources[path] if config else None)
     places = ["model"]
     if isinstance(error, ComponentError):
-        places = [error.component]
+        places = _upwards(error.component)
     elif isinstance(error, ConfigError):
         return error
     if isinstance(error, optim.GroupError):

@@ -21,6 +21,7 @@ def render(plan: Plan) -> str:
         *([plan.evaluations] if plan.evaluations else []),
         _examples(plan),
         *(line for line in (plan.fingerprint, plan.mode) if line),
+        *map(printable, plan.left_whole),
         *plan.matrices.lines,
         *_chains(plan),
         *map(printable, plan.wrappers),

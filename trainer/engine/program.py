@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh
 
 from optim.dtypes import widen
 from optim.factories import evaluate
 from optim.layouts import Layout
 from optim.norms import all_finite
 from trainer.engine import mesh as meshes
-from trainer.engine import sharding
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, ComponentError, calling, check_components
 from trainer.engine.diagnostics import check_matrices, computed, find_layouts
@@ -25,6 +24,7 @@ from trainer.engine.feed import Feed
 from trainer.engine.flops import count_flops
 from trainer.engine.inputs import Inputs
 from trainer.engine.memory import compiled_memory
+from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.engine.step import State, StepMetrics, diagnose_step, to_bfloat16, train_step
 
 
@@ -41,6 +41,7 @@ class Program:
         inputs: the inputs. Those that turn out not to be traceable become constants when the
             program is first traced.
         mesh: the mesh of devices that it runs on.
+        sharding: which axes of the mesh split the parameters.
         feed: the training batches.
         evaluation: evaluates states.
         simulated: whether several devices share a CPU; see `mesh.is_simulated`.
@@ -48,16 +49,18 @@ class Program:
     Raises:
         ValueError: the batch does not divide over the microbatches and devices, or the mesh does
             not fit the devices.
-        ComponentError: the model or a metric does not keep its contract.
+        ComponentError: the model or a metric does not keep its contract, or a rule of `sharding`
+            cannot be read.
     """
 
     def __init__(self, experiment: Experiment, inputs: Inputs | None = None):
         self.experiment = experiment
         self.inputs = inputs or Inputs()
         self.mesh = meshes.make_mesh(experiment.mesh)
+        self.sharding = ShardingRules(self.mesh, experiment.sharding, experiment.model)
         self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
-        self._first = FirstState(experiment, self.mesh, self.inputs)
+        self._first = FirstState(experiment, self.sharding, self.inputs)
         self.simulated = meshes.is_simulated(self.mesh)
         self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
@@ -77,6 +80,7 @@ class Program:
 
         Raises:
             GroupError: the optimizer's groups do not fit the model's parameters.
+            ComponentError: a rule of `sharding` does not fit them.
         """
         if self._abstract_state is None:
             state = self._first.find_shapes()
@@ -104,7 +108,7 @@ class Program:
         # Otherwise something else cannot be traced, and the caller's trace raises the error.
         if traces(Inputs()):
             self.inputs = self.inputs.keep_traceable(traces)
-            self._first = FirstState(self.experiment, self.mesh, self.inputs)
+            self._first = FirstState(self.experiment, self.sharding, self.inputs)
 
     def init(self, seed: int | None = None, warm_starts: int = 0) -> State:
         """Computes the state before the first step, in one compiled program.
@@ -416,9 +420,9 @@ class Program:
 class FirstState:
     """The state before the first step, as a function of the seed and the inputs."""
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, inputs: Inputs):
+    def __init__(self, experiment: Experiment, sharding: ShardingRules, inputs: Inputs):
         self._experiment = experiment
-        self._mesh = mesh
+        self._sharding = sharding
         self._inputs = inputs
         # Stored, so that jax traces it once for `find_shapes` and `compute`: each access of
         # `self._compute` makes another object.
@@ -429,11 +433,11 @@ class FirstState:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
 
         Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
-        argument is out of range.
+        argument is out of range, and ComponentError if a rule of `sharding` does not fit them.
         """
         arguments = self._run_state(0), self._inputs.pack(), _draw(0)
         shapes = jax.eval_shape(self._initial, *arguments)
-        shardings = sharding.state_shardings(self._mesh, shapes, shapes.params)
+        shardings = state_shardings(self._sharding, shapes, shapes.params)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
         )

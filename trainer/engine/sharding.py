@@ -1,56 +1,410 @@
-"""Shards the parameters and the state of a run over a mesh."""
+"""Shards the parameters and the state of a run over a mesh, by ordered rules.
 
-from typing import Any
+A rule is a pattern of paths and the mesh axes that split the last dimensions of the parameters that
+it matches. `ShardingRules` has those of an experiment, which come first, and the defaults of its
+model.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from optim.paths import flatten, path_name
-from trainer.engine.mesh import replicated
+from optim.paths import flatten, path_name, unflatten
+from optim.patterns import SlowPattern, fullmatch, near_paths
+from trainer.config.wording import known_names, listing
+from trainer.engine.contracts import ComponentError
+from trainer.engine.mesh import AXES, replicated
+
+_GRAMMAR = (
+    "A rule has one word for each of the last dimensions: an axis of the mesh ('data', 'fsdp' or "
+    "'tensor'), several joined by '+', or '-' for a dimension that is not split."
+)
+
+Axes = tuple[str, ...]
+"""The mesh axes that split one dimension; () if it is not split."""
 
 
-def param_shardings(mesh: Mesh, params: Any) -> Any:
-    """Returns a tree of shardings that split each parameter over the mesh axis "fsdp".
+class Rule(NamedTuple):
+    """The mesh axes of the last dimensions of the parameters that a pattern matches.
 
-    A parameter is split along its longest axis that the devices divide evenly. It is replicated if
-    there is no such axis, or no mesh axis "fsdp".
+    Attributes:
+        pattern: matches the whole path of a parameter.
+        words: the mesh axes of each of the last dimensions; dimensions before them are not split.
+        text: the rule as it is written, for errors.
+        component: the path in a config of what is at fault, such as "sharding.head/kernel".
     """
-    shards = mesh.shape.get("fsdp", 1)
 
-    def sharding_of(x: Any) -> NamedSharding:
-        # An axis of length 0 divides evenly, too, but has nothing to split.
-        fitting = [i for i, n in enumerate(x.shape) if n % shards == 0 and n >= shards]
-        if shards == 1 or not fitting:
-            return replicated(mesh)
-        longest = max(fitting, key=lambda i: x.shape[i])
-        names = [None] * len(x.shape)
-        return NamedSharding(mesh, PartitionSpec(*names[:longest], "fsdp", *names[longest + 1 :]))
+    pattern: re.Pattern[str]
+    words: tuple[Axes, ...]
+    text: str
+    component: str
 
-    return jax.tree.map(sharding_of, params)
+    def takes(self, path: str) -> bool:
+        """Returns whether the pattern matches a path; raises ComponentError if it takes long."""
+        try:
+            return fullmatch(self.pattern, path) is not None
+        except SlowPattern as error:
+            raise self.wrong(str(error)) from None
+
+    def wrong(self, why: str) -> ComponentError:
+        """Returns an error about the rule."""
+        return ComponentError(self.component, f"{self.text}: {why}")
 
 
-def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
+def read_rule(pattern: str, axes: str, owner: str, component: str) -> Rule:
+    """Reads a rule.
+
+    Args:
+        pattern: a regular expression of whole paths, such as "blocks/mlp/(up|gate)/kernel".
+        axes: a word for each of the last dimensions, such as "fsdp tensor".
+        owner: whose rule it is, for errors.
+        component: see `Rule`.
+
+    Raises:
+        ComponentError: the pattern is not a regular expression, there are no words, an axis does
+            not exist, or it occurs twice.
+    """
+    text = f"The rule {pattern!r}: {axes!r} of {owner}"
+    words = tuple(() if word == "-" else tuple(word.split("+")) for word in axes.split())
+    try:
+        rule = Rule(re.compile(pattern), words, text, component)
+    except re.error as error:
+        raise ComponentError(
+            component, f"{text}: The pattern is not a regular expression: {error}."
+        ) from None
+    if not words:
+        raise rule.wrong(f"It names no axes. {_GRAMMAR}")
+    named = [name for word in words for name in word]
+    for name in named:
+        if name not in AXES:
+            raise rule.wrong(f"There is no axis {name!r}. {known_names(name, AXES)} {_GRAMMAR}")
+        if named.count(name) > 1:
+            raise rule.wrong(
+                f"It names the axis {name!r} twice, and an axis can split one dimension only. Write"
+                " '-' in one of the places."
+            )
+    return rule
+
+
+class ShardingRules:
+    """Decides which mesh axes split the parameters of a run.
+
+    The first rule of the experiment that matches a parameter decides, and nothing is added to it.
+    For any other parameter the first default of the model that matches decides, and "fsdp" then
+    splits the longest dimension that the default leaves free and that the axis divides. An axis
+    that the mesh lacks, or whose size is 1, splits nothing.
+
+    Args:
+        mesh: the mesh.
+        rules: the experiment's `sharding`, pattern -> axes, in their order.
+        model: the model, whose attributes `sharding` and `heads` are read, if it has them; see
+            `trainer.models.Model`.
+
+    Attributes:
+        mesh: the mesh.
+
+    Raises:
+        ComponentError: a rule cannot be read; see `read_rule`.
+
+    Example:
+        >>> import jax
+        >>> from trainer.engine.sharding import ShardingRules
+        >>> mesh = jax.sharding.AbstractMesh((4, 2), ("fsdp", "tensor"))
+        >>> rules = ShardingRules(mesh, {"head/.*": "- tensor"})
+        >>> leaf = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")
+        >>> rules.axes_of({"head": {"kernel": leaf(8, 10)}, "scale": leaf(3, 8)})
+        {'head/kernel': ((), ('tensor',)), 'scale': ((), ('fsdp',))}
+    """
+
+    def __init__(
+        self, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] | None = None, model: Any = None
+    ):
+        self.mesh: Any = mesh
+        self._sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+        self._rules = [
+            read_rule(pattern, axes, "sharding", f"sharding.{pattern}")
+            for pattern, axes in (rules or {}).items()
+        ]
+        self._defaults = [
+            read_rule(pattern, axes, "the model", "model")
+            for pattern, axes in getattr(model, "sharding", None) or ()
+        ]
+        self._heads = getattr(model, "heads", None) or ()
+
+    def axes_of(self, params: Any) -> dict[str, tuple[Axes, ...]]:
+        """Returns path -> the mesh axes of each dimension, for every parameter.
+
+        Args:
+            params: the parameters, or their shapes.
+
+        Raises:
+            ComponentError: a rule of the experiment matches no parameter, or none that is left by
+                the rules before it; has more words than a parameter has dimensions; or names axes
+                that do not divide a dimension. Or the axis "tensor", by which a default splits
+                attention, does not divide its heads.
+        """
+        by_path = flatten(params)
+        rule_of = {path: _first(self._rules, path) for path in by_path}
+        for rule in self._rules:
+            if rule not in rule_of.values():
+                raise _dead(rule, by_path, rule_of)
+        found = {}
+        for path, x in by_path.items():
+            rule = rule_of[path]
+            if rule is None:
+                found[path] = self._default(path, x.shape)
+            else:
+                found[path] = self._split(rule, path, x.shape)
+        return found
+
+    def left_whole(self, params: Any) -> list[str]:
+        """Returns lines about what the defaults leave whole, because an axis does not divide it.
+
+        Args:
+            params: the parameters, or their shapes.
+        """
+        whole: dict[tuple[int, Axes], list[str]] = {}
+        unsplit = []
+        for path, x in flatten(params).items():
+            if _first(self._rules, path) is not None:
+                continue
+            if (rule := _first(self._defaults, path)) is not None:
+                for size, axes in zip(x.shape, self._words(rule, path, x.shape), strict=True):
+                    if size % self._parts(axes):
+                        whole.setdefault((size, axes), []).append(path)
+            axes = self._default(path, x.shape)
+            if "fsdp" in self._sizes and not any("fsdp" in of_one for of_one in axes):
+                unsplit.append(f"{path} [{', '.join(map(str, x.shape))}]")
+        lines = [
+            f"sharding: {listing(paths)}: {self._named(axes)} does not divide the dimension of "
+            f"{size:,}, which stays whole; {_sizes_near(size, self._parts(axes))} would be split"
+            for (size, axes), paths in whole.items()
+        ]
+        if unsplit:
+            lines.append(
+                f"sharding: {self._named(('fsdp',))} divides no free dimension of "
+                f"{listing(unsplit, 4)}: each device keeps them whole, or as a rule of `sharding` "
+                "splits them"
+            )
+        return lines
+
+    def _named(self, axes: Axes) -> str:
+        """Returns "tensor 2", the axes with their sizes."""
+        return " and ".join(f"{name} {self._sizes[name]}" for name in axes)
+
+    def _parts(self, axes: Iterable[str]) -> int:
+        return math.prod(self._sizes[name] for name in axes)
+
+    def _words(self, rule: Rule, path: str, shape: Sequence[int]) -> tuple[Axes, ...]:
+        """Returns the axes of a rule for each dimension, without those that the mesh lacks."""
+        words = rule.words
+        if not any(words):
+            return ((),) * len(shape)  # what splits nothing fits every shape
+        if len(words) > len(shape):
+            raise rule.wrong(
+                f"It has {len(words)} words, but {path} {list(shape)} has {len(shape)} "
+                f"dimension{'' if len(shape) == 1 else 's'}. {_GRAMMAR} Leave out words, or match "
+                "fewer parameters."
+            )
+        present = [tuple(name for name in word if name in self._sizes) for word in words]
+        return (*((),) * (len(shape) - len(words)), *present)
+
+    def _split(self, rule: Rule, path: str, shape: Sequence[int]) -> tuple[Axes, ...]:
+        """Returns the axes of each dimension by a rule of the experiment."""
+        found = self._words(rule, path, shape)
+        for size, axes in zip(shape, found, strict=True):
+            if size % (parts := self._parts(axes)):
+                raise rule.wrong(
+                    f"The dimension of {size:,} of {path} {list(shape)} does not divide over "
+                    f"{self._named(axes)}. {_sizes_near(size, parts)} would; or write '-' in its "
+                    "place."
+                )
+        return found
+
+    def _default(self, path: str, shape: Sequence[int]) -> tuple[Axes, ...]:
+        """Returns the axes of each dimension by the model's defaults, and then by "fsdp"."""
+        found: list[Axes] = [()] * len(shape)
+        if (rule := _first(self._defaults, path)) is not None:
+            words = self._words(rule, path, shape)
+            self._check_heads(path, words)
+            sizes = zip(shape, words, strict=True)
+            found = [axes if size and size % self._parts(axes) == 0 else () for size, axes in sizes]
+        return self._with_fsdp(shape, found)
+
+    def _with_fsdp(
+        self, shape: Sequence[int], axes: Sequence[Axes], first: int = 0
+    ) -> tuple[Axes, ...]:
+        """Adds "fsdp" to the longest dimension from `first` on that has no axes and is divided."""
+        shards = self._sizes.get("fsdp")
+        if shards is None or any("fsdp" in of_one for of_one in axes):
+            return tuple(axes)
+        # A dimension of length 0 divides evenly, too, but has nothing to split.
+        fitting = [
+            i
+            for i in range(first, len(shape))
+            if not axes[i] and shape[i] % shards == 0 and shape[i] >= shards
+        ]
+        longest = max(fitting, key=lambda i: shape[i], default=None)
+        return tuple(("fsdp",) if i == longest else of_one for i, of_one in enumerate(axes))
+
+    def _check_heads(self, path: str, words: Sequence[Axes]) -> None:
+        """Raises ComponentError if a default splits attention between less than whole heads."""
+        if not any("tensor" in axes for axes in words):
+            return
+        parts = self._sizes["tensor"]
+        for heads in self._heads:
+            if heads.count % parts and fullmatch(re.compile(heads.match), path):
+                fits = [n for n in range(1, heads.count + 1) if heads.count % n == 0]
+                raise ComponentError(
+                    f"model.{heads.argument}",
+                    f"{heads.argument} is {heads.count}, and the mesh has tensor {parts}: the "
+                    f"model splits {path} so that each device has whole heads. Choose a number of "
+                    f"heads that {parts} divides, such as {_sizes_near(heads.count, parts)}, a "
+                    f"tensor of {listing(list(map(str, fits)))}, or write a rule for {path} in "
+                    "sharding.",
+                )
+
+    # The state.
+
+    def factor_axes(
+        self, side: str, shape: Sequence[int], of: Sequence[int], axes: Sequence[Axes]
+    ) -> tuple[Axes, ...]:
+        """Returns the axes of each dimension of what an optimizer keeps for one side of matrices.
+
+        Such factors are Gram matrices, their roots and eigenvectors, [..., rows, rows] or [...,
+        columns, columns], and their eigenvalues, [..., rows] or [..., columns]. The first of these
+        dimensions is split as that of the parameter to which it belongs. If "fsdp" splits the
+        parameter, but not this dimension, it splits the factor's longest dimension that is free.
+
+        Args:
+            side: "left" for the rows, "right" for the columns.
+            shape: the shape of the factor.
+            of: the shape of the parameter.
+            axes: the axes of each dimension of the parameter.
+        """
+        place = -2 if side == "left" else -1
+        batch, size = tuple(of[:-2]), of[place] if len(of) > 1 else 0
+        found: list[Axes] = [()] * len(shape)
+        more = 0
+        for inner in ((*batch, size, size), (*batch, size)):
+            if tuple(shape[-len(inner) :]) == inner:
+                more = len(shape) - len(inner)
+                known = [*axes[: len(batch)], axes[place]]
+                found[more : more + len(known)] = known
+                break
+        else:  # matrices whose sides are other dimensions of the parameter, or several
+            if len(shape) > 1 and shape[-1] == shape[-2]:
+                own = tuple(_merged(side, shape[-1], of, axes))
+                found[-2] = own if shape[-1] % self._parts(own) == 0 else ()
+        if any("fsdp" in of_one for of_one in axes):
+            return self._with_fsdp(shape, found, more)
+        return tuple(found)
+
+
+def param_shardings(rules: ShardingRules, params: Any) -> Any:
+    """Returns a tree of shardings of the parameters; raises as `ShardingRules.axes_of` does."""
+    found = {path: _sharding(rules.mesh, axes) for path, axes in rules.axes_of(params).items()}
+    return unflatten(params, found)
+
+
+_FACTOR = re.compile(r"(left|right)(_[a-z_]+)?")
+"""The fields of states that have a value for each side of a matrix, such as `SoapState`'s."""
+
+
+def state_shardings(rules: ShardingRules, state: Any, params: Any) -> Any:
     """Returns a tree of shardings that split a state as the parameters that its leaves belong to.
 
-    A leaf belongs to the parameter whose path is the end of the leaf's path, the longest such, and
-    whose shape is the end of its shape: `opt_state/groups/rest/1/mu/head/kernel` is split as
-    `head/kernel` is. Further axes before those of the parameter are not split: they count the
-    trials of a stacked state, or the past steps that L-BFGS keeps. Leaves that belong to no
-    parameter are replicated.
+    A leaf belongs to the parameter whose path is the end of the leaf's path, the longest such:
+    `opt_state/groups/rest/1/mu/head/kernel` is split as `head/kernel` is, if the shape of the
+    parameter is the end of its shape. Further axes before those of the parameter are not split:
+    they count the trials of a stacked state, or the past steps that L-BFGS keeps. Fields `left...`
+    and `right...`, such as the preconditioners of SOAP and Shampoo, are split by
+    `ShardingRules.factor_axes`. All other leaves are replicated.
+
+    Args:
+        rules: the rules of the run.
+        state: a `State`, or a part of it, or its shapes.
+        params: the parameters, or their shapes.
+
+    Raises:
+        ComponentError: see `ShardingRules.axes_of`.
     """
-    shapes = flatten(params)
-    by_path = flatten(param_shardings(mesh, params))
+    shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
+    axes = rules.axes_of(params)
 
     def place(path: Any, x: Any) -> NamedSharding:
         names = path_name(path).split("/")
-        tails = ("/".join(names[i:]) for i in range(len(names)))
-        for tail in tails:
+        for start in range(len(names)):
+            tail = "/".join(names[start:])
             if tail not in shapes:
                 continue
-            # The number of axes before those of the parameter.
-            more = len(x.shape) - len(shapes[tail].shape)
-            if more >= 0 and x.shape[more:] == shapes[tail].shape:
-                return NamedSharding(mesh, PartitionSpec(*[None] * more, *by_path[tail].spec))
-        return replicated(mesh)
+            side = _FACTOR.fullmatch(names[start - 1]) if start else None
+            if side is not None:
+                found = rules.factor_axes(side[1], x.shape, shapes[tail], axes[tail])
+                return _sharding(rules.mesh, found)
+            more = len(x.shape) - len(shapes[tail])
+            if more >= 0 and tuple(x.shape[more:]) == shapes[tail]:
+                return _sharding(rules.mesh, (*[()] * more, *axes[tail]))
+        return replicated(rules.mesh)
 
     return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _sharding(mesh: Any, axes: Sequence[Axes]) -> NamedSharding:
+    if not any(axes):
+        return replicated(mesh)
+    entries = [None if not of_one else of_one[0] if len(of_one) == 1 else of_one for of_one in axes]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def _merged(side: str, size: int, of: Sequence[int], axes: Sequence[Axes]) -> list[str]:
+    """Returns the axes of the dimensions of a parameter that are merged to one of a size.
+
+    They follow each other, and are the last ones for columns, and those before the last dimension
+    for rows, or else the only ones whose product is the size.
+    """
+    runs = [
+        (start, end)
+        for start in range(len(of))
+        for end in range(start + 1, len(of) + 1)
+        if math.prod(of[start:end]) == size
+    ]
+    wanted = len(of) if side == "right" else len(of) - 1
+    there = [run for run in runs if run[1] == wanted] or runs
+    if len(there) != 1:
+        return []
+    return [name for of_one in axes[slice(*there[0])] for name in of_one]
+
+
+def _first(rules: Sequence[Rule], path: str) -> Rule | None:
+    return next((rule for rule in rules if rule.takes(path)), None)
+
+
+def _sizes_near(size: int, parts: int) -> str:
+    """Returns the multiples of a number of parts that are nearest to a size, in words."""
+    below = size // parts * parts
+    return " or ".join(f"{each:,}" for each in (below, below + parts) if each)
+
+
+def _dead(rule: Rule, paths: Iterable[str], rule_of: Mapping[str, Rule | None]) -> ComponentError:
+    """Returns the error about a rule by which no parameter is split."""
+    taken = next((path for path in paths if rule.takes(path)), None)
+    earlier = rule_of[taken] if taken is not None else None
+    if earlier is not None:
+        return rule.wrong(
+            f"Every parameter that it matches is split by an earlier rule, as {taken} by "
+            f"{earlier.pattern.pattern!r}. Put it before that, or remove it."
+        )
+    near, partly = near_paths(rule.pattern, paths)
+    advice = (
+        "A pattern matches a whole path: add .* where other text may follow or precede."
+        if partly
+        else "Correct the pattern, or remove the rule."
+    )
+    return rule.wrong(
+        f"It matches no parameter. The nearest parameters are {', '.join(near)}. {advice}"
+    )

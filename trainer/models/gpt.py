@@ -25,10 +25,18 @@ from trainer.models.layers import (
     near_divisors,
 )
 from trainer.models.linen_model import from_our_linen
-from trainer.models.model import LanguageModel, Model, WidthScaling
+from trainer.models.model import (
+    TRANSFORMER_SHARDING,
+    Heads,
+    LanguageModel,
+    Model,
+    WidthScaling,
+)
 
 EMBED_DTYPES = ("bfloat16", "float16", "float32")
 """The values of the argument `embed_dtype` of `gpt`, besides None."""
+
+_VOCABULARY_SHARDING = (("embed/embedding", "tensor -"), ("head/kernel", "- tensor"))
 
 
 def gpt(
@@ -234,7 +242,13 @@ def gpt(
     if base_width is not None:
         scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width)
     return _with_documents(module, inputs)._replace(
-        language=language_model(module, kv_heads), width_scaling=scaling
+        language=language_model(module, kv_heads),
+        width_scaling=scaling,
+        sharding=(*TRANSFORMER_SHARDING, *_VOCABULARY_SHARDING),
+        heads=(
+            Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/kernel"),
+            Heads("num_kv_heads", kv_heads, "block.*/attn/kv/kernel"),
+        ),
     )
 
 

@@ -40,6 +40,20 @@ class WidthScaling(NamedTuple):
     ratio: float
 
 
+class Heads(NamedTuple):
+    """A number of attention heads, of which each device must have whole ones.
+
+    Attributes:
+        argument: the argument of the model that is the number.
+        count: the number.
+        match: a pattern of the paths of the kernels that consist of these heads.
+    """
+
+    argument: str
+    count: int
+    match: str
+
+
 class Model(NamedTuple):
     """The two functions of a `trainer.protocols.Model`.
 
@@ -56,6 +70,9 @@ class Model(NamedTuple):
         capture: `capture(params, model_state, batch)` returns the outputs, in evaluation mode, and
             what each module returned, such as "blocks/mlp" -> its results, one for each call; those
             of stacked layers have a leading axis. None for a model that is no flax linen module.
+        sharding: (pattern of paths, mesh axes) for the parameters that the mesh axis "tensor"
+            splits, in the grammar of the experiment's `sharding`, whose rules come before these.
+        heads: the numbers of heads that "tensor" must divide where `sharding` splits by it.
     """
 
     init: Callable[..., Any]
@@ -66,6 +83,21 @@ class Model(NamedTuple):
     module: Any = None
     bind: Callable[..., Any] | None = None
     capture: Callable[..., tuple[Any, dict[str, tuple[Any, ...]]]] | None = None
+    sharding: Sequence[tuple[str, str]] = ()
+    heads: Sequence[Heads] = ()
+
+
+TRANSFORMER_SHARDING = (
+    ("block.*/attn/(q|kv|qkv)/kernel", "- tensor"),
+    ("block.*/mlp/(up|gate)/kernel", "- tensor"),
+    ("block.*/(attn/out|mlp/down)/kernel", "tensor -"),
+)
+"""The default `Model.sharding` of a stack of transformer blocks.
+
+The products with kernels that are split by columns, and then with those that are split by rows,
+need one sum over the devices for attention and one for the perceptron (Shoeybi et al., Megatron-LM,
+arXiv:1909.08053).
+"""
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

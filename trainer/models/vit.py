@@ -21,7 +21,7 @@ from trainer.models.layers import (
     run_stack,
 )
 from trainer.models.linen_model import from_our_linen
-from trainer.models.model import Model
+from trainer.models.model import TRANSFORMER_SHARDING, Heads, Model
 
 
 class Attention(nn.Module):
@@ -256,4 +256,7 @@ def vit(
             positions=positions,
         ),
         inputs,
+    )._replace(
+        sharding=TRANSFORMER_SHARDING,
+        heads=(Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/kernel"),),
     )
