@@ -254,12 +254,14 @@ def _on_shares(
     even = slots == filled
     whole = [_split_first_axis(x, ()) for x in stacks]
     dealt = whole if even else [jnp.take(x, matrix_at.ravel(), axis=0) for x in whole]
+    # One axis at a time: XLA replicates an array if it cannot reshard it in a single step.
+    for end in range(1, len(axes)):
+        dealt = [_split_first_axis(x, axes[:end]) for x in dealt]
     spec = PartitionSpec(axes)
     # Without check_vma, because the branches of a condition differ in what they vary over.
     run = jax.shard_map(compute, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     found = run(*dealt)
-    # One axis at a time: XLA replicates an array if it cannot reshard it in a single step.
-    for end in range(len(axes) - 1, -1, -1):
+    for end in range(len(axes) - 1, -1, -1):  # back in the same way
         found = jax.tree.map(lambda x, kept=axes[:end]: _split_first_axis(x, kept), found)
     if even:
         return found
