@@ -24,6 +24,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import optim
+from optim.paths import flatten
 from tests import token_cases
 from tests.engine import test_loss_contract as losses
 from tests.engine import test_program
@@ -151,6 +152,50 @@ def wrapped(devices: int) -> dict[str, Any]:
     }
 
 
+def factors(name: str, devices: int) -> dict[str, Any]:
+    """Runs steps of an optimizer whose factors the devices divide as they do the parameters."""
+    draw = np.random.default_rng(0)
+    images = draw.normal(size=(16, 8, 8, 1)).astype("float32")
+    batch = {"image": images, "label": np.arange(16, dtype=np.int32) % 4}
+    recipes = {
+        "soap": partial(optim.soap, 0.02, precondition_frequency=2),
+        "shampoo": partial(optim.shampoo, 0.02, precondition_frequency=2),
+    }
+    groups = {
+        "matrices": optim.group("block.*/kernel", recipes[name]),
+        "rest": optim.group(".*", partial(optax.adamw, 0.01)),
+    }
+    program = Program(
+        test_program.experiment(
+            model=models.vit(width=16, depth=2, num_heads=2, patch_size=4, num_classes=4),
+            data=data.ArrayDataset(batch, batch, batch_size=8),
+            optimizer=optim.optimizer(groups),
+            metrics={},
+            mesh={"data": 2, "fsdp": 2, "tensor": 2} if devices > 1 else {"data": 1},
+        )
+    )
+    state, batches = program.init(), program.feed.batches(0)
+    before = jax.tree.map(lambda x: x.sharding, state)
+    losses = []
+    for _ in range(5):  # one compiled step, which raises for other shardings
+        step = program.step(state, program.feed.to_devices(next(batches)))
+        state, values = jax.block_until_ready(step)  # bounds the steps in flight
+        losses.append(float(values["train/loss"]))
+    assert jax.tree.map(lambda x: x.sharding, state) == before
+    own = flatten(state.opt_state.groups["matrices"])
+    kernels = flatten(state.params)
+    return {
+        "specs": {
+            path: [str(axes) for axes in x.sharding.spec]
+            for path, x in own.items()
+            if path.endswith("blocks/attn/qkv/kernel")
+        },
+        "held": sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(own)),
+        "losses": losses,
+        "kernels": {path: np.asarray(x).ravel()[:64].tolist() for path, x in kernels.items()},
+    }
+
+
 class Uneven(data.ArrayDataset):
     """Evaluates batches of these sizes, without padding."""
 
@@ -247,6 +292,8 @@ CASES: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "tokens": (tokens, 4),
     "samples": (samples, 4),
     "wrapped": (wrapped, 8),
+    "soap": (partial(factors, "soap"), 8),
+    "shampoo": (partial(factors, "shampoo"), 8),
     **{f"batches of {sizes}": (partial(uneven, sizes), 8) for sizes in UNEVEN},
     "batches of tokens": (uneven_tokens, 4),
 }

@@ -57,5 +57,6 @@ def load_located(
         component = getattr(error, "component", "")
         # A component may be a path, such as "model.num_heads", of which the config has a part.
         places = [component, component.partition(".")[0], "mesh", "data"]
-        source = next((config.sources[path] for path in places if path in config.sources), None)
+        known = (path for path in places if path and path in config.sources)
+        source = next((config.sources[path] for path in known), None)
         raise ConfigError(str(error), source) from error

@@ -69,8 +69,9 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
         )
     if open_axes and devices % fixed:
         raise ValueError(
-            f"The mesh {dict(axes)} leaves to {open_axes[0]!r} what {fixed} times it is the number "
-            f"of devices, but {there}, which {fixed} does not divide."
+            f"In the mesh {dict(axes)}, {open_axes[0]!r} has as many devices as the other axes "
+            f"leave, but {there}, which their product {fixed} does not divide. Choose sizes whose "
+            f"product divides {devices}."
         )
     return {name: devices // fixed if size == -1 else size for name, size in axes.items()}
 

@@ -184,6 +184,12 @@ class ShardingRules:
             f"{size:,}, which stays whole; {_sizes_near(size, self._parts(axes))} would be split"
             for (size, axes), paths in whole.items()
         ]
+        found = self.axes_of(params).values()
+        if "tensor" in self._sizes and not any("tensor" in x for axes in found for x in axes):
+            lines.append(
+                f"sharding: {self._named(('tensor',))} splits no parameter, and the devices along "
+                "it compute the same: write rules in `sharding`, or leave the axis out"
+            )
         if unsplit:
             lines.append(
                 f"sharding: {self._named(('fsdp',))} divides no free dimension of "
@@ -258,14 +264,14 @@ class ShardingRules:
         parts = self._sizes["tensor"]
         for heads in self._heads:
             if heads.count % parts and fullmatch(re.compile(heads.match), path):
-                fits = [n for n in range(1, heads.count + 1) if heads.count % n == 0]
+                fits = [n for n in range(1, parts) if heads.count % n == 0]
                 raise ComponentError(
                     f"model.{heads.argument}",
                     f"{heads.argument} is {heads.count}, and the mesh has tensor {parts}: the "
                     f"model splits {path} so that each device has whole heads. Choose a number of "
                     f"heads that {parts} divides, such as {_sizes_near(heads.count, parts)}, a "
-                    f"tensor of {listing(list(map(str, fits)))}, or write a rule for {path} in "
-                    "sharding.",
+                    f"tensor of {' or '.join(map(str, fits))}, or write a rule for these kernels "
+                    f"in sharding, such as {{{heads.match!r}: '-'}}.",
                 )
 
     # The state.
