@@ -16,6 +16,8 @@ import pytest
 import optim
 from tests.engine.test_program import Net, cross_entropy, experiment
 from tests.runs import ROOT
+from trainer.config import load, override
+from trainer.engine.loading import load as load_program
 from trainer.engine.precision import Roles, describe_precision, in_precision, roles_of
 from trainer.engine.program import Program
 
@@ -163,3 +165,14 @@ def test_gradients_are_added_over_devices_in_the_dtype_of_the_role(tmp_path: Pat
     assert rows["float32"]["distance"] < 1e-6
     assert "a state that its whole batch determines" in rows["statistics"]["refused"]
     assert "the mesh splits those (fsdp: 2)" in rows["mesh"]["refused"]
+
+
+def test_a_config_whose_floats_are_inputs_keeps_its_roles():
+    sets = ["precision={parameters: bfloat16, master: float32, states: {'rest/mu': bfloat16}}"]
+    config = override(load([str(ROOT / "configs/muon_vit.yaml")]), sets)
+    program = load_program(config, declared=True)
+    assert program.inputs.values
+    state = program.abstract_state().opt_state
+    [momentum] = {x.dtype.name for x in jax.tree.leaves(state.groups["matrices"])}
+    assert momentum == "float32" and state.master
+    assert {x.dtype.name for x in jax.tree.leaves(state.groups["rest"])} == {"bfloat16", "float32"}
