@@ -30,6 +30,14 @@ from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.readout import WeightEma
 from optim.rounding import LowPrecision, round_to
+from optim.state_dtypes import (
+    Leaf,
+    StateError,
+    check_rules,
+    find_leaves,
+    store_leaves,
+    widen_leaves,
+)
 from optim.transformations import SlowParams
 
 _SCHEDULED_BY = "lookahead.scheduled_by"
@@ -52,7 +60,7 @@ class BoundOptimizer(NamedTuple):
     """An optimizer bound to one tree of parameters, whose groups are known.
 
     Attributes:
-        groups: see `optim.optimizer`, as for the next six.
+        groups: see `optim.optimizer`, as for the next seven.
         params: the parameters, a pytree of arrays, or of anything with a shape.
         labels: path name -> group name, of every parameter.
     """
@@ -64,6 +72,7 @@ class BoundOptimizer(NamedTuple):
     layers: Layers | None
     lookahead: Lookahead | None
     readout: WeightEma | None
+    states: Mapping[str, str] | None
     params: Any
     labels: dict[str, str]
 
@@ -148,6 +157,8 @@ class BoundOptimizer(NamedTuple):
         """Returns the state before the first step; see `Optimizer.init`."""
         self.check()
         trainable = self.trainable()
+        if self.states is not None:
+            self._check_states(self.states)
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name], group_params):
@@ -180,6 +191,7 @@ class BoundOptimizer(NamedTuple):
         # The copies of low_precision="master" replace the rounded parameters.
         wide = {**widen(trainable), **state.master}
         moves, groups = self._updates({path: given[path] for path in trainable}, old, wide, extra)
+        groups = self._stored(groups, old.step, key)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
         after, lookahead, readout = self._wrapped(after, old)
         back = round_to(after, trainable, self.low_precision, old.step, key)
@@ -212,13 +224,13 @@ class BoundOptimizer(NamedTuple):
         old = self._unpacked(state)
         self._refuse_another_path(old)
         found, groups = self._not_applied(grads, old, widen(self.trainable()), extra)
-        new = old._replace(groups=groups, step=old.step + 1)
+        new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
         return found, packed(new)._replace(master=self.copies())
 
     def _not_applied(
         self, grads: optax.Updates, old: Unpacked, wide: dict, extra: Mapping[str, Any]
     ) -> tuple[Updates, dict[str, Any]]:
-        """Computes the updates of the weights `wide`, and the states of the groups after them."""
+        """Computes the updates of the weights `wide`, and the widened states after them."""
         given = flatten(grads)
         own = {path: given[path] for path in wide}
         moves, groups = self._updates(own, old, wide, extra)
@@ -267,15 +279,67 @@ class BoundOptimizer(NamedTuple):
         peak, rate = unpacked.lookahead.peak, self._rate_of_lookahead(last)
         return self.lookahead.displacement(last, peak, rate)
 
-    def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
-        wide = widen(trainable)
-        split = self.split(wide)
+    def stored_leaves(self) -> dict[str, list[Leaf]]:
+        """Returns the arrays of each group's state that `states` may store in another dtype."""
+        templates = jax.eval_shape(self._init_groups, self.trainable())
+        return find_leaves(self.states or {}, templates, flatten(self.params))
+
+    def _check_states(self, states: Mapping[str, str]) -> None:
+        """Raises GroupError if a rule of `states` fits no array, or an array that must stay."""
+        found = self.stored_leaves()
+        try:
+            check_rules(states, found)
+        except StateError as error:
+            raise GroupError(str(error), argument="states") from error
+        templates = jax.eval_shape(self._init_groups, self.trainable())
+        for name, leaves in found.items():
+            narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
+            if narrow and depends_on_steps(templates[name]):
+                raise GroupError(
+                    f"states stores {narrow[0]!r} of group {name!r} in bfloat16, but the state of "
+                    f"{name_of(self.groups[name].optimizer)} has copies of the parameters or the "
+                    f"length of a searched step, which must stay in float32. Restrict the pattern "
+                    f"to other groups: it may begin with the name of a group and a slash.",
+                    argument="states",
+                )
+
+    def _narrow(self) -> dict[str, list[Leaf]]:
+        return {
+            name: [leaf for leaf in leaves if leaf.stored != "float32"]
+            for name, leaves in self.stored_leaves().items()
+        }
+
+    def _stored(
+        self, groups: dict[str, Any], step: ArrayLike = 0, key: jax.Array | None = None
+    ) -> dict[str, Any]:
+        """Rounds the states of the groups to the dtypes of `states`."""
+        if self.states is None:
+            return groups
+        narrow = self._narrow()
+        # With one key for all, arrays of equal shapes would be rounded with equal noise.
+        key = jax.random.key(0) if key is None else key
+        keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(groups)}
+        return {n: store_leaves(x, narrow[n], step, keys[n]) for n, x in groups.items()}
+
+    def _computing(self, groups: dict[str, Any]) -> dict[str, Any]:
+        """Widens what `_stored` has rounded."""
+        if self.states is None:
+            return groups
+        narrow = self._narrow()
+        return {name: widen_leaves(x, narrow[name]) for name, x in groups.items()}
+
+    def _init_groups(self, trainable: dict[str, Any]) -> dict[str, Any]:
         groups = {}
         with model_of(self.params):
-            for name, group_params in split.items():
+            for name, group_params in self.split(widen(trainable)).items():
                 group = self.groups[name]
                 with group_error_context(name, group, group_params):
                     groups[name] = adapter.init(group.optimizer, group_params)
+        return groups
+
+    def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
+        wide = widen(trainable)
+        groups = self._stored(self._init_groups(trainable))
         zero = jnp.zeros((), jnp.int32)
         lookahead = () if self.lookahead is None else self.lookahead.init(wide)
         readout = () if self.readout is None else self.readout.init(wide)
@@ -351,6 +415,7 @@ class BoundOptimizer(NamedTuple):
         scales = self.layer_scales({**flatten(self.params), **wide})
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
+        before = self._computing(old.groups)
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:
@@ -363,7 +428,7 @@ class BoundOptimizer(NamedTuple):
                 updates, groups[name] = adapter.update(
                     group.optimizer,
                     given,
-                    old.groups[name],
+                    before[name],
                     group_params,
                     step,
                     within,

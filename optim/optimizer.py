@@ -17,6 +17,7 @@ from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten
 from optim.readout import WeightEma
 from optim.rounding import LowPrecision
+from optim.state_dtypes import wrong_states
 
 Params = TypeVar("Params")  # any pytree of arrays
 
@@ -32,6 +33,7 @@ class Optimizer(NamedTuple):
         layers: the layers of parameters with unusual names, or None.
         lookahead: what displaces the parameters of all groups after an update, or None.
         readout: what averages the parameters of all groups for evaluation, or None.
+        states: pattern of arrays of the states -> how they are stored, or None.
     """
 
     groups: Mapping[str, Group]
@@ -41,6 +43,7 @@ class Optimizer(NamedTuple):
     layers: Layers | None = None
     lookahead: Lookahead | None = None
     readout: WeightEma | None = None
+    states: Mapping[str, str] | None = None
 
     def bind(self, params: Any) -> BoundOptimizer:
         """Compares the groups' patterns with the parameters.
@@ -334,6 +337,7 @@ def optimizer(
     layers: Mapping[str, str | int] | None = None,
     lookahead: EmaNesterov | OuterNesterov | None = None,
     readout: WeightEma | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Optimizer:
     """Combines groups into one optimizer.
 
@@ -354,6 +358,15 @@ def optimizer(
             after their update, it changes the parameters that the model gets. None changes nothing.
         readout: `weight_ema`, which averages the parameters of all groups for evaluation; None
             evaluates the parameters, or what the lookahead or a group evaluates.
+        states: pattern of arrays of the optimizers' states -> how they are stored between the
+            steps; the first pattern that matches an array holds, and arrays that none matches stay
+            in float32. A pattern must match the whole name of the field that has the array, such
+            as "mu" and "nu" of Adam, or the group's name, a slash and that name:
+            {"matrices/momentum": "bfloat16"}. Arithmetic stays in float32: an array is widened
+            before a step, and after it "bfloat16" rounds it to the nearest number and "bfloat16
+            stochastic" up or down at random, without bias. An average with a decay above 1 -
+            2**-9 = 0.998, such as nu of Adam with b2=0.999, needs the latter: rounded to the
+            nearest number, it never falls. None stores all as the optimizers themselves do.
 
     Returns:
         The optimizer, for any parameters that its groups cover.
@@ -388,10 +401,11 @@ def optimizer(
         if layer_decay is None:
             wrong = "layers is used by layer_decay only: set layer_decay, or remove layers."
     wrong = wrong or _wrong_wrapper(lookahead, readout)
+    wrong = wrong or (None if states is None else wrong_states(states))
     if wrong is not None:
         raise ValueError(wrong)
     options = (clip_norm, layer_decay, low_precision, layers)
-    return Optimizer(dict(groups), *options, lookahead, readout)
+    return Optimizer(dict(groups), *options, lookahead, readout, states)
 
 
 def _wrong_wrapper(lookahead: Any, readout: Any) -> str | None:

@@ -30,14 +30,14 @@ def round_to(
     key = jax.random.fold_in(jax.random.key(0) if key is None else key, step)
     return {
         # With one key for all, parameters of equal shapes would be rounded with equal noise.
-        path: _stochastic_round(x, jax.random.fold_in(key, i), before[path].dtype)
+        path: stochastic_round(x, jax.random.fold_in(key, i), before[path].dtype)
         if before[path].dtype in (jnp.bfloat16, jnp.float16)
         else x.astype(before[path].dtype)
         for i, (path, x) in enumerate(after.items())
     }
 
 
-def _stochastic_round(x: jax.Array, key: jax.Array, dtype: DTypeLike) -> jax.Array:
+def stochastic_round(x: jax.Array, key: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Rounds float32 up or down to a narrower dtype at random, without bias."""
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     if dtype == jnp.bfloat16:  # the upper half of a float32

@@ -552,7 +552,10 @@ def test_one_program_decodes_every_token(compilations: Any):
             {"activation": "swigl"},
             "activation='swigl', which does not exist. Did you mean 'swiglu'?",
         ),
-        ({"remat": "all"}, "There is: full, none, products."),
+        (
+            {"remat": "all"},
+            "'all' for remat, which does not exist. There is: full, none, products.",
+        ),
         ({"attention": "cudn"}, "Did you mean 'cudnn'?"),
         ({"depth": 0}, "depth to be at least 1"),
         ({"vocab_size": 0}, "vocab_size to be at least 1"),

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from trainer.cli.resolving import ignore_optimizer_warnings
 from trainer.cli.terminal import show
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     ignore_optimizer_warnings()
     language = read_language(folder, config, arguments.vocabulary)
     tokenizer = read_tokenizer(folder, config, arguments.vocabulary)
-    precision = str(config.root.kwargs.get("precision", Experiment.precision))
+    precision: Any = config.root.kwargs.get("precision", Experiment.precision)
     try:
         tokens, trained = encode_prompt(tokenizer, prompt), trained_length(folder)
         length = fitting_length(language, len(tokens), arguments.length, trained)

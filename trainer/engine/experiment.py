@@ -18,6 +18,7 @@ from trainer.data.absent import DataAbsent
 from trainer.engine import every
 from trainer.engine.contracts import check_data, check_language, tokens_per_example
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
+from trainer.engine.precision import Roles, in_roles, roles_of
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model
 from trainer.writers import check_names
@@ -69,8 +70,12 @@ class Experiment:
             trained, and take about the time of one more step for each row, or of two with the last
             three; "clipped" alone takes none.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
-            or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
-            optimizer always compute in at least float32.
+            or "mixed" for float32 parameters and bfloat16 computation. Or a mapping of roles to
+            dtypes, such as {"parameters": "bfloat16", "master": "float32", "states": {"mu":
+            "bfloat16"}}: `parameters` and `compute`; `reductions`, in which gradients are added
+            over devices; `master`, the copies of bfloat16 parameters that the optimizer updates, or
+            "none"; and `states`, as in `optim.optimizer`. Losses, norms, sums over microbatches and
+            the optimizer always compute in at least float32.
         mesh: axis name ("data", "fsdp", "tensor") -> number of devices, -1 for all that the others
             leave; None splits the batch over all devices.
         sharding: pattern of parameters -> the axes of the mesh that split their last dimensions,
@@ -131,7 +136,7 @@ class Experiment:
     metrics: Mapping[str, type] = field(default_factory=dict)
     train_metrics: Mapping[str, type] = field(default_factory=dict)
     diagnostics: Sequence[Diagnostic] | Literal["all"] = ()
-    precision: Literal["float32", "bfloat16", "mixed"] = "float32"
+    precision: Literal["float32", "bfloat16", "mixed"] | Mapping[str, Any] = "float32"
     mesh: Mapping[str, int] | None = None
     sharding: Mapping[str, str] | None = None
     microbatches: int = 1
@@ -192,7 +197,7 @@ class Experiment:
         # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
         check_language(self.model, self.data)
-        object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+        object.__setattr__(self, "optimizer", in_roles(as_optimizer(self.optimizer), self.roles))
         if self.ema_decay is not None and self.optimizer.readout is not None:
             raise ValueError(
                 f"ema_decay is {self.ema_decay}, and the optimizer has a readout: both average the "
@@ -218,6 +223,11 @@ class Experiment:
                     hook.check(self)
                 except ValueError as error:
                     raise ValueError(f"hooks[{index}] does not fit: {error}") from error
+
+    @property
+    def roles(self) -> Roles:
+        """The dtypes that `precision` stands for."""
+        return roles_of(self.precision)
 
     def evaluates(self, step: int) -> bool:
         """Returns whether there is an evaluation after a step, which is at least 1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from trainer.config.wording import shorten
 from trainer.engine.mesh import replicated
-from trainer.engine.step import in_precision
+from trainer.engine.precision import in_precision
 from trainer.messages import plural
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
@@ -130,7 +130,7 @@ class Continuation:
         tokenizer: the tokenizer of the text that the model is trained on.
         prompt: the tokens of the prompt, at least one.
         sampling: how to draw; its `vocab_size` becomes that of the tokenizer.
-        precision: that of the experiment; parameters are in bfloat16 for all but "float32".
+        precision: that of the experiment, in which the model computes.
         mesh: the devices of the parameters; None for one device.
 
     Raises:
@@ -143,7 +143,7 @@ class Continuation:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         sampling: Sampling,
-        precision: str = "float32",
+        precision: str | Mapping[str, Any] = "float32",
         mesh: Mesh | None = None,
     ):
         sampling.check()

@@ -19,6 +19,7 @@ from optim.factories import instantiate
 from optim.optax_schedules import traceable
 from trainer.config import Builder, Config, Floats, leaves
 from trainer.engine.experiment import Experiment, as_optimizer, units_of
+from trainer.engine.precision import in_roles
 
 INPUT = "input"  # in an annotation: Annotated[float, "input"], for floats outside the optimizer
 
@@ -59,7 +60,8 @@ class Inputs:
         inserted = copy.copy(experiment)
         by_path = {path: hyperparams[index] for index, path in enumerate(self.values)}
         for name, value in self.rebuild(by_path).items():
-            object.__setattr__(inserted, name, value)
+            made = in_roles(value, experiment.roles) if name == "optimizer" else value
+            object.__setattr__(inserted, name, made)
         return inserted
 
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":

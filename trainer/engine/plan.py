@@ -29,6 +29,7 @@ from trainer.engine.every import describe_changes
 from trainer.engine.memory import too_large
 from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
+from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
 from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.messages import plural
@@ -277,6 +278,7 @@ class Plan:
         hyperparameters: group name -> float argument -> its peak, first and final value; the name
             "" has those of `optim.optimizer` itself, such as `clip_norm`, if there are any.
         wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
+        precision: lines about the dtype of each role and the bytes; none if all are float32.
         diagnostics: a line about the diagnostics, their cost and their matrices; "" without any.
         left_whole: lines about parameters that no axis of the mesh divides.
         block: how many steps are computed at once, and in which form.
@@ -304,6 +306,7 @@ class Plan:
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     wrappers: Sequence[str]
+    precision: Sequence[str]
     diagnostics: str
     left_whole: Sequence[str]
     block: BlockRule
@@ -378,6 +381,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         },
         hyperparameters=describe(sampled),
         wrappers=_wrappers(optimizer, state.opt_state),
+        precision=describe_precision(experiment.roles, optimizer, state, program.mesh.size),
         diagnostics=diagnostics,
         left_whole=program.sharding.left_whole(state.params),
         block=program.block_rule,
@@ -491,6 +495,8 @@ def with_place(error: Exception, config: Config | None) -> ConfigError:
         argument = error.argument or "optimizer"
         # Without groups, the optimizer's arguments are directly below `optimizer`.
         places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
+        if argument == "states":
+            places = [*_upwards("precision.states"), *places]
         places += _upwards(f"optimizer.{argument}")
         # The most specific place that the config has.
         places = sorted(places, key=lambda place: -place.count("."))

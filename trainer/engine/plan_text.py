@@ -25,6 +25,7 @@ def render(plan: Plan) -> str:
         *plan.matrices.lines,
         *_chains(plan),
         *map(printable, plan.wrappers),
+        *map(printable, plan.precision),
         *([printable(plan.diagnostics)] if plan.diagnostics else []),
         *_hyperparameters(plan),
         *_inputs(plan),

@@ -24,8 +24,9 @@ from trainer.engine.feed import Feed
 from trainer.engine.flops import count_flops
 from trainer.engine.inputs import Inputs
 from trainer.engine.memory import compiled_memory
+from trainer.engine.precision import to_bfloat16
 from trainer.engine.sharding import ShardingRules, state_shardings
-from trainer.engine.step import State, StepMetrics, diagnose_step, to_bfloat16, train_step
+from trainer.engine.step import State, StepMetrics, diagnose_step, train_step
 
 
 class Program:
@@ -489,7 +490,7 @@ class FirstState:
         key = jax.random.fold_in(jax.random.key(seed), draw)
         with calling("model"):
             params, model_state = experiment.model.init(key, batch)
-        if experiment.precision == "bfloat16":
+        if experiment.roles.parameters == "bfloat16":
             params = to_bfloat16(params)
         return params, model_state
 

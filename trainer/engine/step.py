@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import optim
 from optim.bound import Updates
@@ -32,6 +32,7 @@ from trainer.engine.metric_sums import (
     train_metrics,
     train_rows,
 )
+from trainer.engine.precision import in_precision, summed_apart
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples and
 # of halves of a batch draw other random numbers than the model.
@@ -95,7 +96,7 @@ def train_step(
         is cheaper.
     """
     optimizer = experiment.optimizer
-    found = _differentiate(experiment, optimizer, state, batch)
+    found = _differentiate(experiment, optimizer, state, batch, mesh)
     finite, model_state = found.finite, found.model_state
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
@@ -159,7 +160,7 @@ def diagnose_step(
         "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
     """
     optimizer = experiment.optimizer
-    found = _differentiate(experiment, optimizer, state, batch)
+    found = _differentiate(experiment, optimizer, state, batch, mesh)
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
@@ -213,12 +214,12 @@ def shadow_step(
         GroupError: the other optimizer cannot follow the run.
     """
     optimizer, params = experiment.optimizer, state.params
-    found = _differentiate(experiment, optimizer, state, batch)
+    found = _differentiate(experiment, optimizer, state, batch, mesh)
     if optimizer.trainable(params).keys() == other.trainable(params).keys():
         passed = found.grads | _example_gradients(experiment, other, state, batch, found.key)
         theirs = found._replace(passed=passed)
     else:
-        theirs = _differentiate(experiment, other, state, batch)
+        theirs = _differentiate(experiment, other, state, batch, mesh)
     with _on_mesh(mesh), jax.named_scope("optimizer"):
         own = optimizer.updates(found.passed, state.opt_state, params, **found.extra())
     with _on_mesh(mesh), jax.named_scope("shadow"):
@@ -286,12 +287,18 @@ class _Differentiated(NamedTuple):
 
 
 def _differentiate(
-    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch
+    experiment: Experiment,
+    optimizer: optim.Optimizer,
+    state: State,
+    batch: Batch,
+    mesh: AbstractMesh | None,
 ) -> _Differentiated:
     """Computes the loss of a step and the gradients that an optimizer needs."""
     # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
-    (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
+    (loss, model_state, computed), grads = _gradients(
+        experiment, optimizer, state, batch, key, mesh
+    )
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
@@ -309,11 +316,17 @@ def _differentiate(
 
 
 def _gradients(
-    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
+    experiment: Experiment,
+    optimizer: optim.Optimizer,
+    state: State,
+    batch: Batch,
+    key: Any,
+    mesh: AbstractMesh | None = None,
 ) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
     """Computes the gradients of the trainable parameters, averaged over the microbatches.
 
-    Returns (loss, new model state, metrics of the batch), and the gradients by path.
+    Without a mesh, they are added over devices in the dtype in which the model computes. Returns
+    (loss, new model state, metrics of the batch), and the gradients by path.
     """
     count = experiment.microbatches
     by_path = flatten(state.params)
@@ -330,6 +343,8 @@ def _gradients(
         # The conjugate is the direction of steepest ascent of complex parameters, as in optax.
         return out, jax.tree.map(jnp.conj, grads)
 
+    if mesh is not None and summed_apart(experiment.roles, mesh, state.model_state) > 1:
+        differentiate = _apart(differentiate, mesh)
     if count == 1:
         (loss, out), grads = differentiate(trainable, state.model_state, batch, key)
         return (loss, *out), grads
@@ -348,6 +363,30 @@ def _gradients(
     (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
     grads = jax.tree.map(lambda g: g / count, grads)
     return (loss / count, model_state, merge_microbatches(stacked)), grads
+
+
+def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
+    """Differentiates the examples of each device apart, and adds the gradients in float32.
+
+    Otherwise the compiler adds over devices where a product has summed over the examples of one, in
+    the dtype of the product. Like microbatches, the devices draw their own random numbers. The
+    function has the arguments and results of `differentiate`.
+    """
+    count, divided = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
+
+    def by_device(trainable: Any, model_state: Any, batch: Batch, key: Any) -> Any:
+        parts = {name: x.reshape(count, -1, *x.shape[1:]) for name, x in batch.items()}
+        parts = jax.lax.with_sharding_constraint(parts, divided)
+        # The model sees the examples of one device only: there is no mesh for it.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            (losses, (_, computed)), grads = jax.vmap(differentiate, (None, None, 0, 0))(
+                trainable, model_state, parts, jax.random.split(key, count)
+            )
+        grads = jax.lax.with_sharding_constraint(grads, divided)
+        grads = jax.tree.map(lambda g: g.mean(axis=0), widen(grads))
+        return (losses.mean(), (model_state, merge_microbatches(computed))), grads
+
+    return by_device
 
 
 def _example_gradients(
@@ -436,21 +475,6 @@ def _split(batch: Batch, count: int) -> dict[str, Any]:
         name: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
         for name, x in batch.items()
     }
-
-
-def in_precision(tree: Any, precision: str) -> Any:
-    """Casts floats to the dtype in which the model computes.
-
-    Other leaves stay as they are; "bfloat16" and "mixed" compute in bfloat16.
-    """
-    return tree if precision == "float32" else to_bfloat16(tree)
-
-
-def to_bfloat16(tree: Any) -> Any:
-    """Casts the leaves of floating dtypes, and returns the others unchanged."""
-    return jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -106,7 +107,7 @@ class Gpt(nn.Module):
     max_length: int
     outputs: functools.partial
     z_loss: float
-    remat: str
+    remat: str | Sequence[str] | None
     scan_layers: bool
     dropout: float
 

@@ -18,11 +18,11 @@ from trainer.models.decoder import Block, Embed, Gpt, Head
 from trainer.models.initial import normal, scaled_matrix
 from trainer.models.layers import (
     ACTIVATIONS,
-    REMAT,
     Mlp,
     RmsNorm,
     check_positive,
     near_divisors,
+    policies_of,
 )
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import (
@@ -54,7 +54,7 @@ def gpt(
     soft_cap: float | None = None,
     z_loss: float = 0.0,
     zero_init: bool = False,
-    remat: str = "products",
+    remat: str | Mapping[str, str] = "products",
     scan_layers: bool = True,
     dropout: float = 0.0,
     attention: str = "auto",
@@ -118,7 +118,9 @@ def gpt(
             GPT-2 does.
         remat: what the backward pass of the layers does not compute again: "products" the products
             with kernels and, with attention="plain", the results of attention; "none" recomputes
-            nothing; "full" recomputes everything but the layers' inputs.
+            nothing; "full" recomputes everything but the layers' inputs. With scan_layers=False it
+            may be a mapping of patterns, which match a layer's whole name, to these names, such as
+            {"block_[0-3]": "full", ".*": "none"}; the first pattern that matches a layer holds.
         scan_layers: True stacks the layers and scans over them, so that compile time does not grow
             with depth; False keeps them apart, as `block_0/...`, `block_1/...`
         dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).
@@ -159,7 +161,8 @@ def gpt(
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
             `num_heads`; width / num_heads is odd, or with rope="half" not a multiple of 4; a name
-            is unknown; `dropout`, `soft_cap`, `z_loss`, `rope_base`, `attention_scale`,
+            is unknown; `remat` is a mapping that leaves a pattern or a layer over, or with
+            scan_layers=True; `dropout`, `soft_cap`, `z_loss`, `rope_base`, `attention_scale`,
             `norm_epsilon`, `init_scale` or `embed_init` is out of range; `soft_cap_form` is given
             without `soft_cap`, `attention_scale` with `base_width`, or `embed_dtype` with `tied`.
             The functions of the Model raise it if the batch has no tokens or more than `max_length`
@@ -187,8 +190,8 @@ def gpt(
     check_positive("models.gpt", **sizes, base_width=base)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
-    names = {"activation": (activation, ACTIVATIONS), "remat": (remat, REMAT)}
-    names |= {"attention": (attention, IMPLEMENTATIONS), "rope": (rope, ROTATIONS)}
+    names = {"activation": (activation, ACTIVATIONS), "rope": (rope, ROTATIONS)}
+    names |= {"attention": (attention, IMPLEMENTATIONS)}
     names |= {"soft_cap_form": (soft_cap_form, SOFT_CAPS)}
     if isinstance(qk_norm, str):
         names["qk_norm"] = (qk_norm, ("unscaled",))
@@ -196,6 +199,7 @@ def gpt(
         names["embed_dtype"] = (embed_dtype, EMBED_DTYPES)
     for argument, (name, known) in names.items():
         _check_name(argument, name, known)
+    policies = policies_of("models.gpt", remat, depth, scan_layers)
     _check_ranges(dropout, soft_cap, z_loss, rope_base)
     _check_factors(attention_scale, norm_epsilon, init_scale, embed_init)
     _check_pairs(soft_cap, soft_cap_form, attention_scale, base_width, embed_dtype, tied)
@@ -234,7 +238,7 @@ def gpt(
             chunk=loss_chunk,
         ),
         z_loss=z_loss,
-        remat=remat,
+        remat=policies,
         scan_layers=scan_layers,
         dropout=dropout,
     )

@@ -7,7 +7,8 @@ in bfloat16, without implicit promotion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from optim.dtypes import widen
+from optim.patterns import fullmatch
+from trainer.config.wording import known_names, listing
 from trainer.models.causal import SAVED
 from trainer.models.initial import matrix, ones, zeros
 
@@ -188,7 +191,7 @@ def run_stack(
     x: jax.Array,
     depth: int,
     scan_layers: bool,
-    remat: str | None = None,
+    remat: str | Sequence[str] | None = None,
 ) -> jax.Array:
     """Applies equal layers one after the other, within an `@nn.compact` method.
 
@@ -204,15 +207,19 @@ def run_stack(
         scan_layers: True scans over one layer `blocks`, whose parameters, and arrays in the
             collections `cache` and `intermediates`, have a leading layer axis; False makes layers
             `block_0`, `block_1`, ...
-        remat: a name in REMAT; None is "products" for a scan and "none" for layers apart.
+        remat: a name in REMAT, or, for layers apart, one for each layer; None is "products" for a
+            scan and "none" for layers apart.
     """
-    policy = REMAT[remat or ("products" if scan_layers else "none")]
+    remat = remat or ("products" if scan_layers else "none")
     if not scan_layers:
-        # prevent_cse: the compiler could merge the recomputation with the forward pass.
-        one = call if policy is None else nn.remat(call, policy=policy, prevent_cse=True)
-        for index in range(depth):
+        policies = [remat] * depth if isinstance(remat, str) else remat
+        for index, policy in enumerate(map(REMAT.__getitem__, policies)):
+            # prevent_cse: the compiler could merge the recomputation with the forward pass.
+            one = call if policy is None else nn.remat(call, policy=policy, prevent_cse=True)
             x = one(make(name=f"block_{index}"), x)
         return x
+    assert isinstance(remat, str)  # a scan has one program for all layers
+    policy = REMAT[remat]
 
     def step(layer: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         return call(layer, x), None
@@ -226,6 +233,67 @@ def run_stack(
         length=depth,
     )
     return scan(make(name="blocks"), x, None)[0]
+
+
+def policies_of(
+    model: str, remat: str | Mapping[str, str] | None, depth: int, scan_layers: bool
+) -> str | tuple[str, ...] | None:
+    """Returns the policies of the layers of a stack, as `run_stack` takes them.
+
+    Args:
+        model: the name of the model, for errors.
+        remat: a name in REMAT; None; or pattern of a layer's whole name -> a name in REMAT, of
+            which the first pattern that matches a layer holds.
+        depth: number of layers.
+        scan_layers: whether the layers are stacked.
+
+    Raises:
+        ValueError: a name does not exist, the layers are stacked and have several policies, or a
+            pattern or a layer is left over.
+
+    Example:
+        >>> policies_of("models.gpt", {"block_[01]": "full", ".*": "none"}, 3, scan_layers=False)
+        ('full', 'full', 'none')
+    """
+    for policy in remat.values() if isinstance(remat, Mapping) else (remat,):
+        if policy is not None and policy not in REMAT:
+            hint = known_names(str(policy), REMAT)
+            raise ValueError(f"{model} got {policy!r} for remat, which does not exist. {hint}")
+    if not isinstance(remat, Mapping):
+        return remat
+    if scan_layers:
+        raise ValueError(
+            f"{model} got remat={dict(remat)!r}, but with scan_layers=True one program computes "
+            f"all layers, with one policy. Set scan_layers=False, or remat to one of "
+            f"{', '.join(REMAT)}."
+        )
+    names = [f"block_{index}" for index in range(depth)]
+    found: dict[str, str] = {}
+    for text, policy in remat.items():
+        matched = _matching(model, text, names)
+        if not set(matched) - found.keys():
+            why = "earlier patterns match all that it matches" if matched else "it matches no layer"
+            raise ValueError(
+                f"{model} got the remat pattern {text!r}, but {why}. A pattern matches a whole "
+                f"name; the layers are {listing(names)}."
+            )
+        found = {**dict.fromkeys(matched, policy), **found}
+    lost = [name for name in names if name not in found]
+    if lost:
+        raise ValueError(
+            f"{model} got remat={dict(remat)!r}, which has no policy for {listing(lost)}. Add a "
+            f"last pattern '.*', such as '.*': 'none'."
+        )
+    return tuple(found[name] for name in names)
+
+
+def _matching(model: str, text: str, names: Sequence[str]) -> list[str]:
+    """Returns the names that a pattern of `remat` matches; raises ValueError if it is wrong."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"{model} got the remat pattern {text!r}: {error}.") from None
+    return [name for name in names if fullmatch(pattern, name)]
 
 
 def near_divisors(number: int, near: int, even: bool = False) -> str:

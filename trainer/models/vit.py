@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,7 @@ from trainer.models.layers import (
     Mlp,
     check_positive,
     near_divisors,
+    policies_of,
     rows_times,
     run_stack,
 )
@@ -132,6 +134,7 @@ class Vit(nn.Module):
     qk_norm: bool
     scan_layers: bool
     positions: str
+    remat: str | Sequence[str] | None
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -140,7 +143,11 @@ class Vit(nn.Module):
         embed = Embed(self.width, self.patch_size, cls_token, self.positions, name="embed")
         x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
         block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout, self.qk_norm)
-        x = run_stack(block, lambda layer, x: layer(x, train), x, self.depth, self.scan_layers)
+
+        def call(layer: nn.Module, x: jax.Array) -> jax.Array:
+            return layer(x, train)
+
+        x = run_stack(block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
         x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=jnp.float32).astype(x.dtype)
         return Linear(self.num_classes, name="head")(x)
@@ -159,6 +166,7 @@ def vit(
     inputs: str = "image",
     qk_norm: bool = False,
     positions: str = "learned",
+    remat: str | Mapping[str, str] | None = None,
 ) -> Model:
     """Returns a vision transformer, pre-norm and without biases except in the head.
 
@@ -194,11 +202,17 @@ def vit(
         positions: "learned" adds the parameter `embed/position` to the tokens; "sincos2d" adds to
             the patches fixed sines and cosines of their rows and columns (Beyer et al.,
             arXiv:2205.01580).
+        remat: what the backward pass of the layers does not compute again: "products" the products
+            with kernels; "none" recomputes nothing; "full" recomputes everything but the layers'
+            inputs. None is "products" for stacked layers, and else "none". With scan_layers=False
+            it may be a mapping of patterns, which match a layer's whole name, to these names, such
+            as {"block_[0-3]": "full", ".*": "none"}; the first pattern that matches a layer holds.
 
     Raises:
-        ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` or
-            `positions` is unknown, `width` is not a multiple of 4 with positions="sincos2d", or
-            `dropout` is outside [0, 1).
+        ValueError: a size is not positive, `num_heads` does not divide `width`, `pool`,
+            `positions` or `remat` is unknown, `remat` is a mapping that leaves a pattern or a layer
+            over, or with scan_layers=True, `width` is not a multiple of 4 with
+            positions="sincos2d", or `dropout` is outside [0, 1).
 
     Example:
         >>> import jax
@@ -254,6 +268,7 @@ def vit(
             qk_norm=qk_norm,
             scan_layers=scan_layers,
             positions=positions,
+            remat=policies_of("models.vit", remat, depth, scan_layers),
         ),
         inputs,
     )._replace(

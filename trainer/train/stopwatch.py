@@ -23,7 +23,7 @@ class Utilization:
     def __init__(self, program: Program):
         data, devices = program.experiment.data, program.mesh.devices.flat
         self._tokens = data.batch_size * (tokens_per_example(data) or 0)
-        self._peak = peak_of(devices, program.experiment.precision)
+        self._peak = peak_of(devices, program.experiment.roles.compute)
         self._devices = program.mesh.local_devices
         self._flops = self._six = 0
         if self._peak is not None:
