@@ -4,7 +4,6 @@ Begin with `train_step`; `State` and `StepMetrics` are what goes in and comes ou
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh
 
 import optim
 from optim.bound import Updates
@@ -65,21 +63,14 @@ class State(NamedTuple):
     run_state: dict[str, Any]
 
 
-def train_step(
-    experiment: Experiment,
-    state: State,
-    batch: Batch,
-    mesh: AbstractMesh | None = None,
-) -> tuple[State, dict[str, Any]]:
-    """Computes one update.
+def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+    """Computes one update, on the devices that `mesh.ambient` makes known.
 
     Args:
         experiment: the model, the loss, the optimizer and the options of the step; its floats may
             be traced (see `inputs.Inputs.insert`).
         state: the state before the update.
         batch: field name -> array, whose first axis counts the examples.
-        mesh: the devices among which optimizers of matrices divide their work (see
-            `optim.division`); None does not divide it.
 
     Returns:
         The state after the update, with unchanged shapes, dtypes and weak types; and the metrics of
@@ -97,7 +88,7 @@ def train_step(
     optimizer = experiment.optimizer
     found = _differentiate(experiment, optimizer, state, batch)
     finite, model_state = found.finite, found.model_state
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+    with jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
             found.passed,
             state.opt_state,
@@ -144,7 +135,6 @@ def diagnose_step(
     state: State,
     batch: Batch,
     layouts: Mapping[str, Layout],
-    mesh: AbstractMesh | None = None,
 ) -> dict[str, Any]:
     """Computes the diagnostics of the update that `train_step` would make.
 
@@ -153,14 +143,13 @@ def diagnose_step(
         state: the state before the update.
         batch: the batch of the update.
         layouts: the matrices of the parameters, from `diagnostics.find_layouts`.
-        mesh: as for `train_step`.
 
     Returns:
         "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
     """
     optimizer = experiment.optimizer
     found = _differentiate(experiment, optimizer, state, batch)
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+    with jax.named_scope("optimizer"):
         updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
     values = compute(asked, updates, found.grads, layouts, split)
@@ -196,7 +185,6 @@ def shadow_step(
     state: State,
     opt_state: Any,
     batch: Batch,
-    mesh: AbstractMesh | None = None,
 ) -> ShadowedStep:
     """Computes the update that `train_step` would make, and that of another optimizer beside it.
 
@@ -207,7 +195,6 @@ def shadow_step(
         opt_state: that of the other optimizer: what its `init` returned for the first parameters of
             the run, or the last `shadow_step`.
         batch: the batch of the update.
-        mesh: as for `train_step`.
 
     Raises:
         GroupError: the other optimizer cannot follow the run.
@@ -219,9 +206,9 @@ def shadow_step(
         theirs = found._replace(passed=passed)
     else:
         theirs = _differentiate(experiment, other, state, batch)
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+    with jax.named_scope("optimizer"):
         own = optimizer.updates(found.passed, state.opt_state, params, **found.extra())
-    with _on_mesh(mesh), jax.named_scope("shadow"):
+    with jax.named_scope("shadow"):
         following, opt_state = other.follow(theirs.passed, opt_state, params, **theirs.extra())
     return ShadowedStep(found.loss, theirs.grads | found.grads, own, following, opt_state)
 
@@ -238,11 +225,6 @@ def _half_gradients(
     halves = _split(batch, 2), jax.random.split(jax.random.fold_in(key, _HALVES))
     stacked = jax.lax.map(of_half, halves)
     return {p: g[0] for p, g in stacked.items()}, {p: g[1] for p, g in stacked.items()}
-
-
-def _on_mesh(mesh: AbstractMesh | None) -> AbstractContextManager[Any]:
-    """Makes the devices known among which optimizers of matrices divide their work."""
-    return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
 class _Differentiated(NamedTuple):
