@@ -42,8 +42,8 @@ class Qkv(nn.Module):
     use_bias: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Maps [batch, tokens, width] to `count` arrays [batch, tokens, heads, head_dim]."""
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to [batch, tokens, count, heads, head_dim]."""
         (batch, tokens, width), size = x.shape, self.size or x.shape[-1]
         # Separate matrices, so that Muon orthogonalizes each of them, multiplied in one product.
         kernel = self.param("kernel", self.initial, (self.count, width, size))
@@ -59,8 +59,7 @@ class Qkv(nn.Module):
             x = jnp.einsum("nw,cws->ncs", rows, kernel)
             x = x if bias is None else x + bias.astype(x.dtype)
         x = x.reshape(batch, tokens, self.count, self.num_heads, size // self.num_heads)
-        x = constrain(x, "batch", None, None, "heads", None)
-        return tuple(x[:, :, i] for i in range(self.count))
+        return constrain(x, "batch", None, None, "heads", None)
 
 
 class CausalAttention(nn.Module):
@@ -130,14 +129,12 @@ class CausalAttention(nn.Module):
         batch, tokens, width = x.shape
         head_dim = width // self.num_heads
         if self.num_kv_heads == self.num_heads:
-            query, key, value = Qkv(3, self.num_heads, None, self.first, self.use_bias, name="qkv")(
-                x
-            )
-            return query, key, value
+            qkv = Qkv(3, self.num_heads, None, self.first, self.use_bias, name="qkv")(x)
+            return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         query = Linear(width, self.use_bias, self.first, (None, "heads"), name="q")(x)
         size = self.num_kv_heads * head_dim
-        key, value = Qkv(2, self.num_kv_heads, size, self.first, self.use_bias, name="kv")(x)
-        return query.reshape(batch, tokens, self.num_heads, head_dim), key, value
+        kv = Qkv(2, self.num_kv_heads, size, self.first, self.use_bias, name="kv")(x)
+        return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
 
     def _remember(self, name: str, new: jax.Array, start: jax.Array) -> jax.Array:
         """Writes new keys or values into the cache and returns all of them."""

@@ -41,7 +41,8 @@ class Attention(nn.Module):
         """Maps [batch, tokens, width] to an array of the same shape."""
         batch, tokens, width = x.shape
         # [batch, tokens, heads, head_dim]
-        query, key, value = Qkv(3, self.num_heads, name="qkv")(x)
+        qkv = Qkv(3, self.num_heads, name="qkv")(x)
+        query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         if self.qk_norm:
             query, key = LayerNorm(name="q_norm")(query), LayerNorm(name="k_norm")(key)
         # [batch, heads, queries, keys]
