@@ -83,6 +83,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.chunked_loss
 	$(RUN) -m benchmarks.division
+	$(RUN) -m benchmarks.mesh
 	$(RUN) -m benchmarks.sweep
 	$(RUN) -m benchmarks.report
 	$(RUN) -m benchmarks.claims

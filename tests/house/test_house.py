@@ -24,6 +24,7 @@ OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 # stands on one line does not import each other. A run needs the core alone.
 CORE = [
     {"optim"},
+    {"trainer.constraints"},
     {"trainer.logits", "trainer.messages", "trainer.protocols"},
     {"trainer.config", "trainer.parser"},
     {"trainer.models", "trainer.data", "trainer.losses", "trainer.writers"},
@@ -47,6 +48,7 @@ ORDER = [
 # The only modules of trainer/ that are not in one of its packages.
 LOOSE = {
     "trainer.__main__",
+    "trainer.constraints",
     "trainer.hooks",
     "trainer.logits",
     "trainer.losses",

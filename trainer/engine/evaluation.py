@@ -228,12 +228,13 @@ class Evaluation:
         def outputs_of(batch: Batch) -> Any:
             return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
 
-        outputs = outputs_of(batch)
-        if size_of(batch) != size:
-            shapes = resized(batch, size)
-            outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes), self._shards)
-            batch = without_padding(batch, shapes, self._shards)
-        return outputs, batch, compute_losses(experiment.loss, outputs, batch)
+        with meshes.ambient(self._mesh):
+            outputs = outputs_of(batch)
+            if size_of(batch) != size:
+                shapes = resized(batch, size)
+                outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes), self._shards)
+                batch = without_padding(batch, shapes, self._shards)
+            return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 
 
 def _peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:

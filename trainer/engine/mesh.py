@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,17 @@ def is_simulated(mesh: Mesh) -> bool:
     ahead.
     """
     return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def ambient(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """Makes a mesh of several devices known to what is traced meanwhile.
+
+    Models then constrain their activations (`trainer/constraints.py`), and optimizers of matrices
+    divide their work (`optim/division.py`). None, or a mesh of one device, changes nothing.
+    """
+    if mesh is None or mesh.size == 1:
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

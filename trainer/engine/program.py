@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
 
 from optim.dtypes import widen
 from optim.factories import evaluate
@@ -239,8 +239,7 @@ class Program:
             # The compiler could choose other shardings for some leaves, such as those of a factored
             # Adafactor, and the compiled step would not take the new state.
             shardings = jax.tree.map(lambda x: x.sharding, state)
-            mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
-            one = partial(self.packed_step, mesh=mesh)
+            one = partial(self.packed_step, mesh=self.mesh)
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
             self._traced = step.trace(state, self.feed.abstract_batch())
         return self._traced
@@ -377,11 +376,11 @@ class Program:
 
     def _trace_diagnose(self, state: State) -> jax.stages.Traced:
         layouts = self.diagnosed_layouts
-        mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
 
         def diagnose(state: State, batch: Batch) -> StepMetrics:
             experiment = self._insert(state.hyperparams)
-            return StepMetrics.pack(diagnose_step(experiment, state, batch, layouts, mesh))
+            with meshes.ambient(self.mesh):
+                return StepMetrics.pack(diagnose_step(experiment, state, batch, layouts))
 
         whole = meshes.replicated(self.mesh)  # each process reads it
         return jax.jit(diagnose, out_shardings=whole).trace(state, self.feed.abstract_batch())
@@ -389,23 +388,24 @@ class Program:
     # The step as a pure function.
 
     def traced_step(
-        self, state: State, batch: Batch, mesh: AbstractMesh | None = None
+        self, state: State, batch: Batch, mesh: Mesh | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Computes one update as a pure function, without jit.
 
         Args:
             state: the state before the update.
             batch: a training batch.
-            mesh: the devices among which optimizers of matrices divide their work; None does not
-                divide it.
+            mesh: the devices among which model and optimizer divide their work; None leaves it to
+                the compiler.
 
         Returns:
             The results of `step`, the metrics as scalars by their names.
         """
-        return train_step(self._insert(state.hyperparams), state, batch, mesh)
+        with meshes.ambient(mesh):
+            return train_step(self._insert(state.hyperparams), state, batch)
 
     def packed_step(
-        self, state: State, batch: Batch, mesh: AbstractMesh | None = None
+        self, state: State, batch: Batch, mesh: Mesh | None = None
     ) -> tuple[State, StepMetrics]:
         """Computes one update as a pure function, as `step` returns it.
 

@@ -4,7 +4,6 @@ Begin with `train_step`; `State` and `StepMetrics` are what goes in and comes ou
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,21 +65,14 @@ class State(NamedTuple):
     run_state: dict[str, Any]
 
 
-def train_step(
-    experiment: Experiment,
-    state: State,
-    batch: Batch,
-    mesh: AbstractMesh | None = None,
-) -> tuple[State, dict[str, Any]]:
-    """Computes one update.
+def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+    """Computes one update, on the devices that `mesh.ambient` makes known.
 
     Args:
         experiment: the model, the loss, the optimizer and the options of the step; its floats may
             be traced (see `inputs.Inputs.insert`).
         state: the state before the update.
         batch: field name -> array, whose first axis counts the examples.
-        mesh: the devices among which optimizers of matrices divide their work (see
-            `optim.division`); None does not divide it.
 
     Returns:
         The state after the update, with unchanged shapes, dtypes and weak types; and the metrics of
@@ -96,9 +88,9 @@ def train_step(
         is cheaper.
     """
     optimizer = experiment.optimizer
-    found = _differentiate(experiment, optimizer, state, batch, mesh)
+    found = _differentiate(experiment, optimizer, state, batch)
     finite, model_state = found.finite, found.model_state
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+    with jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
             found.passed,
             state.opt_state,
@@ -145,7 +137,6 @@ def diagnose_step(
     state: State,
     batch: Batch,
     layouts: Mapping[str, Layout],
-    mesh: AbstractMesh | None = None,
 ) -> dict[str, Any]:
     """Computes the diagnostics of the update that `train_step` would make.
 
@@ -154,14 +145,13 @@ def diagnose_step(
         state: the state before the update.
         batch: the batch of the update.
         layouts: the matrices of the parameters, from `diagnostics.find_layouts`.
-        mesh: as for `train_step`.
 
     Returns:
         "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
     """
     optimizer = experiment.optimizer
-    found = _differentiate(experiment, optimizer, state, batch, mesh)
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+    found = _differentiate(experiment, optimizer, state, batch)
+    with jax.named_scope("optimizer"):
         updates = optimizer.updates(found.passed, state.opt_state, state.params, **found.extra())
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
     values = compute(asked, updates, found.grads, layouts, split)
@@ -197,7 +187,6 @@ def shadow_step(
     state: State,
     opt_state: Any,
     batch: Batch,
-    mesh: AbstractMesh | None = None,
 ) -> ShadowedStep:
     """Computes the update that `train_step` would make, and that of another optimizer beside it.
 
@@ -208,21 +197,20 @@ def shadow_step(
         opt_state: that of the other optimizer: what its `init` returned for the first parameters of
             the run, or the last `shadow_step`.
         batch: the batch of the update.
-        mesh: as for `train_step`.
 
     Raises:
         GroupError: the other optimizer cannot follow the run.
     """
     optimizer, params = experiment.optimizer, state.params
-    found = _differentiate(experiment, optimizer, state, batch, mesh)
+    found = _differentiate(experiment, optimizer, state, batch)
     if optimizer.trainable(params).keys() == other.trainable(params).keys():
         passed = found.grads | _example_gradients(experiment, other, state, batch, found.key)
         theirs = found._replace(passed=passed)
     else:
-        theirs = _differentiate(experiment, other, state, batch, mesh)
-    with _on_mesh(mesh), jax.named_scope("optimizer"):
+        theirs = _differentiate(experiment, other, state, batch)
+    with jax.named_scope("optimizer"):
         own = optimizer.updates(found.passed, state.opt_state, params, **found.extra())
-    with _on_mesh(mesh), jax.named_scope("shadow"):
+    with jax.named_scope("shadow"):
         following, opt_state = other.follow(theirs.passed, opt_state, params, **theirs.extra())
     return ShadowedStep(found.loss, theirs.grads | found.grads, own, following, opt_state)
 
@@ -239,11 +227,6 @@ def _half_gradients(
     halves = _split(batch, 2), jax.random.split(jax.random.fold_in(key, _HALVES))
     stacked = jax.lax.map(of_half, halves)
     return {p: g[0] for p, g in stacked.items()}, {p: g[1] for p, g in stacked.items()}
-
-
-def _on_mesh(mesh: AbstractMesh | None) -> AbstractContextManager[Any]:
-    """Makes the devices known among which optimizers of matrices divide their work."""
-    return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
 class _Differentiated(NamedTuple):
@@ -291,13 +274,12 @@ def _differentiate(
     optimizer: optim.Optimizer,
     state: State,
     batch: Batch,
-    mesh: AbstractMesh | None,
 ) -> _Differentiated:
     """Computes the loss of a step and the gradients that an optimizer needs."""
     # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
     (loss, model_state, computed), grads = _gradients(
-        experiment, optimizer, state, batch, key, mesh
+        experiment, optimizer, state, batch, key, by_roles=True
     )
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -321,12 +303,13 @@ def _gradients(
     state: State,
     batch: Batch,
     key: Any,
-    mesh: AbstractMesh | None = None,
+    by_roles: bool = False,
 ) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
     """Computes the gradients of the trainable parameters, averaged over the microbatches.
 
-    Without a mesh, they are added over devices in the dtype in which the model computes. Returns
-    (loss, new model state, metrics of the batch), and the gradients by path.
+    They are added over devices in the dtype in which the model computes; `by_roles`, in that of the
+    experiment's precision for reductions. Returns (loss, new model state, metrics of the batch),
+    and the gradients by path.
     """
     count = experiment.microbatches
     by_path = flatten(state.params)
@@ -343,7 +326,8 @@ def _gradients(
         # The conjugate is the direction of steepest ascent of complex parameters, as in optax.
         return out, jax.tree.map(jnp.conj, grads)
 
-    if mesh is not None and summed_apart(experiment.roles, mesh, state.model_state) > 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    if by_roles and summed_apart(experiment.roles, mesh, state.model_state) > 1:
         differentiate = _apart(differentiate, mesh)
     if count == 1:
         (loss, out), grads = differentiate(trainable, state.model_state, batch, key)

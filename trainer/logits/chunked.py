@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.constraints import parts
 from trainer.logits import cross_entropy
 from trainer.logits.cross_entropy import Head, join, product, split
 
@@ -147,8 +148,11 @@ class ChunkedLogits:
         *shape, vocabulary = self.shape
         positions = max(1, math.prod(shape))
         count = -(-positions // (self.chunk or max(1, _CHUNK_SIZE // vocabulary)))
-        # Chunks of equal size, without rows to fill the last one, if such are not much smaller.
-        count = next((n for n in range(count, 2 * count) if positions % n == 0), count)
+        # Chunks of equal size, without rows to fill the last one, if such are not much smaller; and
+        # of as many rows for each device.
+        equal = [n for n in range(count, 2 * count) if positions % n == 0]
+        even = [n for n in equal if positions // n % parts("batch") == 0]
+        count = next(iter(even or equal), count)
         return Head(self.scale, self.soft_cap, self.soft_cap_form, self.z_loss, count)
 
 

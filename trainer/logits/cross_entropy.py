@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from trainer.constraints import constrain, parts
+
 AGAIN = "gradient_again"
 """The name of the scope of the loop in `_backward`, which has no iterations in the usual case."""
 
@@ -39,10 +41,11 @@ class Head(NamedTuple):
     count: int
 
     def logits(self, products: jax.Array, bias: Any) -> jax.Array:
-        """Returns the logits of products, both float32 [..., vocabulary].
+        """Returns the logits of products, both float32 [rows, vocabulary].
 
         The bias is an array [vocabulary], or None.
         """
+        products = constrain(products, "batch", "vocabulary")
         logits = products if self.scale == 1 else products * self.scale
         logits = logits if bias is None else logits + bias.astype(logits.dtype)
         if self.soft_cap is None:
@@ -126,7 +129,9 @@ def _backward(head: Head, saved: Any, cotangents: Any) -> Any:
         sums = jax.lax.fori_loop(0, jnp.where(is_known, 0, head.count), add, start)
     by_features = join(sums.features, features.shape[:1]).astype(features.dtype)
     by_bias = None if bias is None else sums.bias.astype(bias.dtype)
-    return by_features, sums.kernel.astype(kernel.dtype), by_bias, None, None, sums.smoothing
+    by_kernel = sums.kernel if sums.kernel.ndim == 2 else sums.kernel.sum(axis=0)
+    by_kernel = constrain(by_kernel, None, "vocabulary")
+    return by_features, by_kernel.astype(kernel.dtype), by_bias, None, None, sums.smoothing
 
 
 cross_entropy.defvjp(_forward, _backward)
@@ -138,7 +143,7 @@ class _Sums(NamedTuple):
     losses: jax.Array  # float32 [chunks, rows]
     z_loss: jax.Array  # float32 [chunks, rows]
     features: jax.Array  # the gradient, float32 [chunks, rows, width]
-    kernel: jax.Array  # the gradient, float32 [width, vocabulary]
+    kernel: jax.Array  # the gradient, float32 [width, vocabulary], or [parts, width, vocabulary]
     bias: Any  # the gradient, float32 [vocabulary], or None
     smoothing: Any  # the gradient, a scalar, or None
 
@@ -150,8 +155,11 @@ class _Sums(NamedTuple):
         rows = jnp.zeros((head.count, -(-features.shape[0] // head.count)), dtype)
         by_features = jnp.zeros((*rows.shape, features.shape[1]), dtype)
         by_bias = None if bias is None else jnp.zeros(bias.shape, dtype)
+        count = _kernel_parts(rows.shape[1])
+        by_kernel = jnp.zeros(kernel.shape if count == 1 else (count, *kernel.shape), dtype)
+        by_kernel = by_kernel if count == 1 else constrain(by_kernel, "batch", None, "vocabulary")
         zero = None if smoothing is None else jnp.zeros((), jnp.float32)
-        return cls(rows, rows, by_features, jnp.zeros(kernel.shape, dtype), by_bias, zero)
+        return cls(rows, rows, by_features, by_kernel, by_bias, zero)
 
 
 def _adding(
@@ -180,12 +188,32 @@ def _adding(
             sums.losses.at[index].set(losses),
             sums.z_loss.at[index].set(z_loss),
             sums.features.at[index].set(_dot(by_products, kernel, 1, 1)),
-            sums.kernel + _dot(rows, by_products, 0, 0),
+            sums.kernel + _kernel_gradient(rows, by_products),
             jax.tree.map(jnp.add, sums.bias, by_bias),
             jax.tree.map(jnp.add, sums.smoothing, by_smoothing),
         )
 
     return add
+
+
+def _kernel_parts(rows: int) -> int:
+    """Returns into how many parts the gradient of the kernel is added, of a chunk with `rows`.
+
+    Each device adds its rows of all chunks to a part of its own, and the parts are added at the
+    end: one sum over the devices, where each chunk would need one.
+    """
+    count = parts("batch")
+    return count if rows % count == 0 else 1
+
+
+def _kernel_gradient(rows: jax.Array, by_products: jax.Array) -> jax.Array:
+    """Returns the gradient of the kernel, in parts as `_kernel_parts` says, of [rows, ...]."""
+    count = _kernel_parts(len(rows))
+    if count == 1:
+        return _dot(rows, by_products, 0, 0)
+    own = [x.reshape(count, -1, x.shape[-1]) for x in (rows, by_products)]
+    found = jax.vmap(lambda a, b: _dot(a, b, 0, 0))(*own)
+    return constrain(found, "batch", None, "vocabulary")
 
 
 @jax.custom_vjp

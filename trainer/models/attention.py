@@ -12,6 +12,7 @@ from jax.extend.backend import get_backend
 from jax.typing import DTypeLike
 
 from optim.dtypes import widen
+from trainer.constraints import constrain, parts
 from trainer.models.causal import causal_attention
 from trainer.models.initial import matrix, zeros
 from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
@@ -28,26 +29,37 @@ class Qkv(nn.Module):
 
     Attributes:
         count: number of matrices, `kernel` [count, width, size].
+        num_heads: number of heads, which divides their columns.
         size: their columns; None for the width of the tokens.
         initial: the initializer of `kernel`.
         use_bias: whether there is a `bias` [count, size].
     """
 
-    count: int = 3
+    count: int
+    num_heads: int
     size: int | None = None
     initial: Initializer = matrix
     use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [batch, tokens, width] to [batch, tokens, count * size]."""
-        width, size = x.shape[-1], self.size or x.shape[-1]
+        """Maps [batch, tokens, width] to [batch, tokens, count, heads, head_dim]."""
+        (batch, tokens, width), size = x.shape, self.size or x.shape[-1]
         # Separate matrices, so that Muon orthogonalizes each of them, multiplied in one product.
         kernel = self.param("kernel", self.initial, (self.count, width, size))
-        x = rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
-        if self.use_bias:
-            x = x + self.param("bias", zeros, (self.count, size)).reshape(-1).astype(x.dtype)
-        return x
+        bias = self.param("bias", zeros, (self.count, size)) if self.use_bias else None
+        kernel = constrain(kernel, None, None, "heads")
+        if parts("heads") == 1:
+            x = rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
+            x = x if bias is None else x + bias.reshape(-1).astype(x.dtype)
+        else:
+            # The columns of a matrix lie over several devices, which would have to be gathered to
+            # bring those of all matrices into one row.
+            rows = x.astype(kernel.dtype).reshape(-1, width)
+            x = jnp.einsum("nw,cws->ncs", rows, kernel)
+            x = x if bias is None else x + bias.astype(x.dtype)
+        x = x.reshape(batch, tokens, self.count, self.num_heads, size // self.num_heads)
+        return constrain(x, "batch", None, None, "heads", None)
 
 
 class CausalAttention(nn.Module):
@@ -109,21 +121,19 @@ class CausalAttention(nn.Module):
             # [tokens, places of the cache]: places after a token are empty, or are its future.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
             mixed = _attend_cached(query, key, value, seen, self.scale)
-        mixed = mixed.reshape(batch, tokens, width)
-        return Linear(width, self.use_bias, self.last, name="out")(mixed)
+        mixed = constrain(mixed.reshape(batch, tokens, width), "batch", None, "heads")
+        return Linear(width, self.use_bias, self.last, ("heads", None), name="out")(mixed)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values, each [batch, tokens, heads, head_dim]."""
         batch, tokens, width = x.shape
         head_dim = width // self.num_heads
         if self.num_kv_heads == self.num_heads:
-            qkv = Qkv(3, None, self.first, self.use_bias, name="qkv")(x)
-            qkv = qkv.reshape(batch, tokens, 3, self.num_heads, head_dim)
+            qkv = Qkv(3, self.num_heads, None, self.first, self.use_bias, name="qkv")(x)
             return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        query = Linear(width, self.use_bias, self.first, name="q")(x)
+        query = Linear(width, self.use_bias, self.first, (None, "heads"), name="q")(x)
         size = self.num_kv_heads * head_dim
-        kv = Qkv(2, size, self.first, self.use_bias, name="kv")(x)
-        kv = kv.reshape(batch, tokens, 2, self.num_kv_heads, head_dim)
+        kv = Qkv(2, self.num_kv_heads, size, self.first, self.use_bias, name="kv")(x)
         return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
 
     def _remember(self, name: str, new: jax.Array, start: jax.Array) -> jax.Array:

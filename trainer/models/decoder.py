@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from optim.dtypes import widen
+from trainer.constraints import constrain
 from trainer.logits import ChunkedLogits
 from trainer.logits.cross_entropy import wide
 from trainer.models.initial import zeros
@@ -39,8 +40,9 @@ class Block(nn.Module):
         drop = nn.Dropout(self.dropout, deterministic=not train)
         attention = self.attention(last=self.last, name="attn")
         x = x + drop(attention(self.norm(name="attn_norm")(x), angles, mask, start))
+        x = constrain(x, "batch", None, None)
         mlp = self.mlp(last=self.last, name="mlp")
-        return x + drop(mlp(self.norm(name="mlp_norm")(x)))
+        return constrain(x + drop(mlp(self.norm(name="mlp_norm")(x))), "batch", None, None)
 
 
 class Embed(nn.Module):
@@ -65,9 +67,11 @@ class Embed(nn.Module):
         other parameters; None stands for that of the embedding.
         """
         embedding = self.param("embedding", self.initial, (self.vocab_size, self.width))
+        embedding = constrain(embedding, "vocabulary", None)
         # A token that is not in the vocabulary becomes NaN, which ends the run. The gradients of a
         # token are added in float32: in bfloat16, the sum of any number of ones ends at 256.
         x = jnp.take(widen(embedding), tokens, axis=0).astype(dtype or embedding.dtype)
+        x = constrain(x, "batch", None, None)
         return x if self.norm is None else self.norm(name="norm")(x), embedding
 
 
@@ -86,6 +90,7 @@ class Head(nn.Module):
     def __call__(self) -> tuple[jax.Array, jax.Array | None]:
         """Returns kernel and bias."""
         kernel = self.param("kernel", self.initial, (self.width, self.vocab_size))
+        kernel = constrain(kernel, None, "vocabulary")
         return kernel, self.param("bias", zeros, (self.vocab_size,)) if self.use_bias else None
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from optim.dtypes import widen
 from optim.patterns import fullmatch
 from trainer.config.wording import known_names, listing
+from trainer.constraints import constrain
 from trainer.models.causal import SAVED
 from trainer.models.initial import matrix, ones, zeros
 
@@ -60,17 +61,26 @@ def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class Linear(nn.Module):
-    """Multiplies the last axis by `kernel` [inputs, features] and adds `bias` [features]."""
+    """Multiplies the last axis by `kernel` [inputs, features] and adds `bias` [features].
+
+    Attributes:
+        features: the columns of the kernel.
+        use_bias: whether there is a bias.
+        initial: the initializer of `kernel`.
+        roles: those of the kernel's axes; see `trainer.constraints`.
+    """
 
     features: int
     use_bias: bool = True
     initial: Initializer = matrix
+    roles: tuple[str | None, str | None] = (None, None)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., inputs] to [..., features]."""
         kernel = self.param("kernel", self.initial, (x.shape[-1], self.features))
-        x = rows_times(x, kernel)
+        x = rows_times(x, constrain(kernel, *self.roles))
+        x = constrain(x, "batch", *[None] * (x.ndim - 2), self.roles[1])
         if self.use_bias:
             x = x + self.param("bias", zeros, (self.features,)).astype(x.dtype)
         return x
@@ -143,13 +153,14 @@ class Mlp(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape."""
         activation = ACTIVATIONS[self.activation]
-        hidden = Linear(self.hidden, self.use_bias, self.first, name="up")(x)
+        columns, rows = (None, "hidden"), ("hidden", None)
+        hidden = Linear(self.hidden, self.use_bias, self.first, columns, name="up")(x)
         if self.activation == "swiglu":
-            gate = Linear(self.hidden, self.use_bias, self.first, name="gate")(x)
+            gate = Linear(self.hidden, self.use_bias, self.first, columns, name="gate")(x)
             hidden = hidden * activation(gate)
         else:
             hidden = activation(hidden)
-        return Linear(x.shape[-1], self.use_bias, self.last, name="down")(hidden)
+        return Linear(x.shape[-1], self.use_bias, self.last, rows, name="down")(hidden)
 
 
 class BatchNorm(nn.Module):

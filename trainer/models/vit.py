@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.constraints import constrain
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
 from trainer.models.layers import (
@@ -41,8 +42,8 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape."""
         batch, tokens, width = x.shape
-        qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
         # [batch, tokens, heads, head_dim]
+        qkv = Qkv(3, self.num_heads, name="qkv")(x)
         query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         if self.qk_norm:
             query, key = LayerNorm(name="q_norm")(query), LayerNorm(name="k_norm")(key)
@@ -51,8 +52,9 @@ class Attention(nn.Module):
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
         self.sow("intermediates", "weights", weights)
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return Linear(width, use_bias=False, name="out")(mixed.reshape(batch, tokens, width))
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, tokens, width)
+        mixed = constrain(mixed, "batch", None, "heads")
+        return Linear(width, use_bias=False, roles=("heads", None), name="out")(mixed)
 
 
 class Block(nn.Module):
@@ -69,7 +71,9 @@ class Block(nn.Module):
         drop = nn.Dropout(self.dropout, deterministic=not train)
         attention = Attention(self.num_heads, self.dropout, self.qk_norm, name="attn")
         x = x + drop(attention(LayerNorm(name="attn_norm")(x), train))
-        return x + drop(Mlp(self.mlp_dim, name="mlp")(LayerNorm(name="mlp_norm")(x)))
+        x = constrain(x, "batch", None, None)
+        mlp = Mlp(self.mlp_dim, name="mlp")
+        return constrain(x + drop(mlp(LayerNorm(name="mlp_norm")(x))), "batch", None, None)
 
 
 class Embed(nn.Module):
@@ -95,7 +99,7 @@ class Embed(nn.Module):
         # channels]
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
-        x = rows_times(patches, kernel)
+        x = rows_times(patches, constrain(kernel, None, None))
         if self.positions == "sincos2d":
             x = x + sincos2d(height // size, width // size, self.width).astype(x.dtype)
         if self.cls_token:
@@ -103,7 +107,7 @@ class Embed(nn.Module):
             x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, self.width)), x], axis=1)
         if self.positions == "learned":
             x = x + self.param("position", small, x.shape[1:]).astype(x.dtype)
-        return x
+        return constrain(x, "batch", None, None)
 
 
 def sincos2d(rows: int, columns: int, width: int) -> jax.Array:
@@ -150,7 +154,8 @@ class Vit(nn.Module):
         x = run_stack(block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
         x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=jnp.float32).astype(x.dtype)
-        return Linear(self.num_classes, name="head")(x)
+        logits = Linear(self.num_classes, roles=(None, "vocabulary"), name="head")(x)
+        return constrain(logits, "batch", None)  # losses and metrics read whole rows
 
 
 def vit(

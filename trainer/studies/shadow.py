@@ -23,7 +23,7 @@ from trainer.config.full import complete
 from trainer.engine.experiment import as_optimizer, units_of
 from trainer.engine.inputs import find_inputs
 from trainer.engine.loading import load_located
-from trainer.engine.mesh import replicated
+from trainer.engine.mesh import ambient, replicated
 from trainer.engine.plan import make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.step import State, StepMetrics, shadow_step
@@ -312,8 +312,8 @@ class Shadow:
         """Returns the next state of the other optimizer, the products of the step and its loss."""
         experiment = self.program.inputs.insert(self.program.experiment, state.hyperparams)
         other = self.other.inputs.insert(self.other.experiment, hyperparams).optimizer
-        mesh = self.program.mesh.abstract_mesh if self.program.mesh.size > 1 else None
-        found = shadow_step(experiment, other, state, opt_state, batch, mesh)
+        with ambient(self.program.mesh):
+            found = shadow_step(experiment, other, state, opt_state, batch)
         own, theirs, zero = found.own.updates, found.other.updates, jnp.zeros(())
         products = [
             _products(own.get(path, zero), theirs.get(path, zero), found.grads[path])

@@ -16,6 +16,7 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config, ConfigError
 from trainer.engine.loading import load_located
+from trainer.engine.mesh import ambient
 from trainer.engine.plan import with_place
 from trainer.engine.program import Program
 from trainer.engine.step import State, shadow_step
@@ -100,8 +101,8 @@ class SharedPath:
         run = self._program
         experiment = run.inputs.insert(run.experiment, state.hyperparams)
         other = program.inputs.insert(program.experiment, hyperparams).optimizer
-        mesh = run.mesh.abstract_mesh if run.mesh.size > 1 else None
-        return shadow_step(experiment, other, state, opt_state, batch, mesh).opt_state
+        with ambient(run.mesh):
+            return shadow_step(experiment, other, state, opt_state, batch).opt_state
 
     def follow(self, program: Program, init: Callable[[Any, Any], Any]) -> Any:
         """Computes the state of the optimizer of a program after the steps.

@@ -1,0 +1,46 @@
+"""Models under data, fsdp and tensor axes: what tensor_cases.py found on simulated devices."""
+
+import pytest
+
+from tests import runs
+
+
+@pytest.fixture(scope="module")
+def found():
+    return runs.findings("case", "tests.tensor_cases")
+
+
+def test_losses_and_gradients_under_three_axes_are_those_of_one_device(found):
+    """Also with dropout, whose masks are the same, and with sizes that do not divide."""
+    models = {case: of for case, of in found.items() if "apart" in of}
+    assert len(models) == 4
+    for case, of in models.items():
+        assert of["many"] == pytest.approx(of["one"], rel=1e-5), case
+        assert max(of["apart"].values()) < 1e-5, (case, of["apart"])
+
+
+def test_devices_exchange_activations_as_in_megatron_and_kernels_and_nothing_else(found):
+    # A batch of 8 sequences of 16 tokens, over 4 devices, of width 32; 2 layers; 64 tokens are
+    # known; float32.
+    activations, layer, embedding = 8 // 4 * 16 * 32 * 4, 12 * 32 * 32 * 4, 64 * 32 * 4
+    # A layer: the sums over tensor after attention and perceptron and, of their inputs' gradients,
+    # before them; kernels are gathered in both passes and their gradients added, each a half.
+    layers = 2 * (4 * activations + 3 * layer / 2)
+    # Embedding and head: one sum over tensor, one gathering, one sum of the gradient.
+    ends = 2 * (activations + 2 * embedding / 2)
+    assert 1.0 <= found["traffic"]["bytes"] / (layers + ends) < 1.03  # norms, statistics of rows
+
+
+def test_model_and_loss_see_the_mesh_in_step_diagnosis_and_evaluation(found):
+    parts = ("step", "diagnosis", "evaluation")
+    assert found["known mesh"]["one"] == {part: [{}] for part in parts}
+    assert found["known mesh"]["many"] == {part: [{"data": 2, "tensor": 2}] for part in parts}
+
+
+def test_constraints_are_for_automatic_axes_only(found):
+    assert found["left alone"] == {"automatic": True, "in shard_map": False, "explicit": False}
+
+
+def test_steps_and_an_evaluation_under_three_axes_are_those_of_one_device(found):
+    assert found["steps"]["many"] == pytest.approx(found["steps"]["one"], rel=1e-5)
+    assert len(found["steps"]["one"]) == 4

@@ -1,0 +1,75 @@
+"""How models divide their arrays among devices: by the roles of the axes.
+
+A mesh may have the axes "data", "fsdp" and "tensor". Batches lie over the first two. Kernels lie
+over the last two, and are gathered over "fsdp" where they are used, so that a device multiplies the
+examples of its part of the batch by the heads, hidden units or tokens of its part of the kernels.
+The compiler would have to guess that, and often gathers activations instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "heads": ("tensor",),
+    "hidden": ("tensor",),
+    "vocabulary": ("tensor",),
+}
+"""The roles that an axis of an array may have, and the axes of the mesh over which it then lies."""
+
+
+def constrain(x: jax.Array, *roles: str | None) -> jax.Array:
+    """Constrains how an array is divided among devices, while a model is traced.
+
+    It reads the mesh that `jax.sharding.get_abstract_mesh` returns. Without one, the result is `x`
+    itself. So it is where the caller decides: inside `jax.shard_map`, and on a mesh with explicit
+    axes, where the sharding of an array is a part of its type.
+
+    Args:
+        x: an activation; or a kernel that is about to be used, which is gathered over "fsdp".
+        *roles: a key of ROLES for each axis of `x`, or None for an axis that is not divided. An
+            axis that the devices do not divide evenly is left to the compiler.
+
+    Example:
+        >>> x = jax.numpy.ones((2, 3))
+        >>> constrain(x, "batch", None) is x
+        True
+    """
+    if not _has_mesh():
+        return x
+    places = [_place(size, role) for size, role in zip(x.shape, roles, strict=True)]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
+
+
+def parts(role: str) -> int:
+    """Returns into how many parts `constrain` divides an axis with a role, if they are equal.
+
+    Example:
+        >>> parts("heads")
+        1
+    """
+    if not _has_mesh():
+        return 1
+    sizes, count = jax.sharding.get_abstract_mesh().shape, 1
+    for name in ROLES[role]:
+        count *= sizes.get(name, 1)
+    return count
+
+
+def _has_mesh() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
+
+
+def _place(size: int, role: str | None) -> object:
+    """Returns the entry of a PartitionSpec for an axis."""
+    if role is None:
+        return None
+    if size % parts(role):
+        return PartitionSpec.UNCONSTRAINED
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(name for name in ROLES[role] if name in mesh.shape) or None
