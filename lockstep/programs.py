@@ -12,7 +12,7 @@ from optim.paths import names
 from trainer.cli.resolving import make_program
 from trainer.config.wording import known_names, listing
 from trainer.engine.program import Program as _Program
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.workdir import code
@@ -119,7 +119,9 @@ class Program:
         with self._given(state):
             if split is None:
                 return self._program.evaluation.run_splits(state)
-            return self._program.evaluation.run(state, split_batches(self.experiment.data, split))
+            check_split(self.experiment.data, split)
+            evaluation = self._program.evaluation
+            return evaluation.run(state, evaluation.batches(split))
 
     def params(self, state: State) -> Any:
         """Returns the parameters that are evaluated: averages, where the config has some.
@@ -175,13 +177,12 @@ def _sharding(x: Any) -> Any:
     return x.sharding
 
 
-def split_batches(data: Any, split: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the batches of a split; raises UserError if the data have no such split."""
+def check_split(data: Any, split: str) -> None:
+    """Raises UserError if the data have no such split."""
     splits = list(split_sizes(data))
     if split not in splits:
         hint = known_names(split, splits, "It has")
         raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
-    return eval_batches(data, split)
 
 
 def compile(config: Config, *, vocabulary: Sequence[str] = ()) -> Program:

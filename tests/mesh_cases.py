@@ -40,10 +40,16 @@ UNEVEN = ([8, 8, 7], [23], [3, 5, 15], [22, 1])  # sizes of batches
 EXCHANGE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(")
 
 
-def masked(devices: int) -> dict[str, Any]:
+def mesh_of(devices: int, tensor: int) -> dict[str, int]:
+    """Returns a mesh of so many devices, of which `tensor` at a time hold the same examples."""
+    tensor = min(devices, tensor)
+    return {"data": devices // tensor, "tensor": tensor}
+
+
+def masked(devices: int, tensor: int = 1) -> dict[str, Any]:
     """Runs two masked steps with microbatches, and an evaluation."""
     program = losses.program(
-        mesh={"data": devices},
+        mesh=mesh_of(devices, tensor),
         microbatches=3,
         loss=losses.with_aux,
         optimizer=optax.sgd(0.5),
@@ -64,10 +70,12 @@ def masked(devices: int) -> dict[str, Any]:
     }
 
 
-def tokens(devices: int) -> dict[str, Any]:
+def tokens(devices: int, tensor: int = 1) -> dict[str, Any]:
     """Runs a step of a language model with microbatches, and evaluations."""
     program = token_cases.program(
-        mesh={"data": devices}, microbatches=3, train_metrics={"perplexity": metrics.perplexity()}
+        mesh=mesh_of(devices, tensor),
+        microbatches=3,
+        train_metrics={"perplexity": metrics.perplexity()},
     )
     kernel, values = losses.one_step(program)
     state, batches = program.init(), program.experiment.data.evaluate("test")
@@ -266,10 +274,10 @@ class Unmasked(clu_metrics.Metric):
         return self.count + 0.001 * self.total
 
 
-def uneven(sizes: list[int], devices: int) -> dict[str, float]:
+def uneven(sizes: list[int], devices: int, tensor: int = 1) -> dict[str, float]:
     """Evaluates batches whose sizes do not divide over the devices."""
     program = losses.program(
-        mesh={"data": devices},
+        mesh=mesh_of(devices, tensor),
         model=ManyOutputs(),
         data=Uneven(losses.TRAIN, losses.TEST, sizes),
         loss=compare,
@@ -289,12 +297,15 @@ def uneven_tokens(devices: int) -> dict[str, float]:
 # What is run on one device, and on how many others.
 CASES: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "masked": (masked, 4),
+    "masked, tensor": (partial(masked, tensor=2), 4),
     "tokens": (tokens, 4),
+    "tokens, tensor": (partial(tokens, tensor=2), 4),
     "samples": (samples, 4),
     "wrapped": (wrapped, 8),
     "soap": (partial(factors, "soap"), 8),
     "shampoo": (partial(factors, "shampoo"), 8),
     **{f"batches of {sizes}": (partial(uneven, sizes), 8) for sizes in UNEVEN},
+    "batches of [3, 5, 15], tensor": (partial(uneven, [3, 5, 15], tensor=2), 8),
     "batches of tokens": (uneven_tokens, 4),
 }
 

@@ -136,6 +136,8 @@ def ends(processes: Iterable[subprocess.Popen[bytes]], seconds: float = 150) -> 
 class Signals:
     """Reports a signal after so many questions, by default none."""
 
+    SIGNALS = StopSignals.SIGNALS
+
     def __init__(self, after: float = math.inf):
         self.left = after
 

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from trainer.engine.contracts import tokens_per_example
+from trainer.engine.data_shards import eval_batches
 from trainer.engine.experiment import Experiment
 from trainer.engine.generation import (
     Continuation,
@@ -26,7 +27,8 @@ from trainer.engine.generation import (
     length_warning,
     longest_text,
 )
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.mesh import data_shard
+from trainer.engine.splits import split_sizes
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.writers import truncate_after
@@ -135,7 +137,7 @@ class Samples:
             most -= self._length or most // 2
             if most < 1:  # longer than what the model was trained on: a warning says so below
                 most = language.max_length - (self._length or 0)
-            tokens = _first_tokens(experiment)[:most]
+            tokens = _first_tokens(experiment, context.mesh)[:most]
             shown = tokenizer.decode([token for token in tokens if token != tokenizer.end_of_text])
         else:
             tokens, shown = encode_prompt(tokenizer, self._prompt), self._prompt
@@ -197,10 +199,10 @@ def _parts(experiment: Experiment) -> tuple[LanguageModel, Tokenizer]:
     return language, tokenizer
 
 
-def _first_tokens(experiment: Experiment) -> list[int]:
+def _first_tokens(experiment: Experiment, mesh: Mesh) -> list[int]:
     """Returns the first tokens of the first split that is evaluated, in all processes."""
     split = next(iter(split_sizes(experiment.data)))
-    batch = next(iter(eval_batches(experiment.data, split)))
+    batch = next(eval_batches(experiment.data, split, data_shard(mesh)))
     if "tokens" not in batch:
         raise ValueError(
             f"The batches of the {split} split have {', '.join(batch)}, and no tokens with which a "

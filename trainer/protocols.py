@@ -58,6 +58,15 @@ class Dataset(Protocol):
     (100 at most) and the first batch of every split: a change of other examples is not noticed.
     `train(0, 0)` is called twice, and must yield the same batch.
 
+    A run of several processes divides each batch into parts. `train` and `evaluate` may take two
+    more keywords: `rank`, the part to yield, from 0; and `size`, into how many equal parts a batch
+    is divided. They are passed in every run, as `rank=0, size=1` in one of one process, and batches
+    are functions of them, not of the process. Processes whose devices differ only along the axis
+    "tensor" of the mesh get the same rank. Methods without these keywords must yield the part of
+    `jax.process_index()` out of `jax.process_count()`, and the data set is refused where a mesh
+    needs the same examples in several processes. The methods of `data.ArrayDataset` and the other
+    data sets of Lockstep take them, and yield the part of the process if they are left out.
+
     A data set of texts may have three more. `tokens_per_example` is the number of positions of an
     example: metrics then count tokens, and '1B tokens' is a number of steps. `vocab_size` is the
     number of different tokens. `tokenizer` is a `Tokenizer`, or None if it is not known.
@@ -79,12 +88,12 @@ class Dataset(Protocol):
         ...
 
     def train(self, batch_index: int, seed: int) -> Iterator[Batch]:
-        """Yields this process's shards of the training batches, without end.
+        """Yields a part of each training batch, without end.
 
         A batch is a pure function of `seed` and its index; where it takes long, a thread makes it
-        ahead. Its arrays [batch / processes, ...] become read-only: do not reuse them. A field
-        "mask", float32 [batch] or [batch, positions], is optional: 1 for what counts in the loss
-        and the metrics, and 0 for what does not.
+        ahead. Its arrays [batch / size, ...] become read-only: do not reuse them. A field "mask",
+        float32 [batch / size] or [batch / size, positions], is optional: 1 for what counts in the
+        loss and the metrics, and 0 for what does not.
 
         Args:
             batch_index: the index of the first batch, from 0.
@@ -93,10 +102,10 @@ class Dataset(Protocol):
         ...
 
     def evaluate(self, split: str) -> Iterator[Batch]:
-        """Yields this process's shards of the batches of a split, once, in equally many batches.
+        """Yields a part of each batch of a split, once, and equally many batches for every rank.
 
         The arrays are those of a training batch, and "mask", which is required: 0 for padding. A
-        batch may have any number of examples, the same in every process. If it does not divide over
+        part may have any number of examples, the same for every rank. If it does not divide over
         the devices, the model also computes copies of its first example, which neither the loss nor
         a metric gets.
 

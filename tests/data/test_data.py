@@ -176,24 +176,38 @@ def test_a_mask_of_positions_is_kept_in_training_and_zero_in_padding():
     np.testing.assert_array_equal(seen, np.concatenate([mask, np.zeros((2, 3))]))
 
 
-def test_processes_share_every_batch(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_batch_is_divided_into_parts(monkeypatch: pytest.MonkeyPatch, asked: bool):
+    """Into those that are asked for, or else one for each process."""
+
     def dataset() -> Any:
         return toy(20, 7, 6, pixels={"image": Pixels(crop=1, flip=True)})
 
     whole = list(itertools.islice(dataset().train(3, 1), 5)), list(dataset().evaluate())
     parts = []
-    monkeypatch.setattr("jax.process_count", lambda: 3)
-    for process in range(3):
-        monkeypatch.setattr("jax.process_index", lambda process=process: process)
-        parts.append((list(itertools.islice(dataset().train(3, 1), 5)), list(dataset().evaluate())))
+    monkeypatch.setattr("jax.process_count", lambda: 5 if asked else 3)
+    for rank in range(3):
+        monkeypatch.setattr("jax.process_index", lambda rank=rank: 4 if asked else rank)
+        part = {"rank": rank, "size": 3} if asked else {}
+        trained = list(itertools.islice(dataset().train(3, 1, **part), 5))
+        parts.append((trained, list(dataset().evaluate(**part))))
         assert dataset().element_spec["number"].shape == (6,)
     for kind in (0, 1):
         for number, batch in enumerate(whole[kind]):
             for key in batch:
                 shares = [part[kind][number][key] for part in parts]
                 np.testing.assert_array_equal(np.concatenate(shares), batch[key])
-    with pytest.raises(ValueError, match="among 3 processes, but the batch size is 4"):
-        next(toy().train(0, 0))
+    words = "among 3 parts, but" if asked else "among 3 processes, but"
+    with pytest.raises(ValueError, match=words + " the batch size is 4"):
+        next(toy().train(0, 0, **part))
+
+
+@pytest.mark.parametrize("part", [{"rank": 1}, {"size": 2}, {"rank": 2, "size": 2}])
+def test_a_part_that_does_not_exist_is_refused(part: dict[str, int]):
+    with pytest.raises(ValueError, match=f"got rank={part.get('rank')} and size="):
+        next(toy().train(0, 0, **part))
+    with pytest.raises(ValueError, match="Give both"):
+        next(toy().evaluate(**part))
 
 
 def test_the_fingerprint_covers_the_values_that_the_model_sees():

@@ -201,15 +201,19 @@ def test_validation_is_a_part_of_the_training_examples():
     assert sorted(other["label"][:3].tolist()) != sorted(held_out.tolist())
 
 
-def test_each_process_decodes_its_share_only(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("asked", [True, False])
+def test_only_a_part_of_a_batch_is_decoded(monkeypatch: pytest.MonkeyPatch, asked: bool):
+    """The part that is asked for, or else that of the process."""
     whole = first(5, stream(batch_size=6), 3, 1), list(stream(batch_size=6).evaluate())
     shares, reads = [], []
-    monkeypatch.setattr("jax.process_count", lambda: 3)
-    for process in range(3):
-        monkeypatch.setattr("jax.process_index", lambda process=process: process)
+    monkeypatch.setattr("jax.process_count", lambda: 5 if asked else 3)
+    for rank in range(3):
+        monkeypatch.setattr("jax.process_index", lambda rank=rank: 4 if asked else rank)
+        part = {"rank": rank, "size": 3} if asked else {}
         pictures = Pictures(10)
         dataset = stream(pictures, batch_size=6)
-        shares.append((first(5, dataset, 3, 1), list(dataset.evaluate())))
+        trained = list(itertools.islice(dataset.train(3, 1, **part), 5))
+        shares.append((trained, list(dataset.evaluate(**part))))
         reads.append(len(pictures.reads))
     for kind in (0, 1):
         joined = [
@@ -218,8 +222,8 @@ def test_each_process_decodes_its_share_only(monkeypatch: pytest.MonkeyPatch):
         ]
         assert_equal(joined, whole[kind])
     assert max(reads) <= (5 + 2) * 2  # two batches are decoded ahead
-    with pytest.raises(ValueError, match="among 3 processes, but the batch size is 4"):
-        stream().train(0, 0)
+    with pytest.raises(ValueError, match="among 3 .*, but the batch size is 4"):
+        stream().train(0, 0, **part)
 
 
 def wait_for(done: Callable[[], bool]) -> None:

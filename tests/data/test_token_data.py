@@ -189,23 +189,27 @@ def test_documents_may_be_left_out():
     assert both[0].fingerprint != both[1].fingerprint
 
 
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("order", ["shuffled", "stream"])
-def test_processes_share_every_batch(tmp_path: Path, monkeypatch: Any, order: str):
+def test_a_batch_is_divided_into_parts(tmp_path: Path, monkeypatch: Any, order: str, asked: bool):
+    """Into those that are asked for, or else one for each process."""
     read = dataset(tmp_path, batch_size=6, end_of_text=5, order=order)
     whole = list(itertools.islice(read.train(3, 1), 5)), list(read.evaluate())
     parts = []
-    monkeypatch.setattr("jax.process_count", lambda: 2)
-    for process in range(2):
-        monkeypatch.setattr("jax.process_index", lambda process=process: process)
-        parts.append((list(itertools.islice(read.train(3, 1), 5)), list(read.evaluate())))
+    monkeypatch.setattr("jax.process_count", lambda: 5 if asked else 2)
+    for rank in range(2):
+        monkeypatch.setattr("jax.process_index", lambda rank=rank: 4 if asked else rank)
+        part = {"rank": rank, "size": 2} if asked else {}
+        trained = list(itertools.islice(read.train(3, 1, **part), 5))
+        parts.append((trained, list(read.evaluate(**part))))
     for kind in (0, 1):
         for number, batch in enumerate(whole[kind]):
             for key in batch:
                 shares = [part[kind][number][key] for part in parts]
                 assert shares[0].shape == (3, 4)
                 np.testing.assert_array_equal(np.concatenate(shares), batch[key])
-    with pytest.raises(ValueError, match="among 2 processes, but the batch size is 3"):
-        next(dataset(tmp_path).train())
+    with pytest.raises(ValueError, match="among 2 .*, but the batch size is 3"):
+        next(dataset(tmp_path).train(**part))
 
 
 def test_documents_count_the_ends_of_texts_in_a_window():

@@ -16,7 +16,7 @@ from trainer.engine import evaluation
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
 from trainer.engine.program import Program
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.splits import split_sizes
 
 MORE = {
     "a perceptron": ["model=!models.mlp {width: 64, depth: 2}"],
@@ -113,7 +113,7 @@ def test_all_splits_have_one_program_and_only_the_last_batch_is_part_of_it(monke
     batches = [
         batch
         for split in split_sizes(program.experiment.data)
-        for batch in eval_batches(program.experiment.data, split)
+        for batch in program.evaluation.batches(split)
     ]
     shorter = {name: x[:-1] for name, x in batches[0].items()}
     whole = program.evaluation.run(state, batches * 3)

@@ -15,15 +15,17 @@ def found():
     return {case: (of["one"], of["many"]) for case, of in by_case.items()}
 
 
-def test_masked_steps_on_several_devices_are_those_of_one(found):
-    one, many = found["masked"]
+@pytest.mark.parametrize("case", ["masked", "masked, tensor"])
+def test_masked_steps_on_several_devices_are_those_of_one(found, case):
+    one, many = found[case]
     assert one["devices"] == 1 and many["devices"] == 4
     for name in ("loss", "bits", "accuracy", "kernel", "eval"):
         np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_tokens_on_several_devices_have_equal_weights_and_are_divided(found):
-    one, many = found["tokens"]
+@pytest.mark.parametrize("case", ["tokens", "tokens, tensor"])
+def test_tokens_on_several_devices_have_equal_weights_and_are_divided(found, case):
+    one, many = found[case]
     assert one["devices"] == 1 and many["devices"] == 4
     for name in ("loss", "perplexity", "z_loss", "kernel", "eval"):
         np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -76,7 +78,7 @@ def test_divided_factors_keep_their_shardings_and_train_as_on_one_device(found, 
 def test_batches_of_any_size_are_evaluated_on_several_devices_as_on_one(found):
     """Also by losses that compare examples, metrics without a mask, and chunked logits."""
     uneven = {case: pair for case, pair in found.items() if case.startswith("batches of ")}
-    assert len(uneven) == 5
+    assert len(uneven) == 6
     for one, many in uneven.values():
         assert one.keys() == many.keys()
         for name, value in one.items():

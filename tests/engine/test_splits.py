@@ -12,7 +12,8 @@ from tests import runs
 from trainer import data
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.data_shards import WHOLE, eval_batches
+from trainer.engine.splits import split_sizes
 
 DIGITS = """
 model: !models.mlp {width: 4}
@@ -174,10 +175,11 @@ class Overriding(data.ArrayDataset):
 def test_an_evaluate_without_an_argument_yields_the_test_split():
     arrays = {"number": np.arange(10, dtype=np.int32)}
     one = Overriding(arrays, arrays, batch_size=5)
-    assert [batch["number"].tolist() for batch in eval_batches(one, "test")][1] == [5, 6, 7, 8, 9]
+    batches = list(eval_batches(one, "test", WHOLE))
+    assert batches[1]["number"].tolist() == [5, 6, 7, 8, 9]
     two = Overriding(arrays, arrays, batch_size=5, validation=0.5)
     with pytest.raises(ComponentError, match="has a validation split, but its evaluate.. takes no"):
-        eval_batches(two, "validation")
+        eval_batches(two, "validation", WHOLE)
 
 
 def test_splits_without_numbers_of_examples_are_listed():

@@ -23,7 +23,6 @@ from trainer import checkpoint, data, losses, metrics, models
 from trainer.__main__ import main
 from trainer.engine.examples import Examples
 from trainer.engine.program import Program
-from trainer.engine.splits import eval_batches
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode, read_examples
 from trainer.sweep.plan_file import read_plan
 
@@ -34,7 +33,7 @@ def vocabulary(monkeypatch):
 
 
 def of_test(made: Program, most: int = 100_000) -> Examples:
-    batches = eval_batches(made.experiment.data, "test")
+    batches = made.evaluation.batches("test")
     return made.evaluation.run_examples(made.init(), batches, most)
 
 

@@ -85,11 +85,19 @@ class DeclaredData:
             if hasattr(like, key):
                 setattr(self, key, getattr(like, key))
 
-    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[Batch]:
+    def train(
+        self,
+        batch_index: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> Iterator[Batch]:
         """Raises ValueError: there are no examples."""
         self._refuse()
 
-    def evaluate(self, split: str = "test") -> Iterator[Batch]:
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[Batch]:
         """Raises ValueError: there are no examples."""
         self._refuse()
 

@@ -48,7 +48,7 @@ class ArrayDataset:
 
     Raises:
         ValueError: a mask has another shape, dtype or value, a batch size is not positive, larger
-            than the training data or not divisible by the number of processes, jax does not have
+            than the training data jax does not have
             the dtype of an array or would change one of its values, the arrays do not fit
             together, a crop is as large as the images, or `validation` is not between 0 and 1
             or leaves a split without an example.
@@ -125,22 +125,31 @@ class ArrayDataset:
             digest.update(f"{key} {self._pixels[key].scaling()}\n".encode())
         return digest.hexdigest()
 
-    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of the training batches from `batch_index` on, without end.
+    def train(
+        self,
+        batch_index: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of the training batches from `batch_index` on, without end.
 
         Args:
             batch_index: the index of the first batch, from 0.
             seed: the seed of the order and of augmentation.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
         """
-        rows, size = process_rows(self.batch_size, self._name), self.batch_size
-        order = _Order(seed, self.num_examples, shuffled=size != self.num_examples)
+        rows = process_rows(self.batch_size, self._name, rank, size)
+        whole = self.batch_size
+        order = _Order(seed, self.num_examples, shuffled=whole != self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
-        many = 1 if random else self._gathered_together(size, self.num_examples)
+        many = 1 if random else self._gathered_together(whole, self.num_examples)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index, many):
-            indices = order.examples_at(index * size, many * size).reshape(many, size)[:, rows]
-            # Words for the batch of all processes, so that it does not depend on their number.
-            words = random_words(seed, index, 1, size)[rows] if random else None
+            indices = order.examples_at(index * whole, many * whole).reshape(many, whole)[:, rows]
+            # Words for the whole batch, so that it does not depend on the number of parts.
+            words = random_words(seed, index, 1, whole)[rows] if random else None
             yield from _batches(self._seen(self._train, indices.reshape(-1), words), many)
 
     def _gathered_together(self, size: int, examples: int) -> int:
@@ -152,8 +161,10 @@ class ArrayDataset:
         one = self._seen(self._train, np.zeros(1, np.intp), None)
         return sum(x.nbytes for x in one.values())
 
-    def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of a split in order, once.
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of each batch of a split in order, once.
 
         The last batch is padded to full size. Besides the arrays a batch has `mask`, float32
         [batch], 1 for an example of the split and 0 for padding. A mask of the data set's own is 0
@@ -161,12 +172,15 @@ class ArrayDataset:
 
         Args:
             split: one of `splits`.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
         """
-        size, count = self.eval_batch_size, self.splits[split]
-        rows, many = process_rows(size, self._name), self._gathered_together(size, count)
-        for start in range(0, count, many * size):
-            now = min(many, math.ceil((count - start) / size))
-            indices = np.arange(start, start + now * size).reshape(now, size)[:, rows].reshape(-1)
+        whole, count = self.eval_batch_size, self.splits[split]
+        rows = process_rows(whole, self._name, rank, size)
+        many = self._gathered_together(whole, count)
+        for start in range(0, count, many * whole):
+            now = min(many, math.ceil((count - start) / whole))
+            indices = np.arange(start, start + now * whole).reshape(now, whole)[:, rows].reshape(-1)
             real = indices < count
             # Padding, whose mask is 0, may be any example: here the first.
             found = self._seen(self._eval[split], np.where(real, indices, 0), None)

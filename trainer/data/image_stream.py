@@ -135,41 +135,54 @@ class ImageStream:
             parts.append(hashlib.sha256(held_out.astype("<i8").tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[Batch]:
-        """Yields this process's shard of the training batches from `batch_index` on, without end.
+    def train(
+        self,
+        batch_index: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> Iterator[Batch]:
+        """Yields a part of the training batches from `batch_index` on, without end.
 
         Args:
             batch_index: the index of the first batch, from 0.
             seed: the seed of the order and of the crops.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
 
         Raises:
             UserError: an image cannot be decoded.
         """
-        rows = process_rows(self.batch_size, self._name)
+        rows = process_rows(self.batch_size, self._name, rank, size)
 
         def start(index: int) -> _Pending:
             first = index * self.batch_size + rows.start
             found = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
-            # Words for the batch of all processes, so that it does not depend on their number.
+            # Words for the whole batch, so that it does not depend on the number of parts.
             words = random_words(seed, index, 1, WORDS * self.batch_size)
             return self._start("train", found, words.reshape(self.batch_size, WORDS)[rows])
 
         # From batch index and seed alone, so that a resumed run reads the same batches.
         return _ahead(start, itertools.count(batch_index))
 
-    def evaluate(self, split: str = "test") -> Iterator[Batch]:
-        """Yields this process's shard of a split in order, once.
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[Batch]:
+        """Yields a part of each batch of a split in order, once.
 
         The last batch is padded with zeros to full size: `mask`, float32 [batch], is 1 for an
         example of the split and 0 for padding.
 
         Args:
             split: one of `splits`.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
 
         Raises:
             UserError: an image cannot be decoded.
         """
-        rows, count = process_rows(self.eval_batch_size, self._name), self.splits[split]
+        rows = process_rows(self.eval_batch_size, self._name, rank, size)
+        count = self.splits[split]
 
         def start(first: int) -> _Pending:
             found = np.arange(first, first + self.eval_batch_size)[rows]

@@ -20,21 +20,36 @@ def check_positive(name: str, **sizes: int) -> None:
             raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
 
 
-def process_rows(batch_size: int, name: str) -> slice:
-    """Returns the rows of a batch of all processes that are this process's shard.
+def process_rows(
+    batch_size: int, name: str, rank: int | None = None, size: int | None = None
+) -> slice:
+    """Returns the rows of a whole batch that are part `rank` of `size` equal parts.
 
-    Raises ValueError if the batch does not divide among the processes.
+    If both are None, there is a part for each process of jax, and the part is this process's: what
+    a data set gets that is read without a mesh, or by another one that does not know of parts.
+
+    Raises ValueError if the batch does not divide into the parts, or there is no such part.
+
+    >>> process_rows(12, "data.mine", rank=1, size=3)
+    slice(4, 8, None)
     """
-    import jax
+    parts = "parts"
+    if rank is None and size is None:
+        import jax  # only here: a part that is given is a function of the arguments
 
-    processes = jax.process_count()
-    if batch_size % processes:
+        rank, size, parts = jax.process_index(), jax.process_count(), "processes"
+    if rank is None or size is None or not 0 <= rank < size:
         raise ValueError(
-            f"{name} divides a batch among {processes} processes, but the batch size is "
-            f"{batch_size}. Choose a multiple of {processes}."
+            f"{name} got rank={rank} and size={size}. Give both, for part `rank` of `size` parts "
+            "of each batch, counted from 0; or neither, for the part of this process."
         )
-    shard = batch_size // processes
-    return slice(jax.process_index() * shard, (jax.process_index() + 1) * shard)
+    if batch_size % size:
+        raise ValueError(
+            f"{name} divides a batch among {size} {parts}, but the batch size is "
+            f"{batch_size}. Choose a multiple of {size}."
+        )
+    shard = batch_size // size
+    return slice(rank * shard, (rank + 1) * shard)
 
 
 def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray:

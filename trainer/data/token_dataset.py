@@ -170,14 +170,28 @@ class TokenDataset:
             digest.update(f"{self._prefix_bytes}\n".encode() if self._prefix_bytes else b"")
         return digest.hexdigest()
 
-    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of the training batches from `batch_index` on, without end.
+    def train(
+        self,
+        batch_index: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of the training batches from `batch_index` on, without end.
 
-        With order="shuffled" their order depends on `seed`. Raises UserError if a token is not less
-        than `vocab_size`.
+        With order="shuffled" their order depends on `seed`.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+            seed: the seed of the order.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
+
+        Raises:
+            UserError: a token is not less than `vocab_size`.
         """
         length = self.tokens_per_example
-        rows = process_rows(self.batch_size, self._name)
+        rows = process_rows(self.batch_size, self._name, rank, size)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
             first = index * self.batch_size + rows.start
@@ -188,15 +202,24 @@ class TokenDataset:
                 starts = self._places.starts((first + np.arange(count)) % self.num_examples)
             yield self._fields(self._train.windows(starts, length + 1))
 
-    def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of one of `splits` in order, once.
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of each batch of a split in order, once.
 
         The last batch is padded to full size, and the last example to `length`: the field `mask`,
-        float32 [batch, length], is 1 for a token of the split and 0 for padding. Raises UserError
-        if a token is not less than `vocab_size`.
+        float32 [batch, length], is 1 for a token of the split and 0 for padding.
+
+        Args:
+            split: one of `splits`.
+            rank: the part of each batch to yield, from 0; None for that of this process.
+            size: into how many equal parts a batch is divided; None for the number of processes.
+
+        Raises:
+            UserError: a token is not less than `vocab_size`.
         """
         length, count = self.tokens_per_example, self._predicted[split]
-        rows = process_rows(self.eval_batch_size, self._name)
+        rows = process_rows(self.eval_batch_size, self._name, rank, size)
         for start in range(0, self.splits[split], self.eval_batch_size):
             first = np.arange(start, start + self.eval_batch_size)[rows] * length
             batch = self._fields(self._eval[split].windows(first, length + 1))

@@ -75,7 +75,7 @@ def replay(
     batch_index = step - 1 + counters_of(state.run_state).skipped_batches
     if event is not None:
         batch_index = event["batch_number"]
-    batch = next(experiment.batches(batch_index))
+    batch = program.feed.batch(batch_index)
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
     lines += _changed_code(folder, vocabulary)
@@ -191,7 +191,7 @@ def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     """Trains one step; returns the state after it, and whether the step was finite."""
     experiment = program.experiment
     batch_index = at + counters_of(state.run_state).skipped_batches
-    batch = next(experiment.batches(batch_index))
+    batch = program.feed.batch(batch_index)
     state, metrics = program.step(state, program.feed.to_devices(batch))
     finite = bool(metrics["finite"])
     if experiment.on_nonfinite == "halt":

@@ -170,10 +170,11 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
         x = batch[name]
         shape = (wanted.shape[0] // shards, *wanted.shape[1:])
         if getattr(x, "shape", None) != shape or x.dtype != wanted.dtype:
+            part = "" if shards == 1 else f" in each of {shards} parts"
             raise ComponentError(
                 "data",
-                f"The element_spec of the data set has {name} as {wanted.dtype}{list(shape)}, but "
-                f"it yielded {describe(x)}.",
+                f"The element_spec of the data set has {name} as {wanted.dtype}{list(shape)}{part}"
+                f", but it yielded {describe(x)}.",
             )
     if "mask" in batch:
         _check_mask_values(batch["mask"], "The data set's train() yielded")

@@ -18,7 +18,8 @@ from trainer.engine.contracts import (
     check_values,
     endless,
 )
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.data_shards import WHOLE, eval_batches, takes_shard, train_batches
+from trainer.engine.splits import split_sizes
 
 _SEED = 0
 _FAR = 100  # not farther: a data set may have to make all batches before this one
@@ -40,7 +41,8 @@ def data_fingerprint(data: Any) -> str:
     The hash, "batches " and 16 hex digits, covers `element_spec`, `num_examples`, the first
     training batch, one of the first epoch far behind it (the last one or, in a long epoch, number
     100), both with the seed 0, and the first batch of every split that is evaluated. Hashing all
-    batches would take as long as an epoch. Each process hashes its own shards.
+    batches would take as long as an epoch. The batches are whole, and the hash does not depend on
+    the process; of a data set that takes no part of a batch, each process hashes its own shards.
 
     Raises ComponentError if the attribute is not a text; or if there is none, and the data set
     yields two different batches for one seed and index, raises, or yields a batch that does not
@@ -106,14 +108,15 @@ def _hash_batches(data: Any) -> str:
     parts.append(_digest_of_train(data, _far(data)))
     for split in split_sizes(data):
         with calling("data"):
-            batch = next(eval_batches(data, split), None)
+            batch = next(eval_batches(data, split, WHOLE), None)
         parts.append(f"{split} {digest_batch(check_eval_batch(batch))}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _digest_of_train(data: Any, index: int) -> str:
     with calling("data"):
-        batch = next(endless(iter(data.train(index, _SEED))))
-    check_batch(batch, data.element_spec, jax.process_count())
+        batch = next(endless(train_batches(data, index, _SEED, WHOLE)))
+    shards = 1 if takes_shard(data.train) else jax.process_count()
+    check_batch(batch, data.element_spec, shards)
     check_values(batch, "train()")
     return digest_batch(batch)

@@ -19,11 +19,12 @@ from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
+from trainer.engine.data_shards import eval_batches
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES
 
@@ -44,7 +45,8 @@ class Evaluation:
     ):
         self._experiment = experiment
         self._mesh = mesh
-        self._shards = meshes.data_shard(mesh).size
+        self._shard = meshes.data_shard(mesh)
+        self._shards = self._shard.size
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
@@ -60,6 +62,10 @@ class Evaluation:
     def params(self, state: State) -> Any:
         """Returns the parameters that are evaluated: averages, if the experiment has any."""
         return self._averages(state)
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """Yields this process's shards of the batches of a split, once."""
+        return eval_batches(self._experiment.data, split, self._shard)
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Computes the loss, its aux values and the metrics over all batches of a split.
@@ -130,11 +136,10 @@ class Evaluation:
 
         `through` is called with the batches of each split; what it yields is evaluated.
         """
-        data = self._experiment.data
         return {
             PREFIXES[split] + name: value
-            for split in split_sizes(data)
-            for name, value in self.run(state, through(eval_batches(data, split))).items()
+            for split in split_sizes(self._experiment.data)
+            for name, value in self.run(state, through(self.batches(split))).items()
         }
 
     def check(self, state: State) -> None:
@@ -154,7 +159,7 @@ class Evaluation:
         if isinstance(data, DeclaredData):
             return dict(data.eval_spec)
         with calling("data"):
-            first = next(eval_batches(data, split), None)
+            first = next(self.batches(split), None)
         batch = check_eval_batch(first)
         check_values(batch, "evaluate()")
         return resized(batch, size_of(batch) * self._shards)

@@ -17,7 +17,9 @@ from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine import every
 from trainer.engine.contracts import check_data, check_language, tokens_per_example
+from trainer.engine.data_shards import train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
+from trainer.engine.mesh import DataShard
 from trainer.engine.precision import Roles, in_roles, roles_of
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model
@@ -252,9 +254,15 @@ class Experiment:
             return None
         return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
 
-    def batches(self, batch_index: int) -> Iterator[Mapping[str, Any]]:
-        """Returns this process's shards of the training batches, from an index on (from 0)."""
-        return iter(self.data.train(batch_index, self.seed_of_data))
+    def batches(
+        self, batch_index: int, shard: DataShard | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Returns a part of each training batch, from an index on (from 0).
+
+        None is the part of this process, one of as many as there are processes. So is any part of a
+        data set that cannot be asked for one.
+        """
+        return train_batches(self.data, batch_index, self.seed_of_data, shard)
 
 
 def as_model(configured: Any) -> Model:

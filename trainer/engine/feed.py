@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, check_batch, check_values, endless
+from trainer.engine.data_shards import check_shard
 from trainer.engine.experiment import Experiment
 
 _ALIGNMENT = 64  # bytes
@@ -21,13 +22,15 @@ _ALIGNMENT = 64  # bytes
 class Feed:
     """The training batches of an experiment, for the devices of a mesh.
 
-    Raises ValueError if a batch does not divide over the microbatches and devices.
+    Raises ValueError if a batch does not divide over the microbatches and devices, and
+    ComponentError if the data set cannot yield this process's shards.
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
         self._experiment = experiment
         self._mesh = mesh
-        self._shards = meshes.data_shard(mesh).size
+        self._shard = meshes.data_shard(mesh)
+        check_shard(experiment.data, self._shard)
         self._element_spec = dict(experiment.data.element_spec)  # some compute it at each access
         self._values_checked = False
         self._readers = 1
@@ -35,9 +38,10 @@ class Feed:
         self._stacked: tuple[list[Batch], dict[str, np.ndarray]] = [], {}
         size, microbatches = experiment.data.batch_size, experiment.microbatches
         if size // microbatches % (parts := meshes.batch_parts(mesh)):
+            along = "" if parts == mesh.size else f" along {' and '.join(meshes.batch_axes(mesh))}"
             raise ValueError(
                 f"A batch of {size} examples in {microbatches} microbatches does not divide over "
-                f"{parts} devices. Choose another batch_size, or a smaller mesh."
+                f"{parts} devices{along}. Choose another batch_size, or a smaller mesh."
             )
 
     def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
@@ -75,11 +79,21 @@ class Feed:
         Raises ComponentError if the data set ends.
         """
         if self._readers == 1:
-            return endless(self._experiment.batches(batch_index))
+            return self._read(batch_index)
         if not self._copies:
-            batches = endless(self._experiment.batches(batch_index))
-            self._copies = list(itertools.tee(_Shared(batches), self._readers))
+            batches = _Shared(self._read(batch_index))
+            self._copies = list(itertools.tee(batches, self._readers))
         return self._copies.pop()
+
+    def batch(self, batch_index: int) -> Batch:
+        """Returns this process's shard of one training batch, beside those of the readers.
+
+        Raises ComponentError if the data set ends.
+        """
+        return next(self._read(batch_index))
+
+    def _read(self, batch_index: int) -> Iterator[Batch]:
+        return endless(self._experiment.batches(batch_index, self._shard))
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
         """Sends this process's shard of a batch to the devices, and returns the global batch.
@@ -111,7 +125,7 @@ class Feed:
         return stacked
 
     def _check(self, batch: Batch) -> None:
-        check_batch(batch, self._element_spec, self._shards)
+        check_batch(batch, self._element_spec, self._shard.size)
         if not self._values_checked:
             check_values(batch, "train()")
             self._values_checked = True

@@ -1,10 +1,8 @@
 """The splits that a data set evaluates, and the names of their metrics."""
 
-import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trainer.engine.contracts import Batch, ComponentError
 from trainer.writers.lines import PREFIXES
 
 
@@ -26,24 +24,6 @@ def split_sizes(data: Any) -> dict[str, int | None]:
     sizes = splits if isinstance(splits, Mapping) else dict.fromkeys(splits)
     # In the order in which the splits are evaluated.
     return {split: sizes[split] for split in PREFIXES if split in sizes}
-
-
-def eval_batches(data: Any, split: str) -> Iterator[Batch]:
-    """Yields this process's shards of the batches of a split, once.
-
-    `evaluate` gets no argument if it takes none, as in a class that overrides that of
-    `ArrayDataset`, or if the data set has no attribute `splits`. Raises ComponentError if it takes
-    none, and the split is not the test split.
-    """
-    if hasattr(data, "splits") and inspect.signature(data.evaluate).parameters:
-        return iter(data.evaluate(split))
-    if split != "test":
-        raise ComponentError(
-            "data",
-            f"The data set has a {split} split, but its evaluate() takes no argument. It must be "
-            "evaluate(split), which yields the batches of that split.",
-        )
-    return iter(data.evaluate())
 
 
 def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:

@@ -7,7 +7,7 @@ import jax
 
 from trainer.engine.contracts import Batch, ComponentError
 from trainer.engine.program import Program
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode
 from trainer.writers.files import replace_file
@@ -29,8 +29,7 @@ def keep_examples(
     the file is written, and `watch` before each batch, with what begins. Raises UserError if a file
     of the data set was changed.
     """
-    data = program.experiment.data
-    if "test" not in split_sizes(data):
+    if "test" not in split_sizes(program.experiment.data):
         return
 
     def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -39,7 +38,7 @@ def keep_examples(
             yield batch
 
     try:
-        batches = watched(eval_batches(data, "test"))
+        batches = watched(program.evaluation.batches("test"))
         found = program.evaluation.run_examples(state, batches, MOST_EXAMPLES)
     except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
         log(f"The results on single test examples are not kept. {error}")

@@ -11,6 +11,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 
 from trainer.engine.data_fingerprint import digest_batch
+from trainer.engine.data_shards import WHOLE
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.train.batch_faults import find_fault
@@ -106,7 +107,8 @@ class NonFiniteLog:
         if known or len(self._events) >= _KEPT:
             return
         seed = self._experiment.seed
-        batch = next(self._experiment.batches(batch_index))
+        # Whole if possible, so that a replay by another number of processes finds the same hash.
+        batch = next(self._experiment.batches(batch_index, WHOLE))
         # The key of the step, as `train_step` derives it.
         key = jax.random.fold_in(jax.random.key(seed), step)
         self._events.append(
@@ -148,7 +150,7 @@ def advise(program: Program, batch_index: int) -> str:
     `batch_index` is the position of the step's batch in the data stream, from 0.
     """
     experiment = program.experiment
-    batch = next(experiment.batches(batch_index))
+    batch = program.feed.batch(batch_index)
     fault = find_fault(program, batch)
     skip = "" if experiment.on_nonfinite == "rollback" else ", or set on_nonfinite='skip'"
     if fault is not None:

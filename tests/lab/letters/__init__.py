@@ -8,7 +8,7 @@ import optax
 
 from trainer.data.order import process_rows
 
-__all__ = ["Text", "loss", "text"]
+__all__ = ["Text", "loss", "text", "uneven"]
 
 LENGTH = 16
 
@@ -41,13 +41,13 @@ class Text:
     def __init__(self, tokenizer=True):
         self.tokenizer = Letters() if tokenizer else None
 
-    def train(self, batch_index, seed):
+    def train(self, batch_index, seed, rank=None, size=None):
         for index in itertools.count(batch_index):
             starts = np.random.default_rng((seed, index)).integers(0, 9, 8)
-            yield self.batch(starts[process_rows(8, "letters.text")])
+            yield self.batch(starts[process_rows(8, "letters.text", rank, size)])
 
-    def evaluate(self, split):
-        starts = np.arange(8)[process_rows(8, "letters.text")]
+    def evaluate(self, split, rank=None, size=None):
+        starts = np.arange(8)[process_rows(8, "letters.text", rank, size)]
         yield {**self.batch(starts), "mask": np.ones((len(starts), LENGTH), np.float32)}
 
     def batch(self, starts):
@@ -57,8 +57,26 @@ class Text:
         return {"tokens": tokens, "label": windows[:, 1:], "documents": documents}
 
 
+class Uneven(Text):
+    """13 examples to evaluate, the last five in a batch as short as its parts allow."""
+
+    fingerprint = None
+    splits = {"validation": 13}
+
+    def evaluate(self, split, rank=None, size=None):
+        for first, count in ((0, 8), (8, 5)):
+            rows = process_rows(count + -count % (size or 1), "letters.uneven", rank, size)
+            starts = first + np.arange(rows.start, rows.stop)
+            real = (starts < first + count).astype(np.float32)
+            yield {**self.batch(starts), "mask": np.repeat(real[:, None], LENGTH, axis=1)}
+
+
 def text(tokenizer: bool = True) -> Text:
     return Text(tokenizer)
+
+
+def uneven() -> Uneven:
+    return Uneven()
 
 
 def loss(outputs, batch):
