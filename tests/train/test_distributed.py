@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from tests.processes import BOUND, Several, explicit, free_port
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.messages import UserError
@@ -26,84 +26,14 @@ from trainer.train import multihost, peers
 
 pytestmark = pytest.mark.laws
 
-BOUND = 120  # seconds that anything here may take; most takes far less
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-class Three:
-    """Three processes, each with its output in a file."""
-
-    def __init__(self, folder: Path, make: Callable[[int], list[str]], **environment: str):
-        self.logs = [folder / f"log{index}" for index in range(3)]
-        address = f"127.0.0.1:{free_port()}"
-        self.all = []
-        for index, log in enumerate(self.logs):
-            env = runs.environment(
-                JAX_COORDINATOR_ADDRESS=address,
-                JAX_NUM_PROCESSES="3",
-                JAX_PROCESS_ID=str(index),
-                PYTHONUNBUFFERED="1",
-                **environment,
-            )
-            with open(log, "w") as output:
-                self.all.append(
-                    subprocess.Popen(
-                        make(index),
-                        env=env,
-                        cwd=runs.ROOT,
-                        stdin=subprocess.PIPE,
-                        stdout=output,
-                        stderr=output,
-                        text=True,
-                        start_new_session=True,
-                    )
-                )
-
-    def said(self, index: int) -> str:
-        return self.logs[index].read_text()
-
-    def order(self, index: int, order: str) -> None:
-        stdin = self.all[index].stdin
-        assert stdin is not None
-        stdin.write(order + "\n")
-        stdin.flush()
-
-    def wait_for(self, happened: Callable[[], bool]) -> None:
-        until = time.monotonic() + BOUND
-        while not happened():
-            running = all(process.poll() is None for process in self.all)
-            assert running and time.monotonic() < until, [*map(self.said, range(3))]
-            time.sleep(0.02)
-
-    def codes(self, *indices: int) -> list[int]:
-        try:
-            return [self.all[index].wait(BOUND) for index in indices]
-        except subprocess.TimeoutExpired:
-            raise AssertionError([*map(self.said, range(3))]) from None
-
-    def kill(self) -> None:
-        for process in self.all:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-            if process.stdin:
-                process.stdin.close()
-
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[Callable[..., Three]]:
+def three(tmp_path: Path) -> Iterator[Callable[..., Several]]:
     """Starts three processes; none of them outlives the test."""
     started = []
 
-    def start(make: Callable[[int], list[str]], **environment: str) -> Three:
-        started.append(Three(tmp_path, make, **environment))
+    def start(make: Callable[[int], list[str]], **environment: str) -> Several:
+        started.append(Several(tmp_path, make, explicit(3), **environment))
         return started[-1]
 
     yield start
@@ -256,7 +186,7 @@ for order in sys.stdin:
 
 
 @pytest.fixture
-def met(three) -> Three:
+def met(three) -> Several:
     every = three(lambda index: [sys.executable, "-c", PEER])
     every.wait_for(lambda: all("met" in every.said(index) for index in range(3)))
     return every
@@ -383,13 +313,13 @@ if os.environ.get("CHAOS"):
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch, three) -> Callable[..., Three]:
+def train(tmp_path, monkeypatch, three) -> Callable[..., Several]:
     (tmp_path / "lab_of_tests.py").write_text(SLOW)
     monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
     more = "experiment.data = @lab_of_tests.slow()\nmodels.mlp.num_classes = 10\n"
     config = runs.write_config(tmp_path, more + "experiment.steps = 40\n")
 
-    def start(name: str, pause: float = 0, *more: str, **environment: str) -> Three:
+    def start(name: str, pause: float = 0, *more: str, **environment: str) -> Several:
         options = runs.options(config, tmp_path / name, "--vocabulary=lab_of_tests", *more)
         command = [sys.executable, "-m", "trainer", "--distributed", "--peer_timeout=10", *options]
         cache = str(tmp_path / "compiled")  # the same program in every one of these runs

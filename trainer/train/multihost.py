@@ -7,19 +7,21 @@ folder, except that every process writes its shards of the checkpoints.
 import contextlib
 import os
 import re
+import socket
 import sys
 import time
 import traceback
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 from jax._src.clusters import ClusterEnv
 
 from trainer.checkpoint.agreement import all_agree, all_gather_ints
-from trainer.messages import FAILED, MISTAKE, UserError
+from trainer.messages import FAILED, MISTAKE, UserError, plural
 from trainer.train.autosave import AutosavePolicy
 from trainer.train.peers import Peers, connect
 from trainer.train.signals import StopSignals
@@ -30,6 +32,7 @@ Number = TypeVar("Number", bool, int)
 
 _SHUTDOWN = 600  # seconds that a process that has finished waits for the others to finish
 _JAX_HEARTBEAT = 600  # seconds until jax counts a process as gone; `peers` must notice it first
+_VISIBLE = 60.0  # seconds; NFS shows a new file after half a minute or, mostly, at once
 _NEWS = 3.0  # seconds to wait, after an error of jax, for a message that another process ended
 
 
@@ -37,9 +40,9 @@ _NEWS = 3.0  # seconds to wait, after an error of jax, for a message that anothe
 def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
     """Joins the other processes of the run, before jax looks for devices, and ends with them.
 
-    On a cluster that jax knows (Slurm, Open MPI, TPU pods) the processes are detected; elsewhere
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. An error ends this
-    process and the others at once: otherwise they would wait for each other forever.
+    On a cluster that jax knows (Slurm, Open MPI, Kubernetes, TPU pods) the processes are detected;
+    elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. An error
+    ends this process and the others at once: otherwise they would wait for each other forever.
 
     All processes must have been started within `join_timeout` seconds; later, a process counts as
     gone after `peer_timeout` seconds without a heartbeat. Yields a function to be called with the
@@ -48,6 +51,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
     """
     peers = _join(join_timeout, peer_timeout)
     try:
+        _check_devices()
         yield peers.leave
     except UserError as error:
         peers.leave(MISTAKE, str(error))
@@ -73,7 +77,7 @@ def _may_be_of_a_lost_process(error: BaseException) -> bool:
 
 
 def _join(join_timeout: float, peer_timeout: float) -> Peers:
-    address, count, index = _processes_of_the_run(join_timeout)
+    address, count, index, devices = _processes_of_the_run(join_timeout)
     peers = connect(address, count, index, wait=join_timeout, silence=peer_timeout)
     # jax's preemption service would handle SIGTERM, and the run would never receive it.
     jax.config.update("jax_enable_preemption_service", False)
@@ -82,6 +86,8 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
             address,
             count,
             index,
+            devices,
+            cluster_detection_method="deactivate",  # `_processes_of_the_run` has asked already
             # Hardly ever reached: `connect` has found all processes already.
             initialization_timeout=int(join_timeout) + 1,
             heartbeat_timeout_seconds=_JAX_HEARTBEAT,
@@ -94,39 +100,113 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
     return peers
 
 
-def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int]:
-    """Returns the coordinator's address, the number of processes, and the index of this one."""
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    address, count, index = (os.environ.get(name) for name in names)
-    unset = [name for name in names if not os.environ.get(name)]
-    if 0 < len(unset) < len(names):
+_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_SET = f"{_NAMES[0]} (HOST:PORT of process 0), {_NAMES[1]} and {_NAMES[2]}"
+
+
+class _Found(NamedTuple):
+    """What a process knows of the run before it joins.
+
+    Attributes:
+        address: HOST:PORT, where process 0 listens.
+        count: the number of processes.
+        index: of this process, from 0.
+        devices: the local indices of the GPUs that jax lets this process see; None for all.
+    """
+
+    address: str
+    count: int
+    index: int
+    devices: Sequence[int] | None
+
+
+def _processes_of_the_run(join_timeout: float) -> _Found:
+    """Finds the other processes by the environment, or by the scheduler that jax detects."""
+    address, *numbers = (os.environ.get(name) or None for name in _NAMES)
+    given = [address, *numbers]
+    unset = [name for name, text in zip(_NAMES, given, strict=True) if text is None]
+    if unset and any(numbers):
         raise UserError(
-            f"--distributed takes all of {', '.join(names)} or none of them, and "
-            f"{' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set."
+            f"--distributed takes all of {', '.join(_NAMES)} or none of them, or under a scheduler "
+            f"the first alone, and {' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} "
+            "not set."
         )
-    if address and count and index:
-        for name, text in ((names[1], count), (names[2], index)):
-            if not (text.isascii() and text.isdecimal()):
-                raise UserError(f"{name} is {text!r}, and must be a whole number.")
-        return address, int(count), int(index)
-    found: tuple[Any, ...] = (None, None, None)
+    for name, text in zip(_NAMES[1:], numbers, strict=True):
+        if text is not None and not (text.isascii() and text.isdecimal()):
+            raise UserError(f"{name} is {text!r}, and must be a whole number.")
+    count, index = (None if text is None else int(text) for text in numbers)
     try:
-        # jax.distributed.initialize calls the same function. Its result is needed earlier, because
-        # the port is tested before jax uses it.
-        found = ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, int(join_timeout)
-        )
-    except (ValueError, RuntimeError, KeyError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is missing is said below
+            found: Any = ClusterEnv.auto_detect_unset_distributed_params(
+                address, count, index, None, None, int(join_timeout)
+            )
+    # The client of Kubernetes raises errors of its own.
+    except Exception as error:
+        if address and count is not None and index is not None:
+            return _Found(address, count, index, None)  # only the devices were asked for
+        text = " ".join(str(error).split()).rstrip(".")
         raise UserError(
-            f"--distributed could not ask the scheduler for the processes of the run: {error!r}. "
-            f"Set {', '.join(names)}."
+            "--distributed could not ask the scheduler for the processes of the run: "
+            f"{type(error).__name__}: {text}. Set {_SET}."
         ) from error
     if None in found[:3]:
-        raise UserError(
-            "--distributed found no scheduler that jax knows. Start it under one, or set "
-            f"{', '.join(names)}."
+        raise UserError(f"{_why_not_found()} Or set {_SET}.")
+    if unset:
+        _check_open_mpi(*found[1:3])
+    return _Found(*found)
+
+
+def _why_not_found() -> str:
+    """Returns a sentence about the scheduler that jax did not detect, and what to do."""
+    if "SLURM_JOB_ID" in os.environ:
+        return (
+            "--distributed found no step of a Slurm job: this process was started by the batch "
+            "script itself, which runs on one node. Start the command by srun in it."
         )
-    return found[:3]
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return (
+            f"--distributed runs under Open MPI 5 or later, which jax {jax.__version__} does not "
+            "detect. Start the command by srun or by mpirun of Open MPI 4."
+        )
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return (
+            "--distributed runs in a pod of Kubernetes, where jax finds the processes by the "
+            "package kubernetes, which is not installed. Install it."
+        )
+    return (
+        f"--distributed found no scheduler that jax {jax.__version__} knows. Start the command "
+        "under one."
+    )
+
+
+def _check_open_mpi(count: int, index: int) -> None:
+    """Raises UserError if mpirun numbers the processes otherwise than what jax detected.
+
+    Inside a job of Slurm, mpirun of Open MPI 5 starts daemons by srun, and the processes that
+    these start have the variables of the daemon.
+    """
+    size, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
+    if size is not None and rank is not None and (size, rank) != (str(count), str(index)):
+        raise UserError(
+            f"mpirun says that this process is number {rank} of {size}, and jax {jax.__version__} "
+            f"detects number {index} of {count}. Start the command by srun alone, or set {_SET}."
+        )
+
+
+def _check_devices() -> None:
+    """Raises UserError in every process if one has more devices than another, or other ones."""
+    every = dict[int, list[str]]()
+    for device in jax.devices():
+        every.setdefault(device.process_index, []).append(device.platform)
+    for index, kinds in every.items():
+        if kinds != every[0]:
+            texts = [plural(len(each), f"{each[0]} device") for each in (every[0], kinds)]
+            raise UserError(
+                f"Process 0 has {texts[0]}, and process {index} has {texts[1]}: all processes of a "
+                "run must have equally many of one kind. Give them the same, or name those that "
+                "each uses in JAX_LOCAL_DEVICE_IDS, such as 0,1."
+            )
 
 
 def raise_on_all(make: Callable[[], Made]) -> Made:
@@ -170,6 +250,35 @@ def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
     if jax.process_index() > 0:
         return cast(Workdir, raise_on_all(lambda: NullWorkdir(path)))
     return raise_on_all(open_folder)
+
+
+def check_seen(file: Path) -> None:
+    """Raises UserError in every process if one does not see a file of process 0 as it is there.
+
+    Network file systems may show a new file to other machines late, so that this waits for it.
+    """
+    if jax.process_count() == 1:
+        return
+
+    def digest() -> int:
+        with contextlib.suppress(OSError):
+            return zlib.crc32(file.read_bytes()) & 0x7FFFFFFF
+        return -1
+
+    expected, until = broadcast_from_host0(digest()), time.monotonic() + _VISIBLE
+
+    def look() -> None:
+        while digest() != expected:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"Process {jax.process_index()} (on {socket.gethostname()}) does not see the "
+                    f"{file.name} that process 0 has written into the workdir {file.parent}. All "
+                    "processes of a run need one folder: name one by --workdir that all of their "
+                    "machines share."
+                )
+            time.sleep(0.1)
+
+    raise_on_all(look)
 
 
 def broadcast_from_host0(value: Number) -> Number:

@@ -385,7 +385,8 @@ def _listener(port: int) -> socket.socket:
         raise UserError(
             f"Process 0 cannot listen at {bind}: {os.strerror(error.errno or 0)}. End the program "
             "that uses the port (a process of an earlier run may be left), or give all processes "
-            "of the run another one in JAX_COORDINATOR_ADDRESS."
+            "of the run another one, in JAX_COORDINATOR_ADDRESS or, under a scheduler that jax "
+            "knows, in JAX_COORDINATOR_PORT."
         ) from error
 
 

@@ -20,6 +20,7 @@ from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config, wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
+from trainer.engine.mesh import data_shard
 from trainer.engine.plan import Plan, located_fingerprint, make_plan, with_place
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
@@ -44,7 +45,7 @@ from trainer.train.stuck_parameters import StuckParameters
 from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
-from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
+from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
 from trainer.workdir.changes import config_changes, indented, is_allowed, path_of
 from trainer.workdir.finished import is_untouched
 from trainer.writers import RunIdentity, identity_of_run
@@ -216,12 +217,15 @@ class Run:
             return DONE
         multihost.raise_on_all(lambda: self.plan)
         multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
+        if jax.process_count() > 1:
+            multihost.require_same(common(multihost.raise_on_all(lambda: self._fingerprint)))
         folder = multihost.open_on_host0(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         end = FAILED  # for exceptions that are not caught here
         try:
+            multihost.check_seen(folder.run_file)
             self.log(f"{workdir}: {self._describe()}")
             if isinstance(self._warm_start, Continuation):
                 self.log(self._warm_start.describe())
@@ -241,7 +245,8 @@ class Run:
         # A logger may lack the end of the run.
         if jax.process_count() > 1 or set(self.experiment.writers) & set(writers.LOGGERS):
             return False
-        return is_untouched(workdir, self.config.root, self._fingerprint, self.experiment.steps)
+        steps = self.experiment.steps
+        return is_untouched(workdir, self.config.root, lambda: self._fingerprint, steps)
 
     def _look_into(self, workdir: Path, changed: bool, until: int | None) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
@@ -295,13 +300,14 @@ class Run:
             full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=self._fingerprint(),
+            fingerprint=self._fingerprint,
             commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
         )
 
+    @functools.cached_property
     def _fingerprint(self) -> dict[str, Any]:
         return fingerprint(
             config=configs.digest(self.config.root),
@@ -311,6 +317,7 @@ class Run:
             batch_size=self.experiment.data.batch_size,
             code=code.hashes(self.vocabulary),
             openblas_threads=self._threads,
+            data_shards=data_shard(self.program.mesh).size,
         )
 
     def _describe(self) -> str:

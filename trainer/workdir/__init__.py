@@ -1,7 +1,7 @@
 """A run's folder: its files, the lock of its writer, and the record of how the run was made."""
 
 from trainer.workdir import code
-from trainer.workdir.fingerprint import Change, compare, fingerprint
+from trainer.workdir.fingerprint import Change, common, compare, fingerprint
 from trainer.workdir.folder import Workdir, check_name
 from trainer.workdir.regular import check_files
 from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
@@ -16,6 +16,7 @@ __all__ = [
     "check_name",
     "code",
     "compare",
+    "common",
     "fingerprint",
     "read_record",
 ]

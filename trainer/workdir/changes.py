@@ -11,6 +11,10 @@ from trainer.config.tree import Call
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import REFUSED, Change
 
+_PROCESSES = (
+    "With another number of processes, sums over devices may be rounded otherwise, and a data set "
+    "of yours may yield other batches; those of Lockstep yield the same.\n"
+)
 _SHOWN = 4  # lines of differences in an error, which has at most seven lines
 
 
@@ -86,13 +90,13 @@ def refuse_changes(path: Path, changes: Sequence[Change], allowed: Sequence[str]
         and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
     ]
     if refused:
+        note = _PROCESSES if any(change.key == "processes" for change in refused) else ""
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"
             + indented([str(change) for change in refused]),
-            "Restore the old value, choose another --workdir, or resume with --allow_changed="
-            + ",".join(change.key for change in refused)
-            + ".",
+            f"{note}Restore the old value, choose another --workdir, or resume with "
+            "--allow_changed=" + ",".join(change.key for change in refused) + ".",
             [change.key for change in refused],
         )
 

@@ -51,7 +51,19 @@ REFUSED = {
 }
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's
 # key was "" then for a data set without an attribute `fingerprint`.
-_ADDED = {"code", "data_seed"}
+_ADDED = {"code", "data_seed", "data_shards"}
+# What all processes of a run must have alike, and what an error calls it.
+_COMMON = {
+    "data": "data (by their fingerprint)",
+    "x64": "JAX_ENABLE_X64",
+    "prng": "JAX_DEFAULT_PRNG_IMPL",
+    "threefry_partitionable": "JAX_THREEFRY_PARTITIONABLE",
+    "matmul_precision": "JAX_DEFAULT_MATMUL_PRECISION",
+    "lockstep": "version of Lockstep",
+    "commit": "commit of Lockstep",
+    "uncommitted": "changes of Lockstep's code",
+    **{name: f"version of {name}" for name in _PACKAGES},
+}
 
 
 class Change(NamedTuple):
@@ -100,6 +112,7 @@ def fingerprint(
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
     openblas_threads: int | None = None,
+    data_shards: int = 1,
 ) -> dict[str, Any]:
     """Describes the machine, the versions and the settings with which this process computes.
 
@@ -112,6 +125,7 @@ def fingerprint(
         code: of the user's packages, file -> hash, as `code.hashes` returns it.
         openblas_threads: how many threads OpenBLAS has; None for its default, as in the
             fingerprints of earlier versions, which do not have this key.
+        data_shards: into how many parts the processes divide a batch.
 
     Returns:
         A dict of JSON values, for `compare`.
@@ -127,6 +141,7 @@ def fingerprint(
         "batch_size": batch_size,
         "code": dict(code or {}),
         "processes": jax.process_count(),
+        "data_shards": data_shards,
         "x64": bool(settings.jax_enable_x64),
         "prng": str(settings.jax_default_prng_impl),
         "threefry_partitionable": bool(settings.jax_threefry_partitionable),
@@ -151,13 +166,35 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         new: that of this process.
     """
     changes = [
-        Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
+        Change(_kind(key, old, new), key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key)
         and (key in old or key not in _ADDED)
         and not (key == "data" and "" in (old.get(key), new.get(key)))
     ]
     return sorted(changes, key=lambda change: change.kind == "bits")
+
+
+def _kind(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Returns the kind of a change of a key; see `Change`."""
+    if key == "processes":
+        # Devices of several processes exchange messages each for itself, whichever process has
+        # them, so that sums keep their bits on CPUs; those of one process add in another order.
+        alike = all(key in old and old[key] == new.get(key) for key in ("data_shards", "devices"))
+        if alike and min(old[key], new[key]) > 1:
+            return "bits"
+    return REFUSED.get(key, "bits")
+
+
+def common(print_: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what all processes of a run must have alike, as texts: name in errors -> value.
+
+    `print_` is the fingerprint of one of them.
+    """
+    texts = {name: str(print_.get(key)) for key, name in _COMMON.items()}
+    if print_.get("data", "").startswith("batches "):  # each process has hashed its own shards
+        del texts[_COMMON["data"]]
+    return texts
 
 
 def digest(print_: Mapping[str, Any]) -> str:
