@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer.messages import plural
+
 AXES = ("data", "fsdp", "tensor")
 """The axes that a mesh may have."""
 
@@ -61,16 +63,18 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
             f"at most one axis -1 for all that the others leave."
         )
     fixed = math.prod(size for size in axes.values() if size != -1)
-    there = f"there are {devices} {platform} devices"
+    there = f"there {'is' if devices == 1 else 'are'} {plural(devices, f'{platform} device')}"
+    elsewhere = "explain --devices=N plans it for N devices."
     if not open_axes and fixed > devices:
         raise ValueError(
             f"The mesh {dict(axes)} needs {fixed} devices, but {there}. Make it smaller, or leave "
-            f"it out to use all of them."
+            f"it out to use all of them; {elsewhere}"
         )
     if open_axes and devices % fixed:
         raise ValueError(
             f"The mesh {dict(axes)} leaves to {open_axes[0]!r} what {fixed} times it is the number "
-            f"of devices, but {there}, which {fixed} does not divide."
+            f"of devices, but {there}, which {fixed} does not divide. Set "
+            f"another mesh; {elsewhere}"
         )
     return {name: devices // fixed if size == -1 else size for name, size in axes.items()}
 
