@@ -122,6 +122,8 @@ def test_the_collectives_of_a_program_are_counted_with_their_loops_and_axes(foun
         ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)),
         ("[4,2]<=[2,4]T(1,0)", ("data",)),  # 0 and 4, 1 and 5
         ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("[2,4]<=[2,2,2]T(1,0,2)", ("data", "tensor")),
+        ("[4,2]<=[2,2,2]", ("tensor",)),
         ("mesh['a'=2,'b'=2,'c'=2] {'b'}", ("fsdp",)),
         ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", ("data", "fsdp")),
     ],

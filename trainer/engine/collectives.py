@@ -176,9 +176,8 @@ def _groups(line: str) -> Sequence[Sequence[int]] | None:
 def _permuted(shape: str, order: str | None) -> np.ndarray:
     """Returns the devices of XLA's notation [shape]T(order), flat."""
     sizes = _numbers(shape)
-    return (
-        np.arange(math.prod(sizes)).reshape(sizes).transpose(_numbers(order or "") or None).ravel()
-    )
+    axes = _numbers(order) if order else range(len(sizes))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(axes).ravel()
 
 
 def _numbers(text: str) -> list[int]:
