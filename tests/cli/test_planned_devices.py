@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from tests.runs import ROOT, environment
@@ -181,6 +182,7 @@ def test_mistakes_in_the_options_are_named(
     options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     (tmp_path / "config.yaml").write_text(CONFIG)
+    jax.devices()  # from here on, this process keeps the devices that it has
     try:
         code = main(["explain", f"--config={tmp_path}/config.yaml", *options])
     except SystemExit as caught:

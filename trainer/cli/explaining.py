@@ -70,7 +70,9 @@ def _simulate(arguments: argparse.Namespace) -> bool:
         return False
     import jax
 
-    if jax.config.jax_num_cpu_devices == arguments.devices:  # an earlier call set both
+    if (
+        jax.config.values.get("jax_num_cpu_devices") == arguments.devices
+    ):  # an earlier call set both
         return True
     try:
         jax.config.update("jax_num_cpu_devices", arguments.devices)
