@@ -36,6 +36,7 @@ from optim.division import assign_to_devices, square_cost
 from optim.newton_schulz import flops
 from trainer.engine import mesh as meshes
 from trainer.engine import sharding
+from trainer.engine.collectives import find_collectives
 
 DEVICES = 8
 MESHES = ({"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 4})
@@ -47,7 +48,6 @@ RECIPES: dict[str, Callable[..., Any]] = {
 }
 TARGET = 1.05
 
-_COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
 _DECOMPOSITIONS = r"syevd|geqrf"
 
 
@@ -153,12 +153,8 @@ def received_by(compiled: Any) -> dict[str, float]:
         Megabytes of the results of its collectives, by the name of the collective.
     """
     sums: dict[str, float] = {}
-    for line in compiled.as_text().splitlines():
-        if found := re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line):
-            shapes = re.findall(r"[fsu]32\[([\d,]*)\]", found[1])
-            numbers = sum(np.prod([int(n) for n in x.split(",") if n]) for x in shapes)
-            # 4 bytes a number.
-            sums[found[2]] = sums.get(found[2], 0.0) + 4e-6 * float(numbers)
+    for each in find_collectives(compiled.as_text()):
+        sums[each.kind] = sums.get(each.kind, 0.0) + each.times * each.size / 1e6
     return sums
 
 

@@ -30,6 +30,7 @@ from tests.engine import test_loss_contract as losses
 from tests.engine import test_program
 from trainer import data, metrics, models
 from trainer.data.tokenizer import ByteTokenizer
+from trainer.engine.collectives import KINDS
 from trainer.engine.generation import Continuation, Sampling, encode_prompt
 from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
@@ -37,7 +38,7 @@ from trainer.engine.sharding import ShardingRules, param_shardings
 from trainer.logits import ChunkedLogits
 
 UNEVEN = ([8, 8, 7], [23], [3, 5, 15], [22, 1])  # sizes of batches
-EXCHANGE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(")
+EXCHANGE = re.compile(rf" ({'|'.join(KINDS)})\(")
 
 
 def mesh_of(devices: int, tensor: int) -> dict[str, int]:

@@ -25,20 +25,20 @@ BATCH_BYTES = 400_000
 def test_a_state_one_byte_too_large_is_reported(monkeypatch):
     devices = jax.devices()[:1]
     monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES)
-    assert memory.too_large(STATE, BATCH, devices) is None
+    assert memory.too_large(STATE, BATCH, memory.memory_of(devices)) is None
     monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES - 1)
-    told = memory.too_large(STATE, BATCH, devices)
+    told = memory.too_large(STATE, BATCH, memory.memory_of(devices))
     assert told is not None
-    for words in ("take 64 MB", "a batch takes 400,000 bytes", "this machine has 64.4 MB of"):
+    for words in ("take 64 MB, ", "a batch takes 400,000 bytes", "this machine has 64.4 MB of"):
         assert words in told
-    assert "are embed/kernel (32 MB), head/bias (10 bytes)." in told
+    assert "each with its state, are embed/kernel (64 MB), head/bias (20 bytes)." in told
     monkeypatch.setattr(memory, "host_memory", lambda: None)
-    assert memory.too_large(STATE, BATCH, devices) is None
+    assert memory.too_large(STATE, BATCH, memory.memory_of(devices)) is None
 
 
 def test_devices_of_a_cpu_share_its_memory(monkeypatch):
     monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES)
-    assert memory.too_large(STATE, BATCH, jax.devices()[:1] * 2) is not None
+    assert memory.too_large(STATE, BATCH, memory.memory_of(jax.devices()[:1] * 2)) is not None
 
 
 def test_the_memory_that_a_device_reports_is_used(monkeypatch):
@@ -48,9 +48,10 @@ def test_the_memory_that_a_device_reports_is_used(monkeypatch):
         def memory_stats(self):
             return {"bytes_limit": 10**7}
 
-    told = memory.too_large(STATE, BATCH, [Device()] * 4)  # type: ignore[list-item]
+    told = memory.too_large(STATE, BATCH, memory.memory_of([Device()] * 4))
     assert told is not None and "a device (H200) has 10 MB of memory" in told
-    said = memory.StepMemory(10**7, 0, 0, 0).describe([Device()] * 4)
+    assert "take 64 MB on a device" in told
+    said = memory.StepMemory(10**7, 0, 0, 0).describe(memory.memory_of([Device()] * 4))
     assert said.endswith("; a device (H200) has 10 MB") and said.startswith("memory of a device: ")
 
 
@@ -59,14 +60,25 @@ def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
     advice = ". The temporary memory is smaller with --set microbatches=N, which splits a batch"
     for limit, words in ((2 * 10**8, "has 200 MB"), (2 * 10**8 - 1, f"has only 200 MB{advice}")):
         monkeypatch.setattr(memory, "host_memory", lambda limit=limit: limit)
-        said = step.describe(devices)
+        said = step.describe(memory.memory_of(devices))
         assert f"; this machine {words}" in said and (advice in said) == ("only" in words)
         assert said.startswith("memory for each of 2 devices on this CPU: 100 MB")
-    assert step.describe(devices[:1]).startswith("memory on this CPU: 100 MB")
+    assert step.describe(memory.memory_of(devices[:1])).startswith("memory on this CPU: 100 MB")
     monkeypatch.setattr(memory, "host_memory", lambda: None)
-    assert step.describe(devices).endswith(
+    assert step.describe(memory.memory_of(devices)).endswith(
         "(state and batch 60 MB, temporary 40 MB, results 0 bytes, code 0 bytes)"
     )
+
+
+def test_planned_devices_have_their_own_memory_and_not_that_of_this_machine(monkeypatch):
+    monkeypatch.setattr(memory, "host_memory", lambda: 1)
+    assert memory.too_large(STATE, BATCH, memory.planned_memory(None)) is None
+    assert memory.too_large(STATE, BATCH, memory.planned_memory(BYTES + BATCH_BYTES)) is None
+    told = memory.too_large(STATE, BATCH, memory.planned_memory(BYTES + BATCH_BYTES - 1))
+    assert told is not None and "and a device has 64.4 MB of memory" in told
+    said = memory.StepMemory(10**7, 0, 10**7, 0).describe(memory.planned_memory(10**7))
+    assert said.startswith("memory of a device, as a CPU's compiler plans it: 20 MB (")
+    assert "; a device has only 10 MB." in said
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("12345\n", 12345), ("max\n", None), (None, None)])

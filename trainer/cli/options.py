@@ -35,14 +35,10 @@ def parser() -> argparse.ArgumentParser:
         help="list instead the Gin bindings that change nothing, each with its place: those that"
         " others override, and those of included files for functions that are never called",
     )
-    explain = commands.add_parser(
-        "explain", parents=[config], help="print what the config means for every parameter"
-    )
-    _figure(explain, "also draw the schedules into a file")
-    explain.add_argument(
-        "--compile",
-        action="store_true",
-        help="also compile the step, which is not run, and print the time and the memory it takes",
+    _explain(
+        commands.add_parser(
+            "explain", parents=[config], help="print what the config means for every parameter"
+        )
     )
     _plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
     _report(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
@@ -150,6 +146,35 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument("--trace_blocks", action="store_true", help=argparse.SUPPRESS)
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=values.positive, help=argparse.SUPPRESS
+    )
+
+
+def _explain(explain: argparse.ArgumentParser) -> None:
+    """Adds the options of `explain`."""
+    _figure(explain, "also draw the schedules into a file")
+    explain.add_argument(
+        "--compile",
+        action="store_true",
+        help="also compile the step, which is not run, and print the time and the memory it takes;"
+        " with several devices, also what they send each other",
+    )
+    explain.add_argument(
+        "--devices",
+        type=values.devices,
+        metavar="N",
+        help="plan the run for N devices that are not here, and print what each of them holds",
+    )
+    explain.add_argument(
+        "--device_memory",
+        type=values.memory,
+        metavar="SIZE",
+        help="with --devices: the memory of each, such as 80GB or 79.6GiB; a plan whose state and"
+        " batch are larger is refused",
+    )
+    explain.add_argument(
+        "--mesh_figure",
+        metavar="FILE",
+        help="with --devices: draw which parameter lies where: .png, .pdf or .svg, by its suffix",
     )
 
 

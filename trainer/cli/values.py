@@ -4,8 +4,11 @@ import argparse
 import math
 import os
 import re
+from fractions import Fraction
 
 from trainer.report import FORMATS
+
+MOST_DEVICES = 4096  # each simulated device has threads of its own
 
 GONE = (
     "the current folder does not exist any more; go to another one with cd, or name the folder "
@@ -19,6 +22,28 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
     return number
+
+
+def devices(text: str) -> int:
+    """Converts an argument to a number of devices."""
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_DEVICES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of devices; write a whole number from 1 to {MOST_DEVICES}"
+        )
+    return int(text)
+
+
+def memory(text: str) -> int:
+    """Converts an argument such as "80GB" or "79.6GiB" to bytes."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT])(i?)B", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the memory of a device; write a number with MB or GB (powers of"
+            " 1,000), or MiB or GiB (powers of 1,024), such as 80GB or 79.6GiB"
+        )
+    return int(
+        Fraction(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1)
+    )
 
 
 def workers(text: str) -> int:

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,80 @@ from optim.paths import flatten
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
+@dataclass(frozen=True)
+class Memory:
+    """The memory that what a device holds must fit into.
+
+    Attributes:
+        limit: bytes; None if they are not known.
+        devices: the number of devices that share it.
+        owner: whose it is, such as "this machine".
+        described: which memory a line about a compiled step is about, such as "of a device".
+    """
+
+    limit: int | None
+    devices: int
+    owner: str
+    described: str
+
+    @property
+    def where(self) -> str:
+        """What a size is of, for the end of a clause: "" if all devices share the memory."""
+        return " on a device" if self.owner.startswith("a device") else ""
+
+
+def memory_of(devices: Sequence[Any]) -> Memory:
+    """Returns the memory of devices of this process."""
+    count = len(devices)
+    if devices[0].platform == "cpu":  # simulated devices share the memory of one machine
+        several = f"for each of {count} devices " if count > 1 else ""
+        return Memory(host_memory(), count, "this machine", f"{several}on this CPU")
+    owner = f"a device ({devices[0].device_kind})"
+    return Memory(device_memory(devices[0]), 1, owner, "of a device")
+
+
+def planned_memory(limit: int | None) -> Memory:
+    """Returns the memory of devices that are not here: `limit` bytes each, None if not known."""
+    return Memory(limit, 1, "a device", "of a device, as a CPU's compiler plans it")
+
+
+def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
     """Returns an error message if a state and a batch do not fit into memory, else None.
 
     It is None as well if the size of the memory is not known. Other memory that a step needs, for
     gradients and activations, is not counted. `state` and `batch` consist of `jax.ShapeDtypeStruct`
-    with shardings; `devices` are those of this process.
+    with shardings.
     """
-    limit, sharing, owner = _room(devices)
-    size = sharing * _bytes(state)
-    needed = size + sharing * _bytes(batch)
-    if limit is None or needed <= limit:
+    size = memory.devices * bytes_of(state)
+    needed = size + memory.devices * bytes_of(batch)
+    if memory.limit is None or needed <= memory.limit:
         return None
-    sizes = {path: sharing * _bytes(x) for path, x in flatten(state.params).items()}
-    largest = [
-        f"{path} ({_words(sizes[path])})" for path in sorted(sizes, key=lambda p: -sizes[p])[:3]
-    ]
+    # A parameter and what the state has of it, such as its averages.
+    sizes: Counter[str] = Counter()
+    for path, _, x in state_leaves(state):
+        sizes[path or ""] += memory.devices * bytes_of(x)
+    del sizes[""]
+    largest = [f"{path} ({in_words(size)})" for path, size in sizes.most_common(3)]
+    has = f"{memory.owner} has {in_words(memory.limit)} of memory"
     return (
-        f"The parameters and the state of the optimizer take {_words(size)}, a batch takes "
-        f"{_words(needed - size)}, and {owner} has {_words(limit)} of memory. The largest "
-        f"parameters are {', '.join(largest)}. Make the model or the batch smaller, or split them "
-        f"over more devices with mesh."
+        f"The parameters and the state of the optimizer take {in_words(size)}{memory.where}, a "
+        f"batch takes {in_words(needed - size)}, and {has}. The largest parameters, each with its "
+        f"state, are {', '.join(largest)}. Make the model or the batch smaller, or split them over "
+        f"more devices with mesh."
     )
+
+
+def state_leaves(state: Any) -> Iterator[tuple[str | None, str, Any]]:
+    """Yields the leaves of a `State` as (path of the parameter, own path, leaf).
+
+    A leaf belongs to the parameter whose path is the end of its own, the longest such; to None if
+    there is none.
+    """
+    params = flatten(state.params)
+    for path, x in flatten(state).items():
+        names = path.split("/")
+        tails = ("/".join(names[i:]) for i in range(len(names)))
+        yield next((tail for tail in tails if tail in params), None), path, x
 
 
 @dataclass(frozen=True)
@@ -60,25 +113,20 @@ class StepMemory:
         """The sum of all."""
         return self.arguments + self.results + self.temporary + self.code
 
-    def describe(self, devices: Sequence[Any]) -> str:
-        """Returns a line with the bytes, and the memory that one of this process's devices has."""
-        limit, sharing, owner = _room(devices)
+    def describe(self, memory: Memory) -> str:
+        """Returns a line with the bytes, and the memory that a device has."""
         parts = {"state and batch": self.arguments, "temporary": self.temporary}
         parts |= {"results": self.results, "code": self.code}
-        text = ", ".join(f"{name} {_words(size)}" for name, size in parts.items())
-        where = "of a device"
-        if devices[0].platform == "cpu":
-            several = f"for each of {len(devices)} devices " if len(devices) > 1 else ""
-            where = f"{several}on this CPU"
-        text = f"memory {where}: {_words(self.total)} ({text})"
-        if limit is None:
+        text = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())
+        text = f"memory {memory.described}: {in_words(self.total)} ({text})"
+        if memory.limit is None:
             return text
-        if sharing * self.total <= limit:
-            return f"{text}; {owner} has {_words(limit)}"
+        if memory.devices * self.total <= memory.limit:
+            return f"{text}; {memory.owner} has {in_words(memory.limit)}"
         return (
-            f"{text}; {owner} has only {_words(limit)}. The temporary memory is smaller with "
-            "--set microbatches=N, which splits a batch into N parts, with a smaller batch, or "
-            "with more devices."
+            f"{text}; {memory.owner} has only {in_words(memory.limit)}. The temporary memory is "
+            "smaller with --set microbatches=N, which splits a batch into N parts, with a smaller "
+            "batch, or with more devices."
         )
 
 
@@ -124,21 +172,15 @@ def stats_of(device: Any) -> dict[str, int]:
         return {}
 
 
-def _room(devices: Sequence[Any]) -> tuple[int | None, int, str]:
-    """Returns the bytes of a memory, the number of devices that share it, and whose it is."""
-    if devices[0].platform == "cpu":  # simulated devices share the memory of one machine
-        return host_memory(), len(devices), "this machine"
-    return device_memory(devices[0]), 1, f"a device ({devices[0].device_kind})"
-
-
-def _bytes(tree: Any) -> int:
-    """Returns the bytes of a device's shards of the arrays in a tree."""
+def bytes_of(tree: Any) -> int:
+    """Returns the bytes that a device holds of the arrays in a tree."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
-def _words(size: int) -> str:
+def in_words(size: int) -> str:
+    """Returns bytes with a decimal unit, such as "1.34 GB"."""
     for unit, power in (("PB", 15), ("TB", 12), ("GB", 9), ("MB", 6)):
         if size >= 10**power:
             return f"{size / 10**power:.3g} {unit}"

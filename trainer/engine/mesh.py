@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer.messages import plural
+
 AXES = ("data", "fsdp", "tensor")
 """The axes that a mesh may have."""
 
@@ -62,17 +64,18 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
             f"at most one axis -1 for all that the others leave."
         )
     fixed = math.prod(size for size in axes.values() if size != -1)
-    there = f"there are {devices} {platform} devices"
+    there = f"there {'is' if devices == 1 else 'are'} {plural(devices, f'{platform} device')}"
+    elsewhere = "explain --devices=N plans it for N devices."
     if not open_axes and fixed > devices:
         raise ValueError(
             f"The mesh {dict(axes)} needs {fixed} devices, but {there}. Make it smaller, or leave "
-            f"it out to use all of them."
+            f"it out to use all of them; {elsewhere}"
         )
     if open_axes and devices % fixed:
         raise ValueError(
             f"In the mesh {dict(axes)}, {open_axes[0]!r} has as many devices as the other axes "
             f"leave, but {there}, which their product {fixed} does not divide. Choose sizes whose "
-            f"product divides {devices}."
+            f"product divides {devices}; {elsewhere}"
         )
     return {name: devices // fixed if size == -1 else size for name, size in axes.items()}
 

@@ -26,7 +26,7 @@ from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
 from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
-from trainer.engine.memory import too_large
+from trainer.engine.memory import Memory, memory_of, too_large
 from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
@@ -317,24 +317,27 @@ class Plan:
     constants: Mapping[str, tuple[float, str]]
 
 
-def make_plan(program: Program, config: Config | None = None) -> Plan:
+def make_plan(program: Program, config: Config | None = None, memory: Memory | None = None) -> Plan:
     """Traces a program, without compiling it, and makes its plan.
 
     Raises ConfigError if a parameter matches no group, a group matches no parameter, the model,
     loss or a metric does not fit the data, an optimizer cannot update its parameters, or the state
-    does not fit into memory. `config` gives errors their file and line.
+    does not fit into memory. `config` gives errors their file and line. `memory` is that of other
+    devices, for which a run is planned here; None for that of this process's devices.
     """
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
-        devices = list(program.mesh.local_devices)
-        if (wrong := too_large(state, program.feed.abstract_batch(), devices)) is not None:
+        here = memory is None
+        room = memory_of(list(program.mesh.local_devices)) if memory is None else memory
+        if (wrong := too_large(state, program.feed.abstract_batch(), room)) is not None:
             raise ComponentError("model", wrong)
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
         optimizer.check_steps(experiment.steps)
-        program.check_norms()
+        if here:  # it computes first parameters, which those of other devices may be too large for
+            program.check_norms()
         sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
@@ -396,10 +399,21 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
             *ranking_warnings(experiment),
+            *([] if here else _unchecked(optimizer, state.params)),
         ],
         inputs=program.inputs.values,
         constants=program.inputs.constants,
     )
+
+
+def _unchecked(optimizer: optim.Optimizer, params: Any) -> list[str]:
+    """Returns a sentence if first parameters decide about an error, and were not computed."""
+    if not jax.tree.leaves(jax.eval_shape(lambda p: optimizer.bind(p).kept_norms(), params)):
+        return []
+    return [
+        "The optimizer keeps the norms of matrices. Whether one is zero at the first step was not "
+        "checked, because first parameters are not computed for other devices."
+    ]
 
 
 def _absent(data: Any) -> list[str]:

@@ -1,7 +1,10 @@
 """Formats a plan as plain text, for the terminal and for plan.txt."""
 
+import math
 from collections.abc import Iterator
 
+from trainer.engine.holdings import GRADIENTS, Held, Holdings
+from trainer.engine.memory import in_words
 from trainer.engine.plan import Plan
 from trainer.messages import plural, printable, table
 
@@ -64,6 +67,50 @@ def group_cells(plan: Plan) -> list[tuple[str, ...]]:
 def steps_text(plan: Plan) -> str:
     """Returns the steps of a plan and their batches, such as "800 steps of 16 examples"."""
     return f"{plural(plan.steps, 'step')} of {plural(plan.batch_size, 'example')}"
+
+
+def holdings_text(holdings: Holdings, limit: int | None) -> str:
+    """Formats what each device holds as tables: the leaves, then the totals.
+
+    `limit` is the memory of a device in bytes; None if it was not given.
+    """
+    count = math.prod(holdings.mesh.values())
+    mesh = " x ".join(f"{name} {size}" for name, size in holdings.mesh.items())
+    head = ("leaf", "dtype", "shape", "sharding", "on a device", "bytes", "its state", "gradient")
+    rows = [
+        (*_held(one.held), f"{one.state:,}", f"{one.gradient:,}") for one in holdings.parameters
+    ]
+    rows += [(*_held(one), "", "") for one in (*holdings.apart, *holdings.batch)]
+    lines = [
+        f"What each of {plural(count, 'device')} holds (mesh {mesh}; a sharding has a word for each"
+        " dimension):",
+        *table([head, *rows], right=(5, 6, 7)),
+        "",
+        *table([(name, f"{size:,}") for name, size in _totals(holdings)], right=(1,)),
+    ]
+    if limit is None:
+        return "\n".join(lines) + "\n"
+    total = sum(holdings.totals.values())
+    end = (
+        f"{in_words(limit - total)} remain for activations and other temporary memory."
+        if total <= limit
+        else "they do not fit beside each other, unless the compiler frees gradients early."
+    )
+    lines.append(f"{in_words(total)} of the {in_words(limit)} of a device: {end}")
+    return "\n".join(lines) + "\n"
+
+
+def _held(one: Held) -> tuple[str, ...]:
+    shapes = ["x".join(map(str, shape)) or "scalar" for shape in (one.shape, one.shard)]
+    return one.path, one.dtype, shapes[0], one.split, shapes[1], f"{one.size:,}"
+
+
+def _totals(holdings: Holdings) -> Iterator[tuple[str, int]]:
+    """Yields the rows of the table of totals."""
+    for name, size in holdings.totals.items():
+        dtypes = f" ({holdings.gradient_dtypes}, if split as their parameters)"
+        yield f"{name}{dtypes if name == GRADIENTS else ''}", size
+    yield "sum, bytes of a device", sum(holdings.totals.values())
 
 
 def _chains(plan: Plan) -> Iterator[str]:

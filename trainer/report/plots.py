@@ -1,10 +1,11 @@
 """Reads curves of metrics, and draws them into a PNG, PDF or SVG, or with characters."""
 
+import contextlib
 import itertools
 import os
 import string
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -205,17 +206,12 @@ def save_figure(
     Raises:
         UserError: the suffix of the file is another one, or the file cannot be written.
     """
-    suffix = Path(file).suffix.removeprefix(".").lower()
-    if suffix not in FORMATS:
-        known = ", .".join(FORMATS)
-        raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
     # pyplot would choose a backend for the display, and keep every figure in memory.
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     title = printable(title, keep="\n")
     x_label, y_label = printable(x_label), printable(y_label)
-    with rc_context(_SETTINGS), missing_glyphs_ignored():
+    with figure_file(file) as write:
         figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
         axes = figure.add_subplot()
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
@@ -235,11 +231,31 @@ def save_figure(
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
             _add_legend(figure, list(lines))
+        write(figure)
+
+
+@contextlib.contextmanager
+def figure_file(file: str | os.PathLike[str]) -> Iterator[Callable[["Figure"], None]]:
+    """Prepares to draw into a file, whose suffix is one of `FORMATS`.
+
+    Yields a function that writes a figure which is drawn inside of the context. Raises UserError if
+    the file has another suffix, or cannot be written.
+    """
+    suffix = Path(file).suffix.removeprefix(".").lower()
+    if suffix not in FORMATS:
+        known = ", .".join(FORMATS)
+        raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
+    from matplotlib import rc_context
+
+    def write(figure: "Figure") -> None:
         try:
             figure.savefig(file, metadata=_METADATA[suffix])
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise UserError(f"{file} cannot be written: {reason}.") from error
+
+    with rc_context(_SETTINGS), missing_glyphs_ignored():
+        yield write
 
 
 def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:

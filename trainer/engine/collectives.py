@@ -1,0 +1,184 @@
+"""Reads from a compiled program what the devices of a mesh send each other.
+
+The program is that of XLA's SPMD partitioner, in the text of `jax.stages.Compiled.as_text`.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+"""The names of the collectives."""
+
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+_HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
+_CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z\d]*)\[([\d,]*)\]")
+_PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}")
+_LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? "
+    r"\{([^}]*)\}"
+)
+
+
+class Collective(NamedTuple):
+    """A collective of a compiled program.
+
+    Attributes:
+        kind: its name, one of `KINDS`.
+        size: bytes of its result on a device.
+        times: how often a call of the program executes it, where the compiler knows how often the
+            loops around it run, and of a condition both branches; else at least once.
+        groups: the devices that exchange arrays, [groups, devices], by their index in the mesh; of
+            a collective-permute the pairs of a sender and a receiver; None if they are not known.
+    """
+
+    kind: str
+    size: int
+    times: int
+    groups: Sequence[Sequence[int]] | None
+
+
+class Traffic(NamedTuple):
+    """The collectives of one kind over the same axes.
+
+    Attributes:
+        kind: one of `KINDS`.
+        axes: such as "data, fsdp"; "?" if the axes could not be told.
+        count: how many of them a call of the program executes.
+        size: bytes of their results on a device, summed over all that are executed.
+    """
+
+    kind: str
+    axes: str
+    count: int
+    size: int
+
+
+def find_collectives(text: str) -> list[Collective]:
+    """Finds the collectives of a compiled program.
+
+    Args:
+        text: the program, from `jax.stages.Compiled.as_text`.
+    """
+    lines, times = _computations(text), _times(text)
+    return [
+        Collective(found[2], _bytes(found[1]), times[name], _groups(line))
+        for name, line in lines
+        if (found := _COLLECTIVE.search(line)) and times[name]
+    ]
+
+
+def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Returns the axes of a mesh along which a collective exchanges arrays.
+
+    Args:
+        collective: of a program that was compiled for the mesh.
+        mesh: axis -> number of devices, in the order of the mesh.
+
+    Returns:
+        The axes along which devices of one group differ; None if the groups are not known.
+    """
+    if collective.groups is None:
+        return None
+    shape = tuple(mesh.values())
+    differing: set[str] = set()
+    for group in collective.groups:
+        positions = np.stack(np.unravel_index(np.asarray(group), shape))  # [axes, devices]
+        moved = (positions != positions[:, :1]).any(axis=1)
+        differing |= {name for name, each in zip(mesh, moved, strict=True) if each}
+    return tuple(name for name in mesh if name in differing)
+
+
+def find_traffic(text: str, mesh: Mapping[str, int]) -> list[Traffic]:
+    """Sums the collectives of a compiled program by kind and axes, those of most bytes first.
+
+    Collectives of one device with itself are left out. The arguments are those of
+    `find_collectives` and `axes_of`.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for each in find_collectives(text):
+        axes = axes_of(each, mesh)
+        if axes == ():
+            continue
+        key = each.kind, "?" if axes is None else ", ".join(axes)
+        counts[key] += each.times
+        sizes[key] += each.times * each.size
+    return [Traffic(*key, counts[key], size) for key, size in sizes.most_common()]
+
+
+def _computations(text: str) -> Iterator[tuple[str, str]]:
+    """Yields each line with the name of its computation; "" is that where a program begins."""
+    name = ""
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            name = "" if header[1] else header[2]
+        elif line.startswith("  "):
+            yield name, line
+
+
+def _times(text: str) -> Counter[str]:
+    """Returns how often each computation is executed, by name."""
+    calls: dict[str, list[tuple[str, int]]] = {}  # computation -> those that call it
+    for name, line in _computations(text):
+        inner = _CALLED.findall(line)
+        for branches in _BRANCHES.findall(line):
+            inner += re.findall(r"[\w.-]+", branches)
+        trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
+        for each in inner:
+            calls.setdefault(each, []).append((name, trips))
+    times = Counter({"": 1})
+
+    def of(name: str) -> int:
+        if name not in times:
+            times[name] = sum(trips * of(caller) for caller, trips in calls.get(name, ()))
+        return times[name]
+
+    for name in calls:
+        of(name)
+    return times
+
+
+def _bytes(result: str) -> int:
+    """Returns the bytes of a result such as "(f32[8,4]{1,0}, bf16[])"."""
+    total = 0
+    for dtype, shape in _ARRAY.findall(result):
+        bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
+        total += math.prod(_numbers(shape)) * bits // 8
+    return total
+
+
+def _groups(line: str) -> Sequence[Sequence[int]] | None:
+    if (found := _PAIRS.search(line)) or (found := _LISTED.search(line)):
+        return [_numbers(each) for each in re.findall(r"[\d,]+\d|\d", found[1].replace("},{", " "))]
+    if found := _IOTA.search(line):
+        return _permuted(found[2], found[3]).reshape(_numbers(found[1])).tolist()
+    if found := _MESH.search(line):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+        shape = [int(size) for size in sizes.values()]
+        devices = np.arange(math.prod(shape)) if not found[2] else _permuted(found[2], found[3])
+        within = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", found[4])]
+        others = [i for i in range(len(shape)) if i not in within]
+        grid = devices.reshape(shape).transpose(*others, *within)
+        return grid.reshape(-1, math.prod(shape[i] for i in within)).tolist()
+    return None
+
+
+def _permuted(shape: str, order: str | None) -> np.ndarray:
+    """Returns the devices of XLA's notation [shape]T(order), flat."""
+    sizes = _numbers(shape)
+    axes = _numbers(order) if order else range(len(sizes))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(axes).ravel()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",") if each]

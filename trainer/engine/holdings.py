@@ -1,0 +1,156 @@
+"""Counts what each device of a mesh holds of the state and a batch, from shapes and shardings."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from optim.dtypes import widen
+from optim.paths import flatten
+from trainer.engine.memory import state_leaves
+from trainer.engine.program import Program
+
+ROLES = {
+    "params": "parameters",
+    "opt_state": "optimizer state",
+    "ema": "average of the parameters",
+    "model_state": "model state",
+}
+"""Field of `step.State` -> what it holds; the other fields have a few bytes."""
+
+GRADIENTS, BATCH, OTHER = "gradients", "one batch", "counters and inputs"
+
+
+class Held(NamedTuple):
+    """What a device holds of an array.
+
+    Attributes:
+        path: the path of the array.
+        shape: its whole shape.
+        dtype: the name of its dtype.
+        axes: for each dimension, the names of the mesh's axes that split it.
+        shard: the shape of a device's part.
+        size: the bytes of that part.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[tuple[str, ...], ...]
+    shard: tuple[int, ...]
+    size: int
+
+    @property
+    def split(self) -> str:
+        """The axes in the grammar of a config's sharding, such as "- data+fsdp"; "-" for none."""
+        words = ["+".join(names) or "-" for names in self.axes]
+        return " ".join(words) if any(self.axes) else "-"
+
+
+class Parameter(NamedTuple):
+    """What a device holds of a parameter and of all that belongs to it.
+
+    Attributes:
+        held: the parameter.
+        gradient: the bytes of its gradient; 0 if it is frozen.
+        state: the bytes of the optimizer's state and of the averages of the parameter.
+    """
+
+    held: Held
+    gradient: int
+    state: int
+
+
+class Holdings(NamedTuple):
+    """What each device of a mesh holds.
+
+    Attributes:
+        mesh: axis -> number of devices.
+        parameters: the parameters, in the order of the plan.
+        apart: the leaves of the state that have another shape than the parameter that they belong
+            to, are split in another way, or belong to none; without vectors that no axis splits.
+        batch: the fields of a training batch.
+        totals: what it is -> bytes of a device, in the order in which they are shown.
+        gradient_dtypes: the dtypes in which gradients are held, such as "float32".
+    """
+
+    mesh: Mapping[str, int]
+    parameters: Sequence[Parameter]
+    apart: Sequence[Held]
+    batch: Sequence[Held]
+    totals: Mapping[str, int]
+    gradient_dtypes: str
+
+    @property
+    def kept(self) -> int:
+        """The bytes of the state and a batch, which are there between two steps."""
+        return sum(size for name, size in self.totals.items() if name != GRADIENTS)
+
+
+def find_holdings(program: Program) -> Holdings:
+    """Finds what each device of a program's mesh holds; nothing is computed or compiled.
+
+    Gradients are counted as their parameters are split. With several microbatches they are summed
+    in at least float32, and otherwise have the dtype of their parameter.
+    """
+    state, batch = program.abstract_state(), program.feed.abstract_batch()
+    params = {path: held(path, x) for path, x in flatten(state.params).items()}
+    totals = Counter(dict.fromkeys((*ROLES.values(), GRADIENTS, BATCH, OTHER), 0))
+    of_parameter: Counter[str] = Counter()
+    apart = []
+    for owner, path, x in state_leaves(state):
+        leaf, field = held(path, x), path.split("/")[0]
+        totals[ROLES.get(field, OTHER)] += leaf.size
+        if field == "params":
+            continue
+        if owner is not None:
+            of_parameter[owner] += leaf.size
+        vector = len(leaf.shape) < 2 and not any(leaf.axes)
+        if field in ROLES and not vector and not _follows(leaf, params.get(owner or "")):
+            apart.append(leaf)
+    gradients = _gradients(program, state.params)
+    sizes = {
+        path: math.prod(params[path].shard) * x.dtype.itemsize for path, x in gradients.items()
+    }
+    totals[GRADIENTS] = sum(sizes.values())
+    fields = [held(name, x) for name, x in batch.items()]
+    totals[BATCH] = sum(each.size for each in fields)
+    return Holdings(
+        mesh=dict(program.mesh.shape),
+        parameters=[
+            Parameter(one, sizes.get(path, 0), of_parameter[path]) for path, one in params.items()
+        ],
+        apart=apart,
+        batch=fields,
+        totals={name: size for name, size in totals.items() if size},
+        gradient_dtypes=", ".join(sorted({x.dtype.name for x in gradients.values()})),
+    )
+
+
+def held(path: str, x: Any) -> Held:
+    """Returns what a device holds of a `jax.ShapeDtypeStruct` with a sharding."""
+    spec = (*x.sharding.spec, *[None] * (len(x.shape) - len(x.sharding.spec)))
+    axes = tuple((each,) if isinstance(each, str) else tuple(each or ()) for each in spec)
+    shard = x.sharding.shard_shape(x.shape)
+    size = math.prod(shard) * x.dtype.itemsize
+    return Held(path, tuple(x.shape), x.dtype.name, axes, shard, size)
+
+
+def _follows(leaf: Held, owner: Held | None) -> bool:
+    """Returns whether a leaf is split as a parameter, with more dimensions before its own."""
+    if owner is None:
+        return False
+    more = len(leaf.shape) - len(owner.shape)
+    same = more >= 0 and leaf.shape[more:] == owner.shape
+    return same and leaf.axes == ((),) * more + owner.axes
+
+
+def _gradients(program: Program, params: Any) -> dict[str, Any]:
+    """Returns path -> shape and dtype of the gradients that `train_step` holds."""
+    experiment = program.experiment
+    trainable = dict(experiment.optimizer.trainable(params))
+    if experiment.microbatches == 1:
+        return trainable
+    return jax.eval_shape(widen, trainable)
