@@ -35,7 +35,8 @@ help:
 	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
 	@echo 'make power_loss  cut the power of a run after each file operation, and restart it from what is left (5 minutes)'
 	@echo 'make laws    the tests of which `make test` takes a part: eager updates of every optimizer on'
-	@echo '             explicit axes, and errors of the disk in four times as many file operations'
+	@echo '             explicit axes, errors of the disk in four times as many file operations, and every'
+	@echo '             optimizer of matrices on nine meshes'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what docs/speed.md says of speed, measured here'
@@ -115,7 +116,8 @@ power_loss: $(VENV)/.test
 
 laws: $(VENV)/.test
 	LAWS=all $(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile -m laws \
-		tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py $(ARGS)
+		tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py \
+		tests/engine/test_sharded_runs.py $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
