@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import IO, Any, NoReturn
 
@@ -33,8 +33,15 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             command = self._chosen(arguments)
             name = command.prog.removeprefix(self.prog).strip() or self.prog.split()[-1]
-            command.error(_unknown(name, unknown, command._option_string_actions))
+            elsewhere = {option: name for name, option in self._options_of_commands()}
+            command.error(_unknown(name, unknown, command._option_string_actions, elsewhere))
         return arguments
+
+    def _options_of_commands(self) -> Iterator[tuple[str, str]]:
+        """Yields (command, option) for the commands of this parser."""
+        for group in self._subparsers._group_actions if self._subparsers else []:
+            for name, command in (group.choices or {}).items():  # type: ignore[attr-defined]
+                yield from ((name, option) for option in command._option_string_actions)
 
     def _chosen(self, arguments: argparse.Namespace) -> argparse.ArgumentParser:
         """Returns the parser of the command that was given, and of the action below it."""
@@ -97,10 +104,13 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
+def _unknown(
+    command: str, unknown: Sequence[str], options: Iterable[str], elsewhere: Mapping[str, str]
+) -> str:
     """Returns an error message about unknown arguments of a command, with what to write instead.
 
-    The unknown arguments may be ["--steps=100"] or ["--steps", "100"].
+    The unknown arguments may be ["--steps=100"] or ["--steps", "100"]. `elsewhere` has the options
+    of all commands, and one that takes each.
     """
     joined: list[str] = []
     for argument in unknown:
@@ -114,7 +124,10 @@ def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> st
     near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
     if any(near):
         return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"
+    takers = [elsewhere.get(each.partition("=")[0]) for each in joined]
+    known = dict.fromkeys(map(str, takers)) if all(takers) else {}
+    there = f" It is an option of {' and '.join(known)}." if known else ""
     if "--set" in options and all("=" in each for each in joined):
         settings = " ".join(f"--set {quote(each.lstrip('-'))}" for each in joined)
-        return f"{text} To set a value of the config, write {settings}"
-    return text
+        return f"{text}{there} To set a value of the config, write {settings}"
+    return f"{text}{there}"
