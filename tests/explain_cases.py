@@ -39,9 +39,9 @@ SHAMPOO = (
 CASES = {
     "plan": ["--devices=8", "--device_memory=1MB"],
     "compiled": ["--devices=8", "--compile", "--set=microbatches=2", "--set=precision=bfloat16"],
-    "figure": ["--devices=8", "--device_memory=20MB", "--mesh_figure=mesh.svg"],
-    "bitmap": ["--devices=8", "--mesh_figure=mesh.png"],
-    "suffix": ["--devices=8", "--mesh_figure=mesh.txt"],
+    "figure": ["--devices=8", "--device_memory=20MB", "--devices_figure=mesh.svg"],
+    "bitmap": ["--devices=8", "--devices_figure=mesh.png"],
+    "suffix": ["--devices=8", "--devices_figure=mesh.txt"],
     "small": ["--devices=8", "--device_memory=3.223kB"],
     "tight": ["--devices=8", "--device_memory=3.224kB"],
     "fewer": ["--devices=8", "--set=mesh={data: 2}"],

@@ -174,7 +174,7 @@ def test_first_parameters_are_not_computed_for_other_devices(tmp_path: Path):
         (["--devices=8", "--device_memory=0GB"], "'0GB' is not the memory of a device"),
         (["--devices=8", "--device_memory=80Gb"], "'80Gb' is not the memory of a device"),
         (["--device_memory=80GB"], "write --devices=N --device_memory=SIZE"),
-        (["--mesh_figure=a.svg"], "write --devices=N --mesh_figure=a.svg"),
+        (["--devices_figure=a.svg"], "write --devices=N --devices_figure=a.svg"),
         (["--devices=8"], "--devices=8 needs a process of its own"),  # jax runs in this one
     ],
 )

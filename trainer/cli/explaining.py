@@ -60,7 +60,7 @@ def _simulate(arguments: argparse.Namespace) -> bool:
     Raises UserError for an option that needs it.
     """
     if arguments.devices is None:
-        for name in ("device_memory", "mesh_figure"):
+        for name in ("device_memory", "devices_figure"):
             if (given := getattr(arguments, name)) is not None:
                 what = "SIZE" if name == "device_memory" else given
                 raise UserError(
@@ -86,7 +86,7 @@ def _simulate(arguments: argparse.Namespace) -> bool:
 
 
 def _show_holdings(program: "Program", arguments: argparse.Namespace) -> None:
-    """Prints what each device holds, and draws it with --mesh_figure."""
+    """Prints what each device holds, and draws it with --devices_figure."""
     from trainer.engine.holdings import find_holdings
     from trainer.engine.plan_text import holdings_text
 
@@ -95,11 +95,11 @@ def _show_holdings(program: "Program", arguments: argparse.Namespace) -> None:
         show(f"The mesh {dict(program.mesh.shape)} uses {used} of the {devices} devices.\n")
     holdings = find_holdings(program)
     show(holdings_text(holdings, arguments.device_memory))
-    if arguments.mesh_figure:
+    if arguments.devices_figure:
         from trainer.report.mesh_figure import save_mesh_figure
 
-        save_mesh_figure(holdings, arguments.device_memory, arguments.mesh_figure)
-        show(f"What a device holds is drawn in {arguments.mesh_figure}.\n")
+        save_mesh_figure(holdings, arguments.device_memory, arguments.devices_figure)
+        show(f"What a device holds is drawn in {arguments.devices_figure}.\n")
 
 
 def _compile(program: "Program", devices: str, memory: "Memory") -> Iterator[str]:

@@ -172,7 +172,7 @@ def _explain(explain: argparse.ArgumentParser) -> None:
         " batch are larger is refused",
     )
     explain.add_argument(
-        "--mesh_figure",
+        "--devices_figure",
         metavar="FILE",
         help="with --devices: draw which parameter lies where: .png, .pdf or .svg, by its suffix",
     )
