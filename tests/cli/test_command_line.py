@@ -131,7 +131,7 @@ MISTAKES = {
     "model that no machine holds": (
         GOOD,
         ["--set", "model.width=1_000_000_000_000"],
-        ["the optimizer take", "The largest parameters are blocks/", "of memory"],
+        ["the optimizer take", "largest parameters, each with its state, are blocks/", "of memory"],
         3,
     ),
     "size beyond 64 bits with a sign": (
