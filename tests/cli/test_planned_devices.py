@@ -85,7 +85,7 @@ def test_what_does_not_fit_a_device_is_refused_and_gradients_alone_are_not(found
 
 def test_a_mesh_that_does_not_fit_the_devices_is_refused_or_said(found: dict[str, Any]):
     assert "uses 2 of the 8 devices." in found["fewer"]["out"]
-    assert found["uneven"]["code"] == 2 and "which 3 does not divide" in found["uneven"]["err"]
+    assert found["uneven"]["code"] == 2 and "product 3 does not divide" in found["uneven"]["err"]
     assert "needs a process of its own" in found["others"]["err"] and found["others"]["code"] == 2
 
 
