@@ -18,7 +18,14 @@ Batch = Mapping[str, Any]
 
 
 class Model(Protocol):
-    """Two pure functions, which transformations of jax can trace."""
+    """Two pure functions, which transformations of jax can trace.
+
+    Two attributes are optional, and say how a mesh splits the parameters where the experiment's
+    `sharding` has no rule for them. `sharding` is a sequence of pairs (pattern of paths, axes),
+    such as ("blocks/mlp/up/kernel", "- tensor"). `heads` is a sequence of
+    `trainer.models.model.Heads`: numbers that the axis "tensor" must divide where these rules split
+    by it.
+    """
 
     def init(self, key: jax.Array, batch: Batch) -> tuple[Any, Any]:
         """Returns (params, model_state), both nested dicts of arrays.
