@@ -33,6 +33,7 @@ from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
 
 MUON_WIDTH, SOAP_WIDTH = 64, 16
+TENSOR = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 def say(case: str, **found: Any) -> None:
@@ -49,8 +50,8 @@ def programs() -> None:
         width = MUON_WIDTH if name in ("muon", "scion") else SOAP_WIDTH
         params = benchmark.kernels(12, width, stacked=name != "muon")
         size = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6
-        for axes in benchmark.MESHES if name == "muon" else benchmark.MESHES[-1:]:
-            for divided in (True, False) if name == "muon" else (True,):
+        for axes in (*benchmark.MESHES, TENSOR) if name == "muon" else benchmark.MESHES[-1:]:
+            for divided in (True, False) if name == "muon" and axes != TENSOR else (True,):
                 found = benchmark.measure(name, params, axes, divided)
                 case = f"{name} {'divided' if divided else 'replicated'} {spelled(axes)}"
                 say(case, work=found.work, received=sum(found.received.values()) / size)
@@ -85,7 +86,7 @@ def rows_of_one() -> None:
     kinds = {"12 of 256": [(256, 256)] * 12, "9 of 64 x 256": [(64, 256)] * 9}
     # Of the last kind the rows do not divide: its matrices are computed whole.
     kinds["3 of 64, 9 of 10"] = [(64, 64)] * 3 + [(10, 24)] * 9
-    for axes in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
+    for axes in ({"data": 8}, TENSOR):
         for kind, shapes in kinds.items():
             draw = np.random.default_rng(0)
             matrices = [draw.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
