@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
         """Yields (command, option) for the commands of this parser."""
         for group in self._subparsers._group_actions if self._subparsers else []:
             for name, command in (group.choices or {}).items():  # type: ignore[attr-defined]
-                yield from ((name, option) for option in command._option_string_actions)
+                if isinstance(command, Parser):
+                    yield from ((name, option) for option in command._option_string_actions)
 
     def _chosen(self, arguments: argparse.Namespace) -> argparse.ArgumentParser:
         """Returns the parser of the command that was given, and of the action below it."""

@@ -304,17 +304,9 @@ def test_what_fits_into_memory_counts_the_shards_of_factors():
     right = 2 * 3 * 64 + 2 * 256 + 36
     wanted = 4 * (2 * kernels // 4 + 2 * left // 2 + 2 * right // 4 + 1)
 
-    class Device:
-        platform, device_kind = "gpu", "H100"
-        limit = wanted
-
-        def memory_stats(self):
-            return {"bytes_limit": self.limit}
-
     state = State((), {}, {}, abstract, {}, {}, {})  # type: ignore[arg-type]
-    assert memory.too_large(state, {}, [Device()] * 8) is None  # type: ignore[list-item]
-    Device.limit = wanted - 1
-    told = memory.too_large(state, {}, [Device()] * 8)  # type: ignore[list-item]
+    assert memory.too_large(state, {}, memory.planned_memory(wanted)) is None
+    told = memory.too_large(state, {}, memory.planned_memory(wanted - 1))
     assert told is not None and f"take {wanted:,} bytes" in told
 
 
