@@ -38,7 +38,8 @@ def again(config: configs.Config, tmp_path: Path, vocabulary: Any = ()) -> confi
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path):
-    config = load([str(file)])
+    sets = ["mesh=null"] if file.name == "gpt_1b.gin" else []  # its mesh needs more devices
+    config = load([str(file)], sets=sets)
     full = again(config, tmp_path)
     assert full_text(full) == full_text(config)
     # Some data are not on every machine.

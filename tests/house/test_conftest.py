@@ -17,6 +17,12 @@ from tests import compiled_programs
 from tests.runs import ROOT
 
 
+def test_no_test_module_sets_flags_of_xla_where_it_is_imported() -> None:
+    # Scripts of simulated devices set them for a process of their own. Where a test imports such a
+    # script, all processes that later tests start would have them, and other bits.
+    assert "device_count" not in os.environ.get("XLA_FLAGS", "")
+
+
 def test_compilations_are_counted_by_name(
     compilations: Callable[[], contextlib.AbstractContextManager[list[str]]],
 ) -> None:
