@@ -13,7 +13,8 @@ kernels are constrained as in Megatron-LM (Shoeybi et al., arXiv:1909.08053) and
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.jax_gpt import ADAMW, Shape, rms_norm
 from trainer import losses, models
 from trainer.engine import mesh as meshes
+from trainer.engine.collectives import executed_lines, find_collectives
 
 AXES = {"data": 2, "fsdp": 2, "tensor": 2}
 TARGET = 1.02
@@ -45,8 +47,6 @@ SPECS: dict[str, P] = {
 """The shardings of the kernels; norms lie over fsdp."""
 
 _BATCH = ("data", "fsdp")
-_COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-_BYTES = {"f64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1, "s8": 1, "u8": 1}
 
 
 class Measured(NamedTuple):
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
     """
 
     operations: float
-    received: dict[str, float]
+    received: Mapping[str, int]
 
 
 def measure(text: str) -> Measured:
@@ -69,49 +69,20 @@ def measure(text: str) -> Measured:
     Args:
         text: the program, as HLO.
     """
-    operations, received, times = 0.0, {}, _executions(text)
+    operations = 0.0
     shapes: dict[str, list[int]] = {}
-    for where, line in _instructions(text):
+    for line, times in executed_lines(text):
         result, _, call = line.partition(" = ")
+        name = result.split("%")[-1]
         if found := re.match(r"\w+\[([\d,]*)\]", call):
-            shapes[result.split("%")[-1]] = [int(n) for n in found[1].split(",") if n]
+            shapes[name] = [int(n) for n in found[1].split(",") if n]
         if found := re.search(r" dot\((?:\S+ )?%([\w.-]+),.*lhs_contracting_dims={([\d,]*)}", call):
             contracted = [shapes[found[1]][int(axis)] for axis in found[2].split(",")]
-            size = np.prod([*shapes[result.split("%")[-1]], *contracted])
-            operations += 2.0 * times[where] * float(size)
-        if found := re.match(rf"(.*?) ({_COLLECTIVES})(?:-start)?\(", call):
-            parts = re.findall(r"(\w+)\[([\d,]*)\]", found[1])
-            sizes = [
-                _BYTES[kind] * np.prod([int(n) for n in x.split(",") if n]) for kind, x in parts
-            ]
-            received[found[2]] = received.get(found[2], 0.0) + times[where] * float(sum(sizes))
+            operations += 2.0 * times * float(np.prod([*shapes[name], *contracted]))
+    received: Counter[str] = Counter()
+    for each in find_collectives(text):
+        received[each.kind] += each.times * each.size
     return Measured(operations, received)
-
-
-def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the name of a computation and a line of it."""
-    where = ""
-    for line in text.splitlines():
-        if header := re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line):
-            where = header[1]
-        elif " = " in line:
-            yield where, line
-
-
-def _executions(text: str) -> dict[str, int]:
-    """Returns how often each computation of a program is executed."""
-    callers: dict[str, list[tuple[str, int]]] = {}
-    for where, line in _instructions(text):
-        callers.setdefault(where, [])
-        trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-        for kind, name in re.findall(r"(body|to_apply|calls)=%?([\w.-]+)", line):
-            count = int(trips[1]) if trips and kind == "body" else 1
-            callers.setdefault(name, []).append((where, count))
-
-    def executions(name: str) -> int:
-        return sum(n * executions(where) for where, n in callers[name]) if callers[name] else 1
-
-    return {name: executions(name) for name in callers}
 
 
 # By hand.

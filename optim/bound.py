@@ -281,17 +281,19 @@ class BoundOptimizer(NamedTuple):
 
     def stored_leaves(self) -> dict[str, list[Leaf]]:
         """Returns the arrays of each group's state that `states` may store in another dtype."""
-        templates = jax.eval_shape(self._init_groups, self.trainable())
+        return self._leaves(jax.eval_shape(self._init_groups, self.trainable()))
+
+    def _leaves(self, templates: dict[str, Any]) -> dict[str, list[Leaf]]:
         return find_leaves(self.states or {}, templates, flatten(self.params))
 
     def _check_states(self, states: Mapping[str, str]) -> None:
         """Raises GroupError if a rule of `states` fits no array, or an array that must stay."""
-        found = self.stored_leaves()
+        templates = jax.eval_shape(self._init_groups, self.trainable())
+        found = self._leaves(templates)
         try:
             check_rules(states, found)
         except StateError as error:
             raise GroupError(str(error), argument="states") from error
-        templates = jax.eval_shape(self._init_groups, self.trainable())
         for name, leaves in found.items():
             narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
             if narrow and depends_on_steps(templates[name]):

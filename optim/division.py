@@ -19,9 +19,10 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 Cost = Callable[[tuple[int, ...]], float]
 
-# Shares of whole matrices are not improved if the largest is at most this multiple of the mean.
+# If the largest share of whole matrices is at most this multiple of the mean, none is divided.
 _EVEN_ENOUGH = 1.1
-# The fewest rows that a device computes of a matrix: for fewer, exchanging them takes longer.
+# The fewest rows of a matrix that a device computes. For fewer, exchanging them should take longer
+# than computing them on each device; that was not measured.
 _FEWEST_ROWS = 32
 
 
@@ -57,9 +58,9 @@ def divide(
         cost: takes a shape [rows, columns] of the first list, and returns the cost of such a
             matrix, in any unit.
         by_rows: the same function, computed by several devices together: it takes the arrays [k,
-            ...], of which each of these devices has a copy, and the names of the mesh axes over
-            which it may exchange what it computes; it returns this device's rows of the arrays [k,
-            rows, columns] that `function` returns, as many as those of the others. None for a
+            ...], of which each of these devices has a copy, and `axes`, the names of the mesh axes
+            along which they exchange what they compute. It returns this device's rows of the arrays
+            [k, rows, columns] that `function` returns; all devices have equally many. None for a
             function that needs whole matrices.
 
     Returns:
@@ -153,10 +154,21 @@ def _choose_rows(
 ) -> tuple[Sequence[np.ndarray], list[tuple[str, ...]]]:
     """Chooses the mesh axes over which the rows of single matrices are divided.
 
-    They are the last axes of the mesh, as few as make the shares even enough, or those that make
-    them the most even. `shares` are those of whole matrices only. Returns, for each shape, the
-    shares of whole matrices, which are as many as all devices have equally many of, and the axes
-    for the rest; or the given shares, or others, and () where a shape has too few rows.
+    They are the last axes of the mesh: the fewest that make the work of the devices even enough,
+    or else those that make it the most even.
+
+    Args:
+        numbers: how many matrices there are of each shape.
+        costs: the cost of a matrix of each shape.
+        shapes: the shapes, [rows, columns].
+        shares: for each shape, the shares if every matrix stays whole, from `assign_to_devices`.
+        mesh: the mesh.
+
+    Returns:
+        For each shape, how many whole matrices each device computes, int [devices]; and the axes
+        along which the rows of the others are divided. The axes are () where there are no others:
+        for a shape whose rows do not divide over the devices or are too few, and for all if nothing
+        is gained.
     """
     mean = sum(number * one for number, one in zip(numbers, costs, strict=True)) / mesh.size
 

@@ -26,6 +26,7 @@ import optim
 from benchmarks import division as benchmark
 from optim.division import assign_to_devices, divide
 from optim.newton_schulz import flops, orthogonalize_all, polynomials
+from tests.runs import mesh_name
 from trainer import data, losses, models
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops
@@ -40,10 +41,6 @@ def say(case: str, **found: Any) -> None:
     print(json.dumps({"case": case, **found}), flush=True)
 
 
-def spelled(axes: dict[str, int]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in axes.items())
-
-
 def programs() -> None:
     """What the devices compute and receive, by the compiled program."""
     for name in benchmark.RECIPES:
@@ -53,7 +50,7 @@ def programs() -> None:
         for axes in (*benchmark.MESHES, TENSOR) if name == "muon" else benchmark.MESHES[-1:]:
             for divided in (True, False) if name == "muon" and axes != TENSOR else (True,):
                 found = benchmark.measure(name, params, axes, divided)
-                case = f"{name} {'divided' if divided else 'replicated'} {spelled(axes)}"
+                case = f"{name} {'divided' if divided else 'replicated'} {mesh_name(axes)}"
                 say(case, work=found.work, received=sum(found.received.values()) / size)
 
 
@@ -77,7 +74,7 @@ def answers() -> None:
                     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
                         a, b = np.asarray(a), np.asarray(b)
                         worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)))
-                say(f"{name} of {layers} layers over {spelled(axes)}", worst=worst)
+                say(f"{name} of {layers} layers over {mesh_name(axes)}", worst=worst)
 
 
 def rows_of_one() -> None:
@@ -98,7 +95,7 @@ def rows_of_one() -> None:
             worst = max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True))
             ideal = sum(flops(*shape, len(triples), 4) for shape in shapes) / 8
             work = benchmark.work_of(compiled)[0] / ideal
-            say(f"rows: {kind} over {spelled(axes)}", work=work, worst=float(worst))
+            say(f"rows: {kind} over {mesh_name(axes)}", work=work, worst=float(worst))
 
 
 def five_steps(x: np.ndarray) -> np.ndarray:

@@ -21,6 +21,9 @@ __all__ = ["leaves"]
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "tests" / "lab"
 
+# Settings with which a shipped config is read here: its mesh needs more devices.
+ELSEWHERE = {"gpt_1b.gin": ["mesh=null"]}
+
 CONFIG = """
 experiment:
   model        = @models.mlp()
@@ -145,6 +148,11 @@ class Signals:
     def received(self) -> str | None:
         self.left -= 1
         return "SIGTERM" if self.left < 0 else None
+
+
+def mesh_name(axes: Mapping[str, int]) -> str:
+    """Returns "data 2 x fsdp 4", the name of a mesh in cases and tests."""
+    return " x ".join(f"{name} {size}" for name, size in axes.items())
 
 
 def findings(key: str, module: str) -> dict[str, dict[str, Any]]:

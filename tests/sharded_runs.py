@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 import optim
+from tests.runs import mesh_name
 from trainer import data, losses, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.experiment import Experiment
@@ -48,10 +49,6 @@ OPTIMIZERS = {
     "soap": partial(optim.soap, 3e-3, precondition_frequency=5),
     "shampoo": partial(optim.shampoo, 3e-3, precondition_frequency=5),
 }
-
-
-def spelled(axes: dict[str, int]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in axes.items())
 
 
 def cases() -> list[tuple[str, str, dict[str, int]]]:
@@ -174,7 +171,7 @@ def main() -> None:
             "shards": many["shards"],
             "kept": many["kept"],
         }
-        print(json.dumps({"case": f"{model} {optimizer} {spelled(axes)}", **found}), flush=True)
+        print(json.dumps({"case": f"{model} {optimizer} {mesh_name(axes)}", **found}), flush=True)
 
 
 if __name__ == "__main__":

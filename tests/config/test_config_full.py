@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optim
-from tests.runs import LAB, ROOT, lines, options, train, write_config
+from tests.runs import ELSEWHERE, LAB, ROOT, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer import config as configs
 from trainer.__main__ import main
@@ -38,8 +38,7 @@ def again(config: configs.Config, tmp_path: Path, vocabulary: Any = ()) -> confi
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path):
-    sets = ["mesh=null"] if file.name == "gpt_1b.gin" else []  # its mesh needs more devices
-    config = load([str(file)], sets=sets)
+    config = load([str(file)], sets=ELSEWHERE.get(file.name, []))
     full = again(config, tmp_path)
     assert full_text(full) == full_text(config)
     # Some data are not on every machine.

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.runs import ROOT
+from tests.runs import ELSEWHERE, ROOT
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.loading import load
@@ -17,8 +17,6 @@ FILES = sorted(file for file in CONFIGS.rglob("*") if file.suffix in (".gin", ".
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
 
-# What a config of a mesh that this machine lacks is planned with, and for which memory.
-ELSEWHERE = {"gpt_1b.gin": ["mesh=null"]}
 MEMORY = planned_memory(80 * 10**9)
 
 # optax's dpsgd warns of its own argument.

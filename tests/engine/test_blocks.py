@@ -49,9 +49,8 @@ FORMS = {
 @pytest.mark.filterwarnings("ignore:.seed. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.[gy]*")), ids=lambda path: path.name)
 def test_the_form_of_every_shipped_config(path):
-    sets = ["mesh=null"] if path.name == "gpt_1b.gin" else []  # its mesh needs more devices
     # Some data are not on every machine.
-    program = load(config.load([path], sets=sets), declared=True)
+    program = load(config.load([path], sets=runs.ELSEWHERE.get(path.name, [])), declared=True)
     rule = program.block_rule
     assert rule.form == FORMS.get(path.name, "device_loop")
     assert rule.steps & (rule.steps - 1) == 0  # a power of two

@@ -114,7 +114,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
 @pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.[gy]*")), ids=lambda file: file.name)
 def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(file):
-    sets = ["mesh=null"] if file.name == "gpt_1b.gin" else []  # its mesh needs more devices
+    sets = runs.ELSEWHERE.get(file.name, [])
     # Some data are not on every machine.
     program = load(configs.load([str(file)], sets=sets), declared=True)
     program.abstract_state()

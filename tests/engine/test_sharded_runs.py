@@ -6,7 +6,7 @@ from tests import runs, sharded_runs
 
 pytestmark = pytest.mark.laws
 
-CASES = [(model, name, sharded_runs.spelled(axes)) for model, name, axes in sharded_runs.cases()]
+CASES = [(model, name, runs.mesh_name(axes)) for model, name, axes in sharded_runs.cases()]
 
 # Relative differences of the losses, and of parameters to the largest value of their array. Sums in
 # another order differ by rounding; SOAP's eigenbases magnify that where eigenvalues are close.
@@ -36,6 +36,6 @@ def test_twenty_steps_an_evaluation_and_a_sample_are_those_of_one_device(
 @pytest.mark.parametrize(("model", "optimizer", "mesh"), CASES)
 def test_parameters_are_divided_and_stay_so(found, model, optimizer, mesh):
     case = found[f"{model} {optimizer} {mesh}"]
-    axes = next(a for _, _, a in sharded_runs.cases() if sharded_runs.spelled(a) == mesh)
+    axes = next(a for _, _, a in sharded_runs.cases() if runs.mesh_name(a) == mesh)
     assert case["shards"] == axes.get("fsdp", 1) * axes.get("tensor", 1)
     assert case["kept"]

@@ -70,10 +70,8 @@ def _simulate(arguments: argparse.Namespace) -> bool:
         return False
     import jax
 
-    if (
-        jax.config.values.get("jax_num_cpu_devices") == arguments.devices
-    ):  # an earlier call set both
-        return True
+    if jax.config.values.get("jax_num_cpu_devices") == arguments.devices:
+        return True  # an earlier call has set both options
     try:
         jax.config.update("jax_num_cpu_devices", arguments.devices)
     except RuntimeError as error:

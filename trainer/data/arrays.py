@@ -47,11 +47,10 @@ class ArrayDataset:
             it "validation" if there is one.
 
     Raises:
-        ValueError: a mask has another shape, dtype or value, a batch size is not positive, larger
-            than the training data jax does not have
-            the dtype of an array or would change one of its values, the arrays do not fit
-            together, a crop is as large as the images, or `validation` is not between 0 and 1
-            or leaves a split without an example.
+        ValueError: a mask has another shape, dtype or value, a batch size is not positive or
+            larger than the training data, jax does not have the dtype of an array or would change
+            one of its values, the arrays do not fit together, a crop is as large as the images, or
+            `validation` is not between 0 and 1 or leaves a split without an example.
 
     Example:
         >>> import numpy as np

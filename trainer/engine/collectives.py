@@ -69,12 +69,23 @@ def find_collectives(text: str) -> list[Collective]:
     Args:
         text: the program, from `jax.stages.Compiled.as_text`.
     """
-    lines, times = _computations(text), _times(text)
     return [
-        Collective(found[2], _bytes(found[1]), times[name], _groups(line))
-        for name, line in lines
-        if (found := _COLLECTIVE.search(line)) and times[name]
+        Collective(found[2], _bytes(found[1]), times, _groups(line))
+        for line, times in executed_lines(text)
+        if (found := _COLLECTIVE.search(line)) and times
     ]
+
+
+def executed_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Yields each instruction of a compiled program, and how often a call executes it.
+
+    A loop of unknown length counts once, and of a condition both branches.
+
+    Args:
+        text: the program, from `jax.stages.Compiled.as_text`.
+    """
+    times = _times(text)
+    return ((line, times[name]) for name, line in _computations(text))
 
 
 def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:

@@ -46,7 +46,6 @@ class Evaluation:
         self._experiment = experiment
         self._mesh = mesh
         self._shard = meshes.data_shard(mesh)
-        self._shards = self._shard.size
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
@@ -81,11 +80,11 @@ class Evaluation:
         arguments = params, state.model_state, state.hyperparams
         first, batches = _peek(batches)
         if self._aux is None and first is not None:
-            size = size_of(check_eval_batch(first)) * self._shards
+            size = size_of(check_eval_batch(first)) * self._shard.size
             self._trace(params, state, padded_shapes(self._mesh, resized(first, size)), size)
             total = self._empty()
         for group, places in _of_one_shape(batches, self._places):
-            size = size_of(group[0]) * self._shards
+            size = size_of(group[0]) * self._shard.size
             if places == 1:
                 for batch in group:
                     sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
@@ -162,7 +161,7 @@ class Evaluation:
             first = next(self.batches(split), None)
         batch = check_eval_batch(first)
         check_values(batch, "evaluate()")
-        return resized(batch, size_of(batch) * self._shards)
+        return resized(batch, size_of(batch) * self._shard.size)
 
     def _empty(self) -> Any:
         names = self._aux or ()
@@ -237,8 +236,10 @@ class Evaluation:
             outputs = outputs_of(batch)
             if size_of(batch) != size:
                 shapes = resized(batch, size)
-                outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes), self._shards)
-                batch = without_padding(batch, shapes, self._shards)
+                outputs = without_padding(
+                    outputs, jax.eval_shape(outputs_of, shapes), self._shard.size
+                )
+                batch = without_padding(batch, shapes, self._shard.size)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 
 

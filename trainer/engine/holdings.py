@@ -84,6 +84,11 @@ class Holdings(NamedTuple):
     gradient_dtypes: str
 
     @property
+    def mesh_text(self) -> str:
+        """The mesh in words: "data 4 x fsdp 8"."""
+        return " x ".join(f"{name} {size}" for name, size in self.mesh.items())
+
+    @property
     def kept(self) -> int:
         """The bytes of the state and a batch, which are there between two steps."""
         return sum(size for name, size in self.totals.items() if name != GRADIENTS)

@@ -75,15 +75,14 @@ def holdings_text(holdings: Holdings, limit: int | None) -> str:
     `limit` is the memory of a device in bytes; None if it was not given.
     """
     count = math.prod(holdings.mesh.values())
-    mesh = " x ".join(f"{name} {size}" for name, size in holdings.mesh.items())
     head = ("leaf", "dtype", "shape", "sharding", "on a device", "bytes", "its state", "gradient")
     rows = [
         (*_held(one.held), f"{one.state:,}", f"{one.gradient:,}") for one in holdings.parameters
     ]
     rows += [(*_held(one), "", "") for one in (*holdings.apart, *holdings.batch)]
     lines = [
-        f"What each of {plural(count, 'device')} holds (mesh {mesh}; a sharding has a word for each"
-        " dimension):",
+        f"What each of {plural(count, 'device')} holds (mesh {holdings.mesh_text}; a sharding has a"
+        " word for each dimension):",
         *table([head, *rows], right=(5, 6, 7)),
         "",
         *table([(name, f"{size:,}") for name, size in _totals(holdings)], right=(1,)),

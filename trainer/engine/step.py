@@ -270,10 +270,7 @@ class _Differentiated(NamedTuple):
 
 
 def _differentiate(
-    experiment: Experiment,
-    optimizer: optim.Optimizer,
-    state: State,
-    batch: Batch,
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch
 ) -> _Differentiated:
     """Computes the loss of a step and the gradients that an optimizer needs."""
     # From 1 to 2**31: program.py folds in other numbers for the initial parameters.

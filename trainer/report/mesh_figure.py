@@ -90,10 +90,9 @@ def _cut(path: str) -> str:
 def _memory(axes: "Axes", holdings: Holdings, limit: int | None) -> None:
     """Draws a bar of what a device holds, and of the memory that it leaves."""
     total = sum(holdings.totals.values())
-    mesh = " x ".join(f"{name} {size}" for name, size in holdings.mesh.items())
     count = plural(math.prod(holdings.mesh.values()), "device")
     of_memory = "" if limit is None else f" of its {in_words(limit)}"
-    title = f"One of {count} (mesh {mesh}) holds {in_words(total)}{of_memory}"
+    title = f"One of {count} (mesh {holdings.mesh_text}) holds {in_words(total)}{of_memory}"
     axes.set_title(title, loc="left", fontsize=_TEXT + 1.5)
     whole, start, keys = max(total, limit or 0), 0.0, []
     for index, (name, size) in enumerate(holdings.totals.items()):
