@@ -8,6 +8,7 @@ The compiler would have to guess that, and often gathers activations instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import jax
@@ -20,6 +21,13 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "vocabulary": ("tensor",),
 }
 """The roles that an axis of an array may have, and the axes of the mesh over which it then lies."""
+
+APART = "devices apart"
+"""The name of an axis of `jax.vmap` over which the mesh splits a batch.
+
+In what is mapped over it, as in the gradients that a step computes apart for each device, a batch
+has the examples of one device: its axis "batch" lies over no axis of the mesh.
+"""
 
 
 def constrain(x: jax.Array, *roles: str | None) -> jax.Array:
@@ -54,10 +62,8 @@ def parts(role: str) -> int:
     """
     if not _has_mesh():
         return 1
-    sizes, count = jax.sharding.get_abstract_mesh().shape, 1
-    for name in ROLES[role]:
-        count *= sizes.get(name, 1)
-    return count
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[name] for name in _axes(role))
 
 
 def _has_mesh() -> bool:
@@ -71,5 +77,20 @@ def _place(size: int, role: str | None) -> object:
         return None
     if size % parts(role):
         return PartitionSpec.UNCONSTRAINED
-    mesh = jax.sharding.get_abstract_mesh()
-    return tuple(name for name in ROLES[role] if name in mesh.shape) or None
+    return _axes(role) or None
+
+
+def _axes(role: str) -> tuple[str, ...]:
+    """Returns the axes of the mesh over which an axis with a role lies."""
+    if role == "batch" and _is_apart():
+        return ()
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return tuple(name for name in ROLES[role] if name in sizes)
+
+
+def _is_apart() -> bool:
+    try:
+        jax.lax.axis_size(APART)
+    except NameError:
+        return False
+    return True

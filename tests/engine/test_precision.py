@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh
 
 import optim
 from tests.engine.test_program import Net, cross_entropy, experiment
@@ -48,6 +48,9 @@ def test_the_names_are_short_for_roles():
         assert lowered(precision={"parameters": "bfloat16"}, **given) == lowered(
             precision="bfloat16", **given
         )
+        # One device adds nothing.
+        reductions = {"compute": "bfloat16", "reductions": "float32"}
+        assert lowered(precision=reductions, **given) == lowered(precision="mixed", **given)
     assert roles_of({}) == roles_of("float32") == Roles()
 
 
@@ -109,15 +112,16 @@ def test_the_plan_lists_dtypes_and_bytes():
     program = Program(experiment(precision=precision, optimizer=adam()))
     state = program.abstract_state()
     of = program.experiment
+    mesh = AbstractMesh((2,), ("data",))
     # 5 * 8 + 8 + 8 * 3 + 3 = 75 parameters.
-    assert describe_precision(of.roles, of.optimizer, state, 2) == [
+    assert describe_precision(of.roles, of.optimizer, state, mesh) == [
         "precision: parameters bfloat16 150 bytes; compute bfloat16; sums of gradients over "
         "microbatches float32, over 2 devices bfloat16; master float32 300 bytes",
         "states of group 'all': mu bfloat16 150 bytes, nu float32 300 bytes",
     ]
     plain = Program(experiment(optimizer=adam()))
     of, state = plain.experiment, plain.abstract_state()
-    assert describe_precision(of.roles, of.optimizer, state, 2) == []
+    assert describe_precision(of.roles, of.optimizer, state, mesh) == []
 
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -156,15 +160,52 @@ def test_wrong_roles_are_refused(precision: Any, optimizer: Any, message: str):
     assert message in str(error.value)
 
 
-def test_gradients_are_added_over_devices_in_the_dtype_of_the_role(tmp_path: Path):
-    command = [sys.executable, "-m", "tests.precision_cases", str(tmp_path / "hlo")]
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("precision") / "hlo"
+    command = [sys.executable, "-m", "tests.precision_cases", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def test_gradients_are_added_over_devices_in_the_dtype_of_the_role(rows: dict[str, Any]):
     assert rows["mixed"]["reduced"] == ["bf16"]
     assert rows["float32"]["reduced"] == rows["both"]["reduced"] == ["f32"]
     assert rows["float32"]["distance"] < 1e-6
     assert "a state that its whole batch determines" in rows["statistics"]["refused"]
-    assert "the mesh splits those (fsdp: 2)" in rows["mesh"]["refused"]
+
+
+MESHES = ("data 2, fsdp 2", "fsdp 4", "data 2, fsdp 2, tensor 2")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_terms_that_a_sum_in_bfloat16_would_lose_are_added_over_all_axes(rows: Any, mesh: str):
+    # The gradients of four devices are 256, 1, 1 and 1, whose mean is 259 / 4. In bfloat16 256 + 1
+    # is 256; even the sum in float32 that a CPU takes instead is rounded, to 258 or 260.
+    added = sum([jnp.bfloat16(1)] * 3, jnp.bfloat16(256))
+    assert float(added) / 4 == 64.0
+    assert rows[f"terms, {mesh}"]["float32"] == [64.75] * 8
+    assert {abs(x - 64.75) for x in rows[f"terms, {mesh}"]["mixed"]} == {0.25}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_whose_gradients_are_added_apart_is_that_of_one_device(rows: Any, mesh: str):
+    """With dropout, microbatches, a mask, the loss in chunks, clipping and an average."""
+    found = rows[f"step, {mesh}"]
+    assert found["reduced"] == ["f32"]
+    # Gradients that float32 computes in another order, and each rounded to bfloat16 before the sum:
+    # few of them to another number.
+    assert found["loss"] < 1e-6
+    assert found["params"] < 2**-12 and found["ema"] < 2**-12
+    assert found["norm"] < 2**-12
+
+
+def test_the_plan_counts_gradients_that_are_whole_before_their_sum(rows: dict[str, Any]):
+    # Half of 64 * 16 numbers of embedding and head, and of 12 * 16 * 16 of a layer, in float32; and
+    # the whole scales, three of 16 and two of 4.
+    size = 4 * (2 * 64 * 16 // 2 + 12 * 16 * 16 // 2 + 3 * 16 + 2 * 4)
+    line = f"gradients before their sum over 4 devices: up to {size:,} bytes on each, whole along "
+    assert line + "fsdp" in rows["step, data 2, fsdp 2, tensor 2"]["plan"]
 
 
 def test_a_config_whose_floats_are_inputs_keeps_its_roles():

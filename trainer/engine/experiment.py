@@ -75,9 +75,9 @@ class Experiment:
             or "mixed" for float32 parameters and bfloat16 computation. Or a mapping of roles to
             dtypes, such as {"parameters": "bfloat16", "master": "float32", "states": {"mu":
             "bfloat16"}}: `parameters` and `compute`; `reductions`, in which gradients are added
-            over devices; `master`, the copies of bfloat16 parameters that the optimizer updates, or
-            "none"; and `states`, as in `optim.optimizer`. Losses, norms, sums over microbatches and
-            the optimizer always compute in at least float32.
+            over the devices that split a batch; `master`, the copies of bfloat16 parameters that
+            the optimizer updates, or "none"; and `states`, as in `optim.optimizer`. Losses, norms,
+            sums over microbatches and the optimizer always compute in at least float32.
         mesh: axis name ("data", "fsdp", "tensor") -> number of devices, -1 for all that the others
             leave; None splits the batch over all devices.
         sharding: pattern of parameters -> the axes of the mesh that split their last dimensions,

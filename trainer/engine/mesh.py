@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from trainer.messages import plural
 
@@ -126,12 +126,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
 
 
-def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the axes of a mesh that split a batch, in its order."""
     return tuple(name for name in mesh.axis_names if name in BATCH_AXES)
 
 
-def batch_parts(mesh: Mesh) -> int:
+def batch_parts(mesh: Mesh | AbstractMesh) -> int:
     """Returns into how many parts the devices of a mesh split a batch."""
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
 

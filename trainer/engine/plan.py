@@ -384,7 +384,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         },
         hyperparameters=describe(sampled),
         wrappers=_wrappers(optimizer, state.opt_state),
-        precision=describe_precision(experiment.roles, optimizer, state, program.mesh.size),
+        precision=describe_precision(experiment.roles, optimizer, state, program.mesh),
         diagnostics=diagnostics,
         left_whole=program.sharding.left_whole(state.params),
         block=program.block_rule,

@@ -3,12 +3,13 @@
 Begin with `roles_of`; the names "float32", "mixed" and "bfloat16" are short for roles.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import optim
 from optim.dtypes import widen
@@ -16,6 +17,7 @@ from optim.paths import flatten
 from optim.state_dtypes import named_arrays, wrong_states
 from trainer.config.wording import known_names
 from trainer.engine.contracts import ComponentError
+from trainer.engine.mesh import batch_parts
 
 DTYPES = ("bfloat16", "float32")
 _NO_FLOAT16 = (
@@ -30,8 +32,8 @@ class Roles(NamedTuple):
     Attributes:
         parameters: in which the parameters are stored.
         compute: to which parameters and batch are cast for the model.
-        reductions: in which gradients are added over devices. Over microbatches they are added in
-            float32.
+        reductions: in which gradients are added over the devices that split a batch. Over
+            microbatches they are added in float32.
         master: "float32" if the optimizer updates copies of bfloat16 parameters in float32, "none"
             if it does not; None leaves it to `low_precision` of the optimizer.
         states: see `optim.optimizer`; None leaves it to the optimizer's own argument.
@@ -163,41 +165,33 @@ def to_bfloat16(tree: Any) -> Any:
 
 
 def summed_apart(roles: Roles, mesh: AbstractMesh, model_state: Any) -> int:
-    """Returns for how many devices gradients must be computed apart, to be added in float32.
+    """Returns for how many parts of a batch gradients are computed apart, to be added in float32.
 
     It is 1 where the sums over devices have the dtype of the role anyway.
 
-    Raises ComponentError if the mesh or the model does not allow it.
+    Raises ComponentError if the model does not allow it.
     """
-    if roles.reductions == roles.compute or mesh.size == 1:
+    count = batch_parts(mesh)
+    if roles.reductions == roles.compute or count == 1:
         return 1
-    advice = "Set reductions of precision to bfloat16, the dtype in which the model computes"
-    why = (
-        "precision has float32 as reductions and bfloat16 as compute. The gradients of each device "
-        "are then computed apart"
-    )
-    others = [f"{name}: {n}" for name, n in mesh.shape.items() if name != "data" and n > 1]
-    if others:
-        raise ComponentError(
-            "precision",
-            f"{why}, from whole parameters, but the mesh splits those ({', '.join(others)}). "
-            f"{advice}, or take a mesh of data alone.",
-        )
     if jax.tree.leaves(model_state):
         raise ComponentError(
             "precision",
-            f"{why}, but this model has a state that its whole batch determines, such as "
-            f"BatchNorm's. {advice}, or take one device.",
+            "precision has float32 as reductions and bfloat16 as compute. The gradients of each "
+            "device are then computed apart, but this model has a state that its whole batch "
+            "determines, such as BatchNorm's. Set reductions of precision to bfloat16, the dtype "
+            "in which the model computes, or take one device.",
         )
-    return mesh.shape["data"]
+    return count
 
 
 def describe_precision(
-    roles: Roles, optimizer: optim.Optimizer, state: Any, devices: int
+    roles: Roles, optimizer: optim.Optimizer, state: Any, mesh: Mesh | AbstractMesh
 ) -> list[str]:
     """Returns lines about the dtype of each role, with bytes; none if all of them are float32.
 
-    `state` is a `State` of shapes and dtypes; the bytes are those of all devices together.
+    `state` is a `State` of shapes, dtypes and shardings; the bytes are those of all devices
+    together, but for gradients before their sum.
     """
     bound = optimizer.bind(state.params)
     master = state.opt_state.master.values()
@@ -207,11 +201,18 @@ def describe_precision(
     if not master and any(x.dtype == jnp.bfloat16 for x in bound.trainable().values()):
         at_random = optimizer.low_precision == "stochastic"
         copies += f", updates are rounded {'at random' if at_random else 'to the nearest number'}"
-    over_devices = f", over {devices} devices {roles.reductions}" if devices > 1 else ""
+    parts = batch_parts(mesh)
+    over_devices = f", over {parts} devices {roles.reductions}" if parts > 1 else ""
     lines = [
         f"precision: parameters {_dtypes(jax.tree.leaves(state.params))}; compute {roles.compute}; "
         f"sums of gradients over microbatches float32{over_devices}; master {copies}"
     ]
+    if roles.reductions != roles.compute and mesh.shape.get("fsdp", 1) > 1:
+        size = sum(_before_sum(x) for x in bound.trainable().values())
+        lines.append(
+            f"gradients before their sum over {parts} devices: up to {size:,} bytes on each, whole "
+            "along fsdp"
+        )
     narrow = {
         (group, leaf.index): leaf.stored
         for group, leaves in bound.stored_leaves().items()
@@ -226,6 +227,16 @@ def describe_precision(
             text = ", ".join(f"{name} {_dtypes(arrays)}" for name, arrays in by_name.items())
             lines.append(f"states of group {group!r}: {text}")
     return lines
+
+
+def _before_sum(x: Any) -> int:
+    """Returns the bytes of a gradient, float32, on a device; only "tensor" splits it."""
+    kept = [
+        tuple(name for name in (axes if isinstance(axes, tuple) else (axes,)) if name == "tensor")
+        for axes in x.sharding.spec
+    ]
+    shape = NamedSharding(x.sharding.mesh, PartitionSpec(*kept)).shard_shape(x.shape)
+    return 4 * math.prod(shape)
 
 
 def _dtypes(arrays: Iterable[Any]) -> str:

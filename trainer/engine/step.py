@@ -20,9 +20,11 @@ from optim.dtypes import widen
 from optim.layouts import Layout
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
+from trainer.constraints import APART
 from trainer.engine.contracts import Batch, calling
 from trainer.engine.diagnostics import OF_HALVES, compute, compute_noise
 from trainer.engine.experiment import Experiment
+from trainer.engine.mesh import batch_axes, batch_parts
 from trainer.engine.metric_sums import (
     TrainMetrics,
     compute_losses,
@@ -350,21 +352,22 @@ def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..
     """Differentiates the examples of each device apart, and adds the gradients in float32.
 
     Otherwise the compiler adds over devices where a product has summed over the examples of one, in
-    the dtype of the product. Like microbatches, the devices draw their own random numbers. The
-    function has the arguments and results of `differentiate`.
+    the dtype of the product. Like microbatches, the devices draw their own random numbers. Devices
+    along "tensor" have the same examples and differentiate them together. The function has the
+    arguments and results of `differentiate`.
     """
-    count, divided = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
+    count, axes = batch_parts(mesh), batch_axes(mesh)
+    of_all = jax.vmap(differentiate, (None, None, 0, 0), axis_name=APART, spmd_axis_name=axes)
+
+    def divide(x: Any) -> Any:
+        places = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, places))
 
     def by_device(trainable: Any, model_state: Any, batch: Batch, key: Any) -> Any:
-        parts = {name: x.reshape(count, -1, *x.shape[1:]) for name, x in batch.items()}
-        parts = jax.lax.with_sharding_constraint(parts, divided)
-        # The model sees the examples of one device only: there is no mesh for it.
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            (losses, (_, computed)), grads = jax.vmap(differentiate, (None, None, 0, 0))(
-                trainable, model_state, parts, jax.random.split(key, count)
-            )
-        grads = jax.lax.with_sharding_constraint(grads, divided)
-        grads = jax.tree.map(lambda g: g.mean(axis=0), widen(grads))
+        parts = {name: divide(x.reshape(count, -1, *x.shape[1:])) for name, x in batch.items()}
+        keys = jax.random.split(key, count)
+        (losses, (_, computed)), grads = of_all(trainable, model_state, parts, keys)
+        grads = jax.tree.map(lambda g: g.mean(axis=0), widen(jax.tree.map(divide, grads)))
         return (losses.mean(), (model_state, merge_microbatches(computed))), grads
 
     return by_device
