@@ -337,6 +337,8 @@ def test_gin_yaml_and_set_spell_rules_whose_keys_are_patterns(tmp_path, name, te
     assert read.root.kwargs["sharding"] == given
     (tmp_path / "again.yaml").write_text(config.dump(read.root))
     assert config.load([tmp_path / "again.yaml"]).root.kwargs["sharding"] == given
+    edited = config.override(read, ["sharding..*/(up|down)/kernel='- fsdp'"])
+    assert edited.root.kwargs["sharding"] == given | {".*/(up|down)/kernel": "- fsdp"}
     edited = config.override(
         read, ["sharding.head/kernel='- tensor'", "sharding.blocks/attn/(q|qkv)/kernel=tensor -"]
     )
@@ -345,6 +347,19 @@ def test_gin_yaml_and_set_spell_rules_whose_keys_are_patterns(tmp_path, name, te
     assert found == {**given, "blocks/attn/(q|qkv)/kernel": "tensor -", "head/kernel": "- tensor"}
     text = render(make_plan(program, edited))
     assert "sharding: " not in text  # one device: nothing is split, and nothing is left whole
+
+
+def test_a_setting_of_a_pattern_with_dots_is_told_to_set_the_whole_mapping(tmp_path):
+    for text, place in (
+        (YAML, "sharding={blocks/.*/kernel: ...}"),
+        ("", "{blocks/.*/kernel: ...}"),
+    ):
+        own = text.partition("mesh")[0] or "include: configs/muon_vit.yaml\n"
+        own += text[text.find("sharding") :] if text else ""
+        (tmp_path / "mine.yaml").write_text(own.replace("configs/", f"{runs.ROOT}/configs/"))
+        with pytest.raises(config.ConfigError, match=re.escape(place)):
+            read = config.load([tmp_path / "mine.yaml"])
+            config.override(read, ["sharding.blocks/.*/kernel=fsdp tensor"])
 
 
 def test_a_rule_for_a_model_that_another_file_replaced_is_named_with_its_line(tmp_path):
