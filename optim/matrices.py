@@ -75,7 +75,8 @@ class Matrices:
 
         Returns:
             For each list that the function returns a pytree with the structure of the parameters:
-            first those with their shapes and shardings, then those like `kept`.
+            first those with their shapes and shardings, then those like `kept`, with the shardings
+            of `kept` if there is any.
 
         Raises:
             ValueError: see `declare`; or inside shard_map, if an array differs between devices: it
@@ -92,6 +93,9 @@ class Matrices:
         # `kept`.
         back = [list(map(_parameter, column, found, leaves)) for column in made[: len(trees)]]
         rest = [list(map(_unstack, column, found)) for column in made[len(trees) :]]
+        if kept:
+            places = columns[len(trees) :]
+            rest = [jax.tree.map(scatter, *pair) for pair in zip(rest, places, strict=False)]
         return [structure.unflatten(column) for column in (*back, *rest)]
 
     def _matrices(self, x: jax.Array, layout: Layout) -> jax.Array:

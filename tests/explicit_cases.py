@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import optim
 from tests.laws_harness import FAST
 from tests.laws_table import ROWS
+from trainer.engine.sharding import ShardingRules, param_shardings, state_shardings
 
 SHORT = ("optax.adamw", "optax.lbfgs (zoom)", "optim.muon")
 STEPS = 3
@@ -226,6 +227,38 @@ def product_at_init(mesh: Mesh) -> dict[str, Any]:
     return {"far": far(found, wanted), "spec": str(last.sharding.spec)}
 
 
+def split_factors(_: Mesh) -> dict[str, Any]:
+    """SOAP and Shampoo outside of groups, with factors that are split as the rules say."""
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"))
+    draw = np.random.default_rng(2).normal
+    params = {"kernel": draw(size=(2, 8, 16)).astype("float32")}
+    grads = {"kernel": draw(size=(STEPS, 2, 8, 16)).astype("float32")}
+    rules = ShardingRules(mesh, {".*": "fsdp tensor"})
+    found = {}
+    for name, tx in {"soap": optim.soap(0.1), "shampoo": optim.shampoo(0.1)}.items():
+
+        def steps(params: Any, state: Any, place: Any = None, tx: Any = tx) -> tuple[Any, Any]:
+            step = jax.jit(tx.update, compiler_options=FAST)
+            for t in range(STEPS):
+                one = jax.device_put(jax.tree.map(lambda g, t=t: g[t], grads), place)
+                moves, state = jax.block_until_ready(step(one, state, params))
+                params = optax.apply_updates(params, moves)
+            return params, state
+
+        wanted = steps(jax.tree.map(jnp.asarray, params), tx.init(params))
+        places = param_shardings(rules, params), state_shardings(rules, tx.init(params), params)
+        with jax.set_mesh(mesh):
+            here = steps(*jax.device_put((params, tx.init(params)), places), places[0])
+        kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), here[1], places[1])
+        moved = far(wanted[0], params)
+        found[name] = {
+            "far": far(here[0], wanted[0]),
+            "moved": moved,
+            "kept": all(jax.tree.leaves(kept)),
+        }
+    return found
+
+
 CASES: dict[str, Callable[[Mesh], dict[str, Any]]] = {
     "options": with_options,
     "half explicit": half_explicit,
@@ -233,6 +266,7 @@ CASES: dict[str, Callable[[Mesh], dict[str, Any]]] = {
     "partly manual": partly_manual,
     "held array": held_array,
     "product at init": product_at_init,
+    "split factors": split_factors,
 }
 
 

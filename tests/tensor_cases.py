@@ -21,6 +21,7 @@ from tests.engine import test_loss_contract
 from tests.laws_harness import FAST
 from trainer import data, losses, models
 from trainer.constraints import constrain
+from trainer.engine.collectives import find_traffic
 from trainer.engine.experiment import Experiment
 from trainer.engine.mesh import ambient, batch_sharding, make_mesh
 from trainer.engine.program import Program
@@ -114,6 +115,73 @@ def traffic() -> dict[str, Any]:
     return {"bytes": sum(benchmark.measure(compiled.as_text()).received.values())}
 
 
+def traffic_of(implementation: str) -> dict[str, Any]:
+    """Notes the collectives of a gradient with an implementation of attention."""
+    model, mesh = gpt(attention=implementation, num_kv_heads=2), make_mesh(AXES)
+    params = place(mesh, drawn(model, TEXTS))
+    places = jax.tree.map(lambda x: x.sharding, params)
+
+    def loss(params: Any, batch: Any) -> Any:
+        return benchmark.ours(params, batch, model)
+
+    with ambient(mesh):
+        step = jax.jit(jax.grad(loss), out_shardings=places)
+        compiled = step.lower(params, jax.device_put(TEXTS, batch_sharding(mesh))).compile()
+    return {f"{x.kind} over {x.axes}": x.size for x in find_traffic(compiled.as_text(), mesh.shape)}
+
+
+def step_by_default() -> dict[str, Any]:
+    """Notes the kinds of collectives in a step whose parameters the models' defaults split."""
+    found = {}
+    for name, model, batch in (
+        ("no biases", gpt(activation="swiglu"), TEXTS),
+        ("biases", gpt(activation="swiglu", bias=True), TEXTS),
+        ("vit", models.vit(32, 2, 4), IMAGES),
+    ):
+        examples = data.ArrayDataset({**batch}, {**batch}, batch_size=None)
+        times = dict(steps=2, log_every=1, eval_every=2, save_every=2)
+        loss, tx = losses.softmax_cross_entropy(), optax.adamw(0.1)
+        program = Program(
+            Experiment(model=model, data=examples, loss=loss, optimizer=tx, mesh=AXES, **times)
+        )
+        compiled = program.trace(program.abstract_state()).lower().compile()
+        lines = find_traffic(compiled.as_text(), program.mesh.shape)
+        found[name] = sorted({f"{x.kind} over {x.axes}" for x in lines})
+    return found
+
+
+def operands_of_cudnn() -> dict[str, Any]:
+    """Notes how the operands of cuDNN's attention are divided, which needs a GPU itself."""
+    seen: dict[str, list[str]] = {}
+    attention, mesh = jax.nn.dot_product_attention, make_mesh(AXES)
+
+    def noting(*operands: Any, implementation: str, **more: Any) -> Any:
+        assert implementation == "cudnn"
+        for x in operands:
+            jax.debug.inspect_array_sharding(
+                x, callback=lambda s: seen.setdefault(name, []).append(str(tuple(s.spec)))
+            )
+        return attention(*operands, implementation="xla", **more)
+
+    jax.nn.dot_product_attention = noting
+    try:
+        for heads in (4, 2, 1):
+            name = f"{heads} of 4 heads"
+            model = gpt(attention="cudnn", num_kv_heads=heads)
+            batch = {**TEXTS, **DOCUMENTS}
+            params = place(mesh, drawn(model, batch))
+
+            def loss(params: Any, batch: Any, model: Any = model) -> Any:
+                return benchmark.ours(params, batch, model)
+
+            with ambient(mesh):
+                spread = jax.device_put(batch, batch_sharding(mesh))
+                jax.jit(loss).lower(params, spread).compile()
+    finally:
+        jax.nn.dot_product_attention = attention
+    return seen
+
+
 def known_mesh() -> dict[str, Any]:
     """Notes which mesh a model sees while step, diagnosis and evaluation are traced."""
     seen: list[dict[str, int]] = []
@@ -204,7 +272,13 @@ CASES = {
         gpt(**GROUPED | {"num_kv_heads": 1}, vocab_size=67, mlp_dim=45, scan_layers=False), TEXTS
     ),
     "vit": lambda: compared(models.vit(16, 2, 4, dropout=0.2, qk_norm=True, pool="cls"), IMAGES),
+    "gpt, xla's attention": lambda: compared(
+        gpt(num_kv_heads=2, attention="xla"), {**TEXTS, **DOCUMENTS}
+    ),
     "traffic": traffic,
+    "traffic by attention": lambda: {name: traffic_of(name) for name in ("plain", "xla")},
+    "step by default": step_by_default,
+    "operands of cudnn": operands_of_cudnn,
     "known mesh": known_mesh,
     "left alone": left_alone,
     "steps": steps,

@@ -8,9 +8,18 @@ pytestmark = pytest.mark.laws
 
 CASES = [(model, name, runs.mesh_name(axes)) for model, name, axes in sharded_runs.cases()]
 
-# Relative differences of the losses, and of parameters to the largest value of their array. Sums in
-# another order differ by rounding; SOAP's eigenbases magnify that where eigenvalues are close.
-CLOSE = {"adamw": (1e-5, 1e-3), "muon": (1e-5, 1e-3), "shampoo": (1e-4, 1e-2), "soap": (1e-2, 0.2)}
+# Differences of parameters and of an optimizer's state to the largest value of their array. Sums in
+# another order differ by rounding: of float32 for AdamW and Muon, of float64 for the others. The
+# norms of a ViT subtract the mean, so that one direction of its gradients is almost zero; SOAP
+# divides it by its own small size, and magnifies rounding.
+CLOSE = {
+    "adamw": (1e-3, 1e-3),
+    "muon": (1e-3, 1e-3),
+    "gpt shampoo": (1e-10, 1e-10),
+    "gpt soap": (1e-9, 1e-9),
+    "vit shampoo": (1e-6, 1e-6),
+    "vit soap": (1e-4, 5e-3),
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +34,10 @@ def test_twenty_steps_an_evaluation_and_a_sample_are_those_of_one_device(
 ):
     """Also with a loss in chunks, dropout, microbatches, averages, clipping and skipping."""
     case = found[f"{model} {optimizer} {mesh}"]
-    most_loss, most_param = CLOSE[optimizer]
+    most_param, most_state = CLOSE.get(f"{model} {optimizer}") or CLOSE[optimizer]
     assert case["learned"] > 0.1
-    assert case["losses"] < most_loss and case["evaluation"] < most_loss
-    assert case["params"] < most_param
+    assert case["losses"] < 1e-5 and case["evaluation"] < 1e-5  # reported in float32
+    assert case["params"] < most_param and case["state"] < most_state
     assert case["text"]
 
 

@@ -1,11 +1,13 @@
 """Rules say which axes of the mesh split which dimensions of parameters and state."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 import optim
 from optim import parts
@@ -62,11 +64,11 @@ GPT_SPECS = {  # path: (data 2 x fsdp 4, data 2 x fsdp 2 x tensor 2)
     "embed/embedding": ("-, fsdp", "tensor, fsdp"),
     "norm/scale": ("fsdp", "fsdp"),
     "head/kernel": ("fsdp, -", "fsdp, tensor"),
-    "head/bias": ("", "fsdp"),  # 258 = 2 * 129
+    "head/bias": ("", "tensor"),  # 258 = 2 * 129
     "blocks/attn/q/kernel": ("-, fsdp, -", "-, fsdp, tensor"),
-    "blocks/attn/q/bias": ("-, fsdp", "-, fsdp"),
+    "blocks/attn/q/bias": ("-, fsdp", "fsdp, tensor"),
     "blocks/attn/kv/kernel": ("-, -, fsdp, -", "-, -, fsdp, tensor"),
-    "blocks/attn/kv/bias": ("-, -, fsdp", "-, -, fsdp"),
+    "blocks/attn/kv/bias": ("-, -, fsdp", "fsdp, -, tensor"),
     "blocks/attn/out/kernel": ("-, fsdp, -", "-, tensor, fsdp"),
     "blocks/attn/out/bias": ("-, fsdp", "-, fsdp"),
     "blocks/attn/q_norm/scale": ("-, fsdp", "-, fsdp"),
@@ -75,8 +77,8 @@ GPT_SPECS = {  # path: (data 2 x fsdp 4, data 2 x fsdp 2 x tensor 2)
     "blocks/mlp/up/kernel": ("-, -, fsdp", "-, fsdp, tensor"),
     "blocks/mlp/gate/kernel": ("-, -, fsdp", "-, fsdp, tensor"),
     "blocks/mlp/down/kernel": ("-, fsdp, -", "-, tensor, fsdp"),
-    "blocks/mlp/up/bias": ("-, fsdp", "-, fsdp"),
-    "blocks/mlp/gate/bias": ("-, fsdp", "-, fsdp"),
+    "blocks/mlp/up/bias": ("-, fsdp", "fsdp, tensor"),
+    "blocks/mlp/gate/bias": ("-, fsdp", "fsdp, tensor"),
     "blocks/mlp/down/bias": ("-, fsdp", "-, fsdp"),
     "blocks/mlp_norm/scale": ("-, fsdp", "-, fsdp"),
 }
@@ -84,8 +86,8 @@ VIT_SPECS = {
     "embed/kernel": ("-, fsdp", "-, fsdp"),
     "embed/position": ("-, fsdp", "-, fsdp"),
     "norm/scale": ("fsdp", "fsdp"),
-    "head/kernel": ("fsdp, -", "fsdp, -"),
-    "head/bias": ("", "fsdp"),
+    "head/kernel": ("fsdp, -", "fsdp, tensor"),
+    "head/bias": ("", "tensor"),
     "blocks/attn/qkv/kernel": ("-, -, fsdp, -", "-, -, fsdp, tensor"),
     "blocks/attn/out/kernel": ("-, fsdp, -", "-, tensor, fsdp"),
     "blocks/attn_norm/scale": ("-, fsdp", "-, fsdp"),
@@ -174,7 +176,7 @@ def test_heads_that_tensor_does_not_divide_are_refused_where_the_defaults_split_
     with pytest.raises(ComponentError, match="num_kv_heads is 2, and the mesh has tensor 4") as one:
         ShardingRules(TENSOR, None, GPT).axes_of(GPT_SHAPES)
     assert one.value.component == "model.num_kv_heads"
-    assert "such as 4, a tensor of 1 or 2, or write a rule for these kernels" in str(one.value)
+    assert "such as 4, a tensor of 1 or 2, or write a rule for these parameters" in str(one.value)
     advice = re.search(r"such as \{'(.*)': '-'\}", str(one.value))
     assert advice is not None
     found = specs(ShardingRules(TENSOR, {advice[1]: "-"}, GPT), GPT_SHAPES)
@@ -193,8 +195,8 @@ def test_what_no_axis_divides_stays_whole_and_is_listed():
         "which stays whole; 256 or 260 would be split"
     ]
     assert ShardingRules(TWO).left_whole({"odd": leaf(3, 5), "b": leaf(8)}) == [
-        "sharding: fsdp 4 divides no free dimension of odd [3, 5]: each device keeps them whole, "
-        "or as a rule of `sharding` splits them"
+        "sharding: fsdp 4 divides no free dimension of odd [3, 5]: the devices along it all keep "
+        "the same of them, unless a rule of `sharding` splits them"
     ]
     (line,) = ShardingRules(TENSOR).left_whole(PARAMS)
     assert line.startswith("sharding: tensor 4 splits no parameter, and the devices along it")
@@ -335,6 +337,8 @@ def test_gin_yaml_and_set_spell_rules_whose_keys_are_patterns(tmp_path, name, te
     assert read.root.kwargs["sharding"] == given
     (tmp_path / "again.yaml").write_text(config.dump(read.root))
     assert config.load([tmp_path / "again.yaml"]).root.kwargs["sharding"] == given
+    edited = config.override(read, ["sharding..*/(up|down)/kernel='- fsdp'"])
+    assert edited.root.kwargs["sharding"] == given | {".*/(up|down)/kernel": "- fsdp"}
     edited = config.override(
         read, ["sharding.head/kernel='- tensor'", "sharding.blocks/attn/(q|qkv)/kernel=tensor -"]
     )
@@ -343,6 +347,19 @@ def test_gin_yaml_and_set_spell_rules_whose_keys_are_patterns(tmp_path, name, te
     assert found == {**given, "blocks/attn/(q|qkv)/kernel": "tensor -", "head/kernel": "- tensor"}
     text = render(make_plan(program, edited))
     assert "sharding: " not in text  # one device: nothing is split, and nothing is left whole
+
+
+def test_a_setting_of_a_pattern_with_dots_is_told_to_set_the_whole_mapping(tmp_path):
+    for text, place in (
+        (YAML, "sharding={blocks/.*/kernel: ...}"),
+        ("", "{blocks/.*/kernel: ...}"),
+    ):
+        own = text.partition("mesh")[0] or "include: configs/muon_vit.yaml\n"
+        own += text[text.find("sharding") :] if text else ""
+        (tmp_path / "mine.yaml").write_text(own.replace("configs/", f"{runs.ROOT}/configs/"))
+        with pytest.raises(config.ConfigError, match=re.escape(place)):
+            read = config.load([tmp_path / "mine.yaml"])
+            config.override(read, ["sharding.blocks/.*/kernel=fsdp tensor"])
 
 
 def test_a_rule_for_a_model_that_another_file_replaced_is_named_with_its_line(tmp_path):
@@ -372,3 +389,86 @@ def test_a_mistake_in_a_rule_or_a_mesh_has_the_place_of_its_value(tmp_path):
         with pytest.raises(config.ConfigError) as caught:
             load_located(config.override(read, [setting]))
         assert str(caught.value).startswith(f"--set {setting}: ") and words in str(caught.value)
+
+
+# Explicit axes, where the sharding of an array is a part of its type.
+
+OPTIMIZERS = {
+    "adamw": partial(optax.adamw, 1e-3),
+    "muon": partial(optim.muon, 0.02),
+    "soap": partial(optim.soap, 3e-3),
+    "shampoo": partial(optim.shampoo, 0.1),
+}
+OWN_RULES = {"blocks/mlp/up/kernel": "fsdp+tensor -", "blocks/mlp/down/kernel": "- fsdp"}
+
+
+def explicit(*names):
+    return AbstractMesh((2,) * len(names), names, axis_types=(AxisType.Explicit,) * len(names))
+
+
+def typed(shapes, shardings):
+    """Returns shapes whose types have these shardings."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+
+
+def types(tree):
+    """Returns path -> what the type of a leaf says of its shape, dtype and sharding."""
+    found = {}
+    for path, x in flatten(tree).items():
+        axes = () if x.sharding is None else tuple(x.sharding.spec)
+        found[path] = (x.shape, x.dtype, *axes, *[None] * (x.ndim - len(axes)))
+    return found
+
+
+MODELS = {"gpt": (GPT, GPT_SHAPES), "vit": (VIT, VIT_SHAPES)}
+
+
+def on_explicit_axes(model, name, given, names):
+    """Yields (init, update, parameters, state, the mesh), typed by rules: in groups, and bare."""
+    (made, shapes), mesh, factory = MODELS[model], explicit(*names), OPTIMIZERS[name]
+    rules = ShardingRules(mesh, given, made)
+    params = typed(shapes, param_shardings(rules, shapes))
+    kernels = {n: x for n, x in flatten(params).items() if re.fullmatch("block.*/kernel", n)}
+    groups = {
+        "own": optim.group("block.*/kernel", factory),
+        "rest": optim.group(".*", OPTIMIZERS["adamw"]),
+    }
+    for tx, own in ((optim.optimizer(groups, clip_norm=1.0), params), (factory(), kernels)):
+        state = jax.eval_shape(tx.init, own)
+        yield tx, own, typed(state, state_shardings(rules, state, params)), mesh
+
+
+MESHES = pytest.mark.parametrize(
+    "names", [("fsdp", "tensor"), ("data", "fsdp", "tensor")], ids=["2 axes", "3 axes"]
+)
+GIVEN_RULES = pytest.mark.parametrize("given", [None, OWN_RULES], ids=["defaults", "rules"])
+
+
+@MESHES
+@GIVEN_RULES
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_an_update_on_explicit_axes_keeps_the_shardings_that_rules_give(model, name, given, names):
+    for tx, params, state, mesh in on_explicit_axes(model, name, given, names):
+        with jax.sharding.use_abstract_mesh(mesh):
+            new = jax.eval_shape(tx.update, params, state, params)
+        before = types((params, state))
+        assert types(new) == before
+        # Everything but the counts is split, the factors too.
+        assert {path for path, (_, _, *axes) in before.items() if not any(axes)} == {
+            path for path, (shape, *_) in before.items() if not shape or "int32" in path
+        }
+
+
+@MESHES
+@GIVEN_RULES
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_rules_of_moments_are_those_that_jax_derives_from_the_parameters(
+    model, name, given, names
+):
+    _, (tx, params, state, mesh) = on_explicit_axes(model, name, given, names)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert types(jax.eval_shape(tx.init, params)) == types(state)

@@ -13,7 +13,7 @@ def found():
 def test_losses_and_gradients_under_three_axes_are_those_of_one_device(found):
     """Also with dropout, whose masks are the same, and with sizes that do not divide."""
     models = {case: of for case, of in found.items() if "apart" in of}
-    assert len(models) == 4
+    assert len(models) == 5
     for case, of in models.items():
         assert of["many"] == pytest.approx(of["one"], rel=1e-5), case
         assert max(of["apart"].values()) < 1e-5, (case, of["apart"])
@@ -29,6 +29,28 @@ def test_devices_exchange_activations_as_in_megatron_and_kernels_and_nothing_els
     # Embedding and head: one sum over tensor, one gathering, one sum of the gradient.
     ends = 2 * (activations + 2 * embedding / 2)
     assert 1.0 <= found["traffic"]["bytes"] / (layers + ends) < 1.03  # norms, statistics of rows
+
+
+def test_biases_and_a_head_of_classes_add_no_exchange_of_parts(found):
+    """Where fsdp alone split them, each had a collective-permute or an all-to-all of its own."""
+    by = found["step by default"]
+    assert by["biases"] == by["no biases"]
+    kinds = {line.partition(" over ")[0] for line in by["vit"]}
+    assert kinds == {"all-gather", "all-reduce"}
+
+
+def test_attention_by_xla_is_divided_by_heads_as_our_own_is(found):
+    both = found["traffic by attention"]
+    assert both["xla"] == both["plain"]
+    # Over tensor, only sums: neither queries nor keys nor values are gathered.
+    assert [name for name in both["xla"] if "tensor" in name] == ["all-reduce over tensor"]
+
+
+def test_queries_keys_and_values_are_divided_alike_for_cudnn(found):
+    """Otherwise jax refuses to partition it; also where one head serves several devices."""
+    alike = ["(('data', 'fsdp'), None, 'tensor')"] * 3
+    named = ("4 of 4 heads", "2 of 4 heads", "1 of 4 heads")
+    assert found["operands of cudnn"] == dict.fromkeys(named, alike)
 
 
 def test_model_and_loss_see_the_mesh_in_step_diagnosis_and_evaluation(found):

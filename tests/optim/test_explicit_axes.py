@@ -59,6 +59,12 @@ def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
     assert found["spec"] == "P('data', 'model')"
 
 
+@pytest.mark.parametrize("optimizer", ["soap", "shampoo"])
+def test_factors_that_are_split_stay_so_outside_of_groups(cases, optimizer):
+    found = cases["split factors"][optimizer]
+    assert found["kept"] and found["far"] < 1e-5 and found["moved"] > 0.1
+
+
 @pytest.fixture(scope="module")
 def laws():
     found = runs.findings("row", "tests.laws_explicit")

@@ -156,7 +156,7 @@ def _with_source(tree: Tree, source: Source) -> Node:
 def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
     items = dict(children(node))
     key = longest_key(items, path)
-    if path.startswith(".") or path == f"{key}.":
+    if path == f"{key}." or (key is None and path.startswith(".")):
         raise ConfigError(
             f"The path has an empty key below {above or 'the root'}: join keys by single dots.",
             source,
@@ -190,9 +190,13 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
     hint = known_names(word, known, f"It has {what}".strip())
     if isinstance(node.value, Call) and word.isidentifier() and nearest(word, known) is None:
         whole = join(above, word)
-        key = below.split(".")[0]
+        # What does not look like a path is one key, such as a pattern of `sharding`.
+        key = below.split(".")[0] if below.replace(".", "").isidentifier() else below
         shown = "[...]" if key.isdecimal() else f"{{{key}: ...}}" if key else "..."
         hint += f" To replace a default, set the whole value: --set {whole}={shown}."
+    elif isinstance(node.value, dict) and below and above and nearest(word, known) is None:
+        whole = f"--set {above}={{{path}: ...}}"
+        hint += f" A path cannot add a key that contains dots: set the whole value, {whole}."
     raise ConfigError(f"{place} has no {word!r}. {hint}", source)
 
 

@@ -177,7 +177,8 @@ class ShardingRules:
                     if size % self._parts(axes):
                         whole.setdefault((size, axes), []).append(path)
             axes = self._default(path, x.shape)
-            if "fsdp" in self._sizes and not any("fsdp" in of_one for of_one in axes):
+            free = not axes or not all(axes)
+            if free and "fsdp" in self._sizes and not any("fsdp" in of_one for of_one in axes):
                 unsplit.append(f"{path} [{', '.join(map(str, x.shape))}]")
         lines = [
             f"sharding: {listing(paths)}: {self._named(axes)} does not divide the dimension of "
@@ -193,8 +194,8 @@ class ShardingRules:
         if unsplit:
             lines.append(
                 f"sharding: {self._named(('fsdp',))} divides no free dimension of "
-                f"{listing(unsplit, 4)}: each device keeps them whole, or as a rule of `sharding` "
-                "splits them"
+                f"{listing(unsplit, 4)}: the devices along it all keep the same of them, "
+                "unless a rule of `sharding` splits them"
             )
         return lines
 
@@ -270,8 +271,8 @@ class ShardingRules:
                     f"{heads.argument} is {heads.count}, and the mesh has tensor {parts}: the "
                     f"model splits {path} so that each device has whole heads. Choose a number of "
                     f"heads that {parts} divides, such as {_sizes_near(heads.count, parts)}, a "
-                    f"tensor of {' or '.join(map(str, fits))}, or write a rule for these kernels "
-                    f"in sharding, such as {{{heads.match!r}: '-'}}.",
+                    f"tensor of {' or '.join(map(str, fits))}, or write a rule for these "
+                    f"parameters in sharding, such as {{{heads.match!r}: '-'}}.",
                 )
 
     # The state.

@@ -212,10 +212,23 @@ def attend(
         if group > 1:
             key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
         return causal_attention(query, key, value, mask, scale)
+    if implementation == "cudnn":
+        key, value = (_divided_as(query, x) for x in (key, value))
     chosen: Any = implementation
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, scale=scale, is_causal=True, implementation=chosen
     )
+
+
+def _divided_as(query: jax.Array, x: jax.Array) -> jax.Array:
+    """Repeats the heads of keys or values if the devices divide only those of the queries evenly.
+
+    jax refuses to partition cuDNN's attention where they are not divided as those of the queries.
+    """
+    devices, heads = parts("heads"), query.shape[2]
+    if heads % devices or not x.shape[2] % devices:
+        return x
+    return constrain(jnp.repeat(x, heads // x.shape[2], axis=2), "batch", None, "heads", None)
 
 
 def _choose(query: jax.Array) -> str:

@@ -36,8 +36,6 @@ from trainer.models.model import (
 EMBED_DTYPES = ("bfloat16", "float16", "float32")
 """The values of the argument `embed_dtype` of `gpt`, besides None."""
 
-_VOCABULARY_SHARDING = (("embed/embedding", "tensor -"), ("head/kernel", "- tensor"))
-
 
 def gpt(
     vocab_size: int = 257,
@@ -248,10 +246,10 @@ def gpt(
     return _with_documents(module, inputs)._replace(
         language=language_model(module, kv_heads),
         width_scaling=scaling,
-        sharding=(*TRANSFORMER_SHARDING, *_VOCABULARY_SHARDING),
+        sharding=(*TRANSFORMER_SHARDING, ("embed/embedding", "tensor -")),
         heads=(
-            Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/kernel"),
-            Heads("num_kv_heads", kv_heads, "block.*/attn/kv/kernel"),
+            Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/.*"),
+            Heads("num_kv_heads", kv_heads, "block.*/attn/kv/.*"),
         ),
     )
 

@@ -99,7 +99,7 @@ class LayerNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., features] to an array of the same shape and dtype."""
         scale = self.param("scale", ones, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
+        wide = widen(x)
         wide = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(wide).mean(axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(variance + self.epsilon)

@@ -46,7 +46,7 @@ class Heads(NamedTuple):
     Attributes:
         argument: the argument of the model that is the number.
         count: the number.
-        match: a pattern of the paths of the kernels that consist of these heads.
+        match: a pattern of the paths of the kernels and biases that consist of these heads.
     """
 
     argument: str
@@ -91,12 +91,16 @@ TRANSFORMER_SHARDING = (
     ("block.*/attn/(q|kv|qkv)/kernel", "- tensor"),
     ("block.*/mlp/(up|gate)/kernel", "- tensor"),
     ("block.*/(attn/out|mlp/down)/kernel", "tensor -"),
+    ("block.*/(attn/(q|kv|qkv)|mlp/(up|gate))/bias", "tensor"),
+    ("head/kernel", "- tensor"),
+    ("head/bias", "tensor"),
 )
-"""The default `Model.sharding` of a stack of transformer blocks.
+"""The default `Model.sharding` of a stack of transformer blocks with a head.
 
 The products with kernels that are split by columns, and then with those that are split by rows,
 need one sum over the devices for attention and one for the perceptron (Shoeybi et al., Megatron-LM,
-arXiv:1909.08053).
+arXiv:1909.08053). What is added to columns is split as they are: if "fsdp" alone split biases, the
+compiler would exchange the parts of each of them with a collective of its own.
 """
 
 

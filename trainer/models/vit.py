@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optim.dtypes import widen
 from trainer.constraints import constrain
+from trainer.logits.cross_entropy import wide
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
 from trainer.models.layers import (
@@ -48,7 +50,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             query, key = LayerNorm(name="q_norm")(query), LayerNorm(name="k_norm")(key)
         # [batch, heads, queries, keys]
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
+        scores = widen(jnp.einsum("bqhd,bkhd->bhqk", query, key))
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
         self.sow("intermediates", "weights", weights)
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
@@ -153,7 +155,7 @@ class Vit(nn.Module):
 
         x = run_stack(block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
-        x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=jnp.float32).astype(x.dtype)
+        x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=wide(x.dtype)).astype(x.dtype)
         logits = Linear(self.num_classes, roles=(None, "vocabulary"), name="head")(x)
         return constrain(logits, "batch", None)  # losses and metrics read whole rows
 
@@ -181,7 +183,7 @@ def vit(
     `blocks/mlp/up/kernel` [width, mlp_dim], `blocks/mlp/down/kernel` [mlp_dim, width],
     `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]; with `qk_norm` also
     `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]. The model
-    computes in the dtype of its parameters, except norms, softmax and pooling, which are float32.
+    computes in the dtype of its parameters, but norms, softmax and pooling at least in float32.
     The number of positions follows from the size of the images in the batch. `module.apply` with
     `mutable=["intermediates"]` also returns the attention weights of each layer, as
     `blocks/attn/weights`.
@@ -278,5 +280,5 @@ def vit(
         inputs,
     )._replace(
         sharding=TRANSFORMER_SHARDING,
-        heads=(Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/kernel"),),
+        heads=(Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/.*"),),
     )
