@@ -10,6 +10,11 @@ decompositions, m ** 3 for a matrix of m x m, which that analysis omits. The sec
 bytes that a device receives in the collectives. "replicated" is the same update without the ambient
 mesh that `optim.division` needs.
 
+The last rows are of the kernels of models.gpt, split by the model's defaults over fsdp and tensor:
+queries, keys and values by rows and columns, and the matrices after attention, which have the same
+shape, by columns and rows. "not told" is without `optim.division.split_as`, by which a run tells
+the optimizer so.
+
 XLA counts both branches of a condition; where the number of matrices does not divide by that of the
 devices, "dealt" is the costliest share over the mean, without the slots that stay empty.
 """
@@ -34,11 +39,13 @@ import numpy as np
 import optim
 from optim.division import assign_to_devices, square_cost
 from optim.newton_schulz import flops
+from trainer import models
 from trainer.engine import mesh as meshes
 from trainer.engine import sharding
 from trainer.engine.collectives import find_collectives
 
 DEVICES = 8
+TENSOR = {"data": 2, "fsdp": 2, "tensor": 2}
 MESHES = ({"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 4})
 RECIPES: dict[str, Callable[..., Any]] = {
     "muon": partial(optim.muon, 0.02),
@@ -47,6 +54,8 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "shampoo": partial(optim.shampoo, 1e-3, precondition_frequency=1),
 }
 TARGET = 1.05
+
+_GPT = models.gpt(vocab_size=2, width=8, depth=1, num_heads=2)  # for its defaults of `sharding`
 
 _DECOMPOSITIONS = r"syevd|geqrf"
 
@@ -89,8 +98,19 @@ def kernels(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, 
     return {"blocks": block(layers)} if stacked else {f"block_{i}": block() for i in range(layers)}
 
 
+def gpt_kernels(layers: int, width: int, seed: int = 0) -> dict[str, Any]:
+    """Draws the stacked kernels of the layers of models.gpt; the arguments are as in `kernels`."""
+    names = {"qkv": "attn/qkv", "out": "attn/out", "up": "mlp/up", "down": "mlp/down"}
+    drawn = kernels(layers, width, stacked=True, seed=seed)["blocks"]
+    return {f"blocks/{names[name]}/kernel": x for name, x in drawn.items()}
+
+
 def compile_update(
-    recipe: Callable[..., Any], params: optax.Params, axes: dict[str, int], divided: bool
+    recipe: Callable[..., Any],
+    params: optax.Params,
+    axes: dict[str, int],
+    divided: bool,
+    told: bool = True,
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Compiles an update of sharded parameters, as in a run.
 
@@ -99,13 +119,14 @@ def compile_update(
         params: a pytree of arrays.
         axes: the names and sizes of the mesh's axes.
         divided: whether the mesh is set while the update is traced, which `optim.division` needs.
+        told: whether the optimizer is then told how the parameters are split.
 
     Returns:
         The compiled update, and its arguments: gradients, state and parameters.
     """
     tx = recipe()
     mesh = meshes.make_mesh(axes)
-    rules = sharding.ShardingRules(mesh)
+    rules = sharding.ShardingRules(mesh, model=_GPT)
     spread = sharding.param_shardings(rules, params)
     state = tx.init(params)
     spread_state = sharding.state_shardings(rules, state, params)
@@ -114,7 +135,7 @@ def compile_update(
     arguments = (params, state, params)
     if not divided:
         return update.lower(*arguments).compile(), arguments
-    with jax.set_mesh(mesh):
+    with meshes.ambient(mesh, rules.axes_of(params) if told else None):
         return update.lower(*arguments).compile(), arguments
 
 
@@ -158,7 +179,9 @@ def received_by(compiled: Any) -> dict[str, float]:
     return sums
 
 
-def measure(name: str, params: optax.Params, axes: dict[str, int], divided: bool) -> Measured:
+def measure(
+    name: str, params: optax.Params, axes: dict[str, int], divided: bool, told: bool = True
+) -> Measured:
     """Compiles an update for eight devices and for one, and compares the two programs.
 
     Args:
@@ -166,9 +189,10 @@ def measure(name: str, params: optax.Params, axes: dict[str, int], divided: bool
         params: a pytree of arrays.
         axes: the names and sizes of the mesh's axes.
         divided: whether the eight devices divide the matrices among them.
+        told: as in `compile_update`.
     """
     at = 0 if name in ("muon", "scion") else 1
-    several, _ = compile_update(RECIPES[name], params, axes, divided)
+    several, _ = compile_update(RECIPES[name], params, axes, divided, told)
     alone, _ = compile_update(RECIPES[name], params, {"data": 1}, divided=False)
     ideal = work_of(alone)[at] / DEVICES
     return Measured(work_of(several)[at] / ideal, received_by(several))
@@ -214,13 +238,25 @@ def main() -> None:
             for axes in MESHES:
                 for divided in (False, True):
                     found = measure(name, params, axes, divided)
-                    told = ", ".join(f"{k} {mb:.1f} MB" for k, mb in found.received.items())
-                    print(
-                        f"  {'divided   ' if divided else 'replicated'} over"
-                        f" {' x '.join(f'{k} {n}' for k, n in axes.items()):15} work"
-                        f" {found.work:.2f}; {told or 'no collectives'}",
-                        flush=True,
-                    )
+                    say("divided" if divided else "replicated", axes, found)
+        if name in ("muon", "scion"):
+            for layers in (8, 12):
+                params = gpt_kernels(layers, width)
+                megabytes = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6
+                print(f"{name}, {layers} layers of models.gpt, {megabytes:.1f} MB of parameters")
+                for told in (False, True):
+                    found = measure(name, params, TENSOR, divided=True, told=told)
+                    say("told" if told else "not told", TENSOR, found)
+
+
+def say(how: str, axes: dict[str, int], found: Measured) -> None:
+    """Prints a line about one compiled update."""
+    told = ", ".join(f"{k} {mb:.1f} MB" for k, mb in found.received.items())
+    print(
+        f"  {how:10} over {' x '.join(f'{k} {n}' for k, n in axes.items()):15} work"
+        f" {found.work:.2f}; {told or 'no collectives'}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ shares would be too unequal, several devices compute the rows of one matrix toge
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,41 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 Cost = Callable[[tuple[int, ...]], float]
 
+Axes = tuple[str, ...]
+"""The mesh axes that split one dimension; () if it is not split."""
+
+_SPLIT: ContextVar[Mapping[str, Sequence[Axes]] | None] = ContextVar("_SPLIT", default=None)
+
 # If the largest share of whole matrices is at most this multiple of the mean, none is divided.
 _EVEN_ENOUGH = 1.1
 # The fewest rows of a matrix that a device computes. For fewer, exchanging them should take longer
 # than computing them on each device; that was not measured.
 _FEWEST_ROWS = 32
+
+
+@contextmanager
+def split_as(axes: Mapping[str, Sequence[Axes]]) -> Iterator[None]:
+    """Tells the optimizers that are traced meanwhile how the parameters are split.
+
+    With automatic axes, the type of a traced array does not say it. Results are the same without,
+    up to rounding, but devices may exchange more.
+
+    Args:
+        axes: path name -> the mesh axes that split each dimension of the parameter.
+    """
+    token = _SPLIT.set(axes)
+    try:
+        yield
+    finally:
+        _SPLIT.reset(token)
+
+
+def split_of(path: str) -> Sequence[Axes] | None:
+    """Returns the mesh axes that split each dimension of a parameter.
+
+    The result is None if nobody has told them, or if `divide`, called here, divides nothing.
+    """
+    return (_SPLIT.get() or {}).get(path) if is_divided() else None
 
 
 def square_cost(shape: tuple[int, ...]) -> float:

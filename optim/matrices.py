@@ -13,6 +13,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.declarations import declare
+from optim.division import Axes, split_of
 from optim.layouts import Layout, MatrixSpec, layouts, rules
 
 
@@ -55,6 +56,23 @@ class Matrices:
     def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds every parameter's layout, in the order of the leaves; raises as `declare` does."""
         return list(layouts(params, self._rules, self._optimizer).values())
+
+    def splits(self, params: optax.Params) -> list[tuple[Axes, Axes]]:
+        """Finds the mesh axes that split rows and columns of every parameter's matrices.
+
+        They are () where `division.split_as` does not say; raises as `declare` does.
+        """
+
+        def of_path(path: str, layout: Layout) -> tuple[Axes, Axes]:
+            of = split_of(path) or [()] * len(layout.shape)
+            rows, columns = (
+                tuple(name for axis in axes for name in of[axis])
+                for axes in (layout.rows, layout.columns)
+            )
+            return rows, columns
+
+        found = layouts(params, self._rules, self._optimizer)
+        return [of_path(path, layout) for path, layout in found.items()]
 
     def map(
         self,

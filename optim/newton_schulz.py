@@ -7,6 +7,7 @@ is its singular value decomposition.
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from optim.descent import scalar
-from optim.division import divide
+from optim.division import Axes, divide
 from optim.factories import ArgumentError
 from optim.matrices import product, transpose
 
@@ -187,10 +188,12 @@ def orthogonalize_all(
     dtype: DTypeLike | None = None,
     norm: str = "frobenius",
     add_eps: bool = False,
+    splits: Sequence[tuple[Axes, Axes]] = (),
 ) -> list[jax.Array]:
     """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
 
-    `batches` has the matrices of each parameter, [k, m, n]; see `orthogonalize` for the rest.
+    `batches` has the matrices of each parameter, [k, m, n]; `splits` the mesh axes that split their
+    rows and columns, if they are known. See `orthogonalize` for the rest.
     """
 
     def cost(shape: tuple[int, ...]) -> float:
@@ -198,14 +201,37 @@ def orthogonalize_all(
         return flops(min(shape), max(shape), len(triples), size)
 
     # A matrix and its transpose cost the same; with one orientation, `divide` can stack them.
-    tall = [x.shape[-2] > x.shape[-1] for x in batches]
-    flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
+    turned = _turned(batches, splits or [((), ())] * len(batches))
+    flat = [transpose(x) if t else x for x, t in zip(batches, turned, strict=True)]
 
     def by_rows(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
         return orthogonalize(x, triples, eps, dtype, norm, add_eps, axes)
 
     found = divide(lambda x: by_rows(x, ()), flat, cost=cost, by_rows=by_rows)
-    return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
+    return [transpose(x) if t else x for x, t in zip(found, turned, strict=True)]
+
+
+def _turned(batches: Sequence[jax.Array], splits: Sequence[tuple[Axes, Axes]]) -> list[bool]:
+    """Returns whether to transpose the matrices of each parameter, so that `divide` stacks them.
+
+    Wide matrices of one size can be stacked. If square ones are split over two axes of the mesh in
+    both ways, such as queries by (rows, columns) and outputs by (columns, rows), the compiler would
+    gather their stack on every device, and a transposition moves nothing. Where only one side is
+    split, they stay: the compiler exchanges single axes well.
+    """
+    numbers: Counter[tuple[int, tuple[Axes, Axes]]] = Counter()
+    for x, split in zip(batches, splits, strict=True):
+        if x.shape[-2] == x.shape[-1]:
+            numbers[x.shape[-1], split] += x.shape[0]
+
+    def is_turned(x: jax.Array, split: tuple[Axes, Axes]) -> bool:
+        (rows, columns), other = x.shape[-2:], (split[1], split[0])
+        if rows != columns or not all(split):
+            return rows > columns
+        # The way of most matrices, or else the later one in the alphabet.
+        return (numbers[rows, other], other) > (numbers[rows, split], split)
+
+    return list(map(is_turned, batches, splits))
 
 
 def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:

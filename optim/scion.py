@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import descend, moving_average, scalar
+from optim.division import Axes
 from optim.dtypes import wide_zeros, widen
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
@@ -119,9 +120,11 @@ def scion(
             )
         return ScionState(jax.tree.map(wide_zeros, params))
 
-    def farthest(batches: list[jax.Array]) -> list[list[jax.Array]]:
+    def farthest(
+        splits: list[tuple[Axes, Axes]], batches: list[jax.Array]
+    ) -> list[list[jax.Array]]:
         if norm in ("spectral", "spectral_conv"):
-            found = orthogonalize_all(batches, triples, eps)
+            found = orthogonalize_all(batches, triples, eps, splits=splits)
             # Arrays are [matrices, inputs, outputs], so this is sqrt(outputs / inputs).
             return [[(x.shape[-1] / max(x.shape[-2], 1)) ** 0.5 * x for x in found]]
         return [list(map(normalized, batches))]
@@ -143,7 +146,7 @@ def scion(
                 lambda m: m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + scalar(eps, m)),
                 moments,
             )
-        [found] = over.map(farthest, [moments])
+        [found] = over.map(partial(farthest, over.splits(moments)), [moments])
         if not conv:
             return found
         leaves, structure = jax.tree.flatten(found)

@@ -34,7 +34,7 @@ from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
 
 MUON_WIDTH, SOAP_WIDTH = 64, 16
-TENSOR = {"data": 2, "fsdp": 2, "tensor": 2}
+TENSOR = benchmark.TENSOR
 
 
 def say(case: str, **found: Any) -> None:
@@ -58,23 +58,43 @@ def answers() -> None:
     """Whether three divided updates are those of one device, where 8 divides no number, too."""
     for name in benchmark.RECIPES:
         for layers in (3, 8):
-            params = benchmark.kernels(layers, 16, stacked=layers == 8)
-            alone = jax.jit(benchmark.RECIPES[name]().update)
+            kernels = partial(benchmark.kernels, stacked=layers == 8)
             for axes in benchmark.MESHES if name == "muon" else benchmark.MESHES[-1:]:
-                several, (_, state, spread) = benchmark.compile_update(
-                    benchmark.RECIPES[name], params, axes, divided=True
-                )
-                placed = jax.tree.map(lambda x: x.sharding, spread)
-                wanted_state, worst = jax.device_get(state), 0.0
-                for seed in range(3):
-                    grads = benchmark.kernels(layers, 16, layers == 8, seed)
-                    here = jax.device_put(grads, placed)
-                    found, state = jax.block_until_ready(several(here, state, spread))
-                    wanted, wanted_state = alone(grads, wanted_state, params)
-                    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-                        a, b = np.asarray(a), np.asarray(b)
-                        worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)))
+                worst = compare(name, kernels, layers, axes)
                 say(f"{name} of {layers} layers over {mesh_name(axes)}", worst=worst)
+
+
+def compare(name: str, kernels: Any, layers: int, axes: dict[str, int]) -> float:
+    """Returns the largest relative difference of three divided updates to those of one device."""
+    params = kernels(layers, 16)
+    alone = jax.jit(benchmark.RECIPES[name]().update)
+    several, (_, state, spread) = benchmark.compile_update(
+        benchmark.RECIPES[name], params, axes, divided=True
+    )
+    placed = jax.tree.map(lambda x: x.sharding, spread)
+    wanted_state, worst = jax.device_get(state), 0.0
+    for seed in range(3):
+        grads = kernels(layers, 16, seed=seed)
+        here = jax.device_put(grads, placed)
+        found, state = jax.block_until_ready(several(here, state, spread))
+        wanted, wanted_state = alone(grads, wanted_state, params)
+        for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+            a, b = np.asarray(a), np.asarray(b)
+            worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)))
+    return worst
+
+
+def split_in_two_ways() -> None:
+    """The kernels of models.gpt, whose square matrices are split in two ways."""
+    for name in ("muon", "scion"):
+        params = benchmark.gpt_kernels(8, MUON_WIDTH)
+        size = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6
+        for told in (True, False):
+            found = benchmark.measure(name, params, TENSOR, divided=True, told=told)
+            case = f"{name} {'told' if told else 'not told'}"
+            say(case, work=found.work, received=sum(found.received.values()) / size)
+        worst = compare(name, benchmark.gpt_kernels, layers=3, axes=TENSOR)
+        say(f"{name} of models.gpt", worst=worst)
 
 
 def rows_of_one() -> None:
@@ -205,6 +225,7 @@ def main() -> None:
     )
     programs()
     answers()
+    split_in_two_ways()
     rows_of_one()
     matrices_computed()
     transformations()

@@ -212,15 +212,17 @@ def polar_of(
         count, rows, columns = layout.matrices
         return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
 
-    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
-        # Each array is [matrices, inputs, outputs].
-        found = orthogonalize_all(batches, triples, eps, dtype, norm, add_eps)
-        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
-
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
     ) -> tuple[optax.Updates, Any]:
         del params
+        splits = over.splits(updates)
+
+        def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
+            # Each array is [matrices, inputs, outputs].
+            found = orthogonalize_all(batches, triples, eps, dtype, norm, add_eps, splits)
+            return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
+
         return over.map(orthogonal, [updates])[0], state
 
     return Part(init, update, name="parts.polar", length="ignores")

@@ -67,6 +67,40 @@ def test_gradients_of_microbatches_are_held_in_float32(found: dict[str, Any]):
     assert cells(said, "parameters ") == ["356"] and cells(said, "gradients (float32")[-1] == "712"
 
 
+GPT = """
+model: !models.gpt
+  {vocab_size: 64, width: 64, depth: 5, num_heads: 4, max_length: 16, activation: swiglu,
+   mlp_dim: 176}
+data: !data.tokens
+  {train: no/*.bin, validation: no/*.bin, train_tokens: 10000, vocab_size: 64, length: 16,
+   batch_size: 16, eval_batch_size: 16, eval_tokens: 1000}
+loss: !losses.softmax_cross_entropy
+optimizer: !optim.optimizer
+  groups:
+    matrices: !optim.group {match: block.*/kernel, optimizer: !optim.muon {learning_rate: 0.02}}
+    rest: !optim.group {match: .*, optimizer: !optax.adamw {learning_rate: 0.001}}
+mesh: {data: 2, fsdp: 4, tensor: 2}
+steps: 4
+"""
+
+
+@pytest.mark.laws
+def test_no_device_of_a_gpt_with_muon_gathers_all_matrices(tmp_path: Path):
+    # XLA says so on standard error.
+    (tmp_path / "gpt.yaml").write_text(GPT)
+    options = [f"--config={tmp_path}/gpt.yaml", "--devices=16", "--compile"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "explain", *options],
+        cwd=tmp_path,
+        env=environment(JAX_COMPILATION_CACHE_DIR=""),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "A step was compiled for 16 simulated devices" in done.stdout
+    assert "rematerialization" not in done.stderr
+
+
 def test_a_compiled_plan_says_whose_compiler_it_is_and_what_devices_exchange(found: dict[str, Any]):
     said = found["compiled"]["out"]
     assert "memory of a device, as a CPU's compiler plans it: " in said

@@ -40,6 +40,20 @@ def test_a_device_receives_only_the_data_that_it_needs(found, mesh, most):
 
 
 @pytest.mark.laws
+@pytest.mark.parametrize("name", ["muon", "scion"])
+def test_square_matrices_that_are_split_in_two_ways_are_transposed_before_they_are_moved(
+    found, name
+):
+    # In sizes of the parameters: a device has a quarter of them. It exchanges that along tensor and
+    # fsdp before the work, and gathers an eighth along data and exchanges a quarter twice after it.
+    told, untold = found[f"{name} told"], found[f"{name} not told"]
+    assert told["received"] == pytest.approx(5 / 4, abs=1e-3)
+    assert untold["received"] > 1.6
+    assert told["work"] < 1.05
+    assert found[f"{name} of models.gpt"]["worst"] < 1e-5
+
+
+@pytest.mark.laws
 @pytest.mark.parametrize("layers", [3, 8])
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_divided_updates_equal_those_of_one_device(found, name, layers, mesh):

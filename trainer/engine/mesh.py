@@ -1,14 +1,15 @@
 """Arranges devices in a mesh, and sends batches to them."""
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from optim.division import Axes, split_as
 from trainer.messages import plural
 
 AXES = ("data", "fsdp", "tensor")
@@ -89,15 +90,23 @@ def is_simulated(mesh: Mesh) -> bool:
     return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
-def ambient(mesh: Mesh | None) -> AbstractContextManager[Any]:
+@contextmanager
+def ambient(mesh: Mesh | None, split: Mapping[str, Sequence[Axes]] | None = None) -> Iterator[None]:
     """Makes a mesh of several devices known to what is traced meanwhile.
 
     Models then constrain their activations (`trainer/constraints.py`), and optimizers of matrices
-    divide their work (`optim/division.py`). None, or a mesh of one device, changes nothing.
+    divide their work (`optim/division.py`).
+
+    Args:
+        mesh: the devices; None, or a mesh of one device, changes nothing.
+        split: path name -> the mesh axes that split each dimension of a parameter, from
+            `ShardingRules.axes_of`, where an optimizer is traced.
     """
     if mesh is None or mesh.size == 1:
-        return nullcontext()
-    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+        yield
+        return
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), split_as(split or {}):
+        yield
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -379,7 +379,7 @@ class Program:
 
         def diagnose(state: State, batch: Batch) -> StepMetrics:
             experiment = self._insert(state.hyperparams)
-            with meshes.ambient(self.mesh):
+            with meshes.ambient(self.mesh, self.sharding.axes_of(state.params)):
                 return StepMetrics.pack(diagnose_step(experiment, state, batch, layouts))
 
         whole = meshes.replicated(self.mesh)  # each process reads it
@@ -401,7 +401,7 @@ class Program:
         Returns:
             The results of `step`, the metrics as scalars by their names.
         """
-        with meshes.ambient(mesh):
+        with meshes.ambient(mesh, self.sharding.axes_of(state.params)):
             return train_step(self._insert(state.hyperparams), state, batch)
 
     def packed_step(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from optim.division import Axes
 from optim.paths import flatten, path_name, unflatten
 from optim.patterns import SlowPattern, fullmatch, near_paths
 from trainer.config.wording import known_names, listing
@@ -23,9 +24,6 @@ _GRAMMAR = (
     "A rule has one word for each of the last dimensions: an axis of the mesh ('data', 'fsdp' or "
     "'tensor'), several joined by '+', or '-' for a dimension that is not split."
 )
-
-Axes = tuple[str, ...]
-"""The mesh axes that split one dimension; () if it is not split."""
 
 
 class Rule(NamedTuple):

@@ -312,7 +312,7 @@ class Shadow:
         """Returns the next state of the other optimizer, the products of the step and its loss."""
         experiment = self.program.inputs.insert(self.program.experiment, state.hyperparams)
         other = self.other.inputs.insert(self.other.experiment, hyperparams).optimizer
-        with ambient(self.program.mesh):
+        with ambient(self.program.mesh, self.program.sharding.axes_of(state.params)):
             found = shadow_step(experiment, other, state, opt_state, batch)
         own, theirs, zero = found.own.updates, found.other.updates, jnp.zeros(())
         products = [

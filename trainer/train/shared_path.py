@@ -101,7 +101,7 @@ class SharedPath:
         run = self._program
         experiment = run.inputs.insert(run.experiment, state.hyperparams)
         other = program.inputs.insert(program.experiment, hyperparams).optimizer
-        with ambient(run.mesh):
+        with ambient(run.mesh, run.sharding.axes_of(state.params)):
             return shadow_step(experiment, other, state, opt_state, batch).opt_state
 
     def follow(self, program: Program, init: Callable[[Any, Any], Any]) -> Any:
