@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import optim
     from lockstep.calls import call
     from lockstep.configs import Config, load_config, make_config
-    from lockstep.plans import Plan, explain
+    from lockstep.plans import Placement, Plan, explain
     from lockstep.processes import RunFailed, Stopped
     from lockstep.programs import Program, compile
     from lockstep.results import Comparison, Plot, Report, compare, plot, report
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Config",
+    "Placement",
     "Plan",
     "Plot",
     "Program",
@@ -62,6 +63,7 @@ __all__ = [
 _MODULES = {
     "Comparison": "lockstep.results",
     "Config": "lockstep.configs",
+    "Placement": "lockstep.plans",
     "Plan": "lockstep.plans",
     "Plot": "lockstep.results",
     "Program": "lockstep.programs",

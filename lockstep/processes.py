@@ -31,7 +31,9 @@ Translate = Callable[[str], str]
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
-def run_command(words: Sequence[str], translate: Translate, quiet: bool = False) -> None:
+def run_command(
+    words: Sequence[str], translate: Translate, quiet: bool = False, on_cpu: bool = False
+) -> None:
     """Runs `python -m trainer WORDS` in a process of its own, until it ends.
 
     It needs a process of its own, because signals to stop, the allocation of memory and the flags
@@ -45,13 +47,16 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
         words: the words of the command, after `trainer`.
         translate: applied to the lines of messages.
         quiet: whether its output is not shown.
+        on_cpu: whether the command needs no memory of an accelerator.
 
     Raises:
         UserError: the command ended with the message of a mistake.
+        KeyboardInterrupt: an interrupt ended the command, which had nothing to save.
         Stopped: it ended after a checkpoint, because it was asked to stop.
         RunFailed: it ended otherwise.
     """
-    _check_memory()
+    if not on_cpu:
+        _check_memory()
     # Start a new session: otherwise Ctrl-C in a terminal would reach it twice, and end it at once.
     child = subprocess.Popen(
         [sys.executable, "-m", "trainer", *words, "--watched"],
@@ -123,6 +128,8 @@ def _raise(code: int, said: Sequence[str]) -> None:
         raise UserError(_with_arguments(last))
     if code == STOPPED:
         raise Stopped(last or "It was stopped after a checkpoint: the same call goes on with it.")
+    if code == -signal.SIGINT:
+        raise KeyboardInterrupt
     if code < 0:
         name = signal.Signals(-code).name
         raise RunFailed(f"Its process was ended by {name}. {last}".strip())
@@ -150,6 +157,7 @@ def _with_arguments(message: str) -> str:
 
     if "(from Python" in message:
         return message
+    message = message.replace("explain --devices=N", "ls.explain(config, devices=N)")
     value = r"[\w.,/-]*(?:\w|,\.\.\.)"
     text = re.sub(rf"--(?P<name>{_ARGUMENTS})(?:=(?P<value>{value}))?(?!\w)", argument, message)
     return text if text == message else text.replace(" to the command", " to the call")

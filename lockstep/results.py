@@ -1,13 +1,13 @@
 """`report`, `compare` and `plot`: the results of runs and sweeps, shown here and saved to files."""
 
 import html
-import tempfile
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.configs import Config
+from lockstep.plans import svg_of
 from lockstep.runs import Run
 from lockstep.sweeps import Sweep
 from trainer.messages import UserError
@@ -139,10 +139,7 @@ class Plot:
         return draw_in_terminal(drawn, self.title, **axes).rstrip("\n")
 
     def _repr_svg_(self) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "plot.svg"
-            self.save(file)
-            return file.read_text(encoding="utf-8")
+        return svg_of(self)
 
 
 def report(

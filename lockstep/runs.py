@@ -292,7 +292,7 @@ def train(
     words += [f"--vocabulary={each}" for each in vocabulary]
     words += [] if until is None else [f"--until={until}"]
     words += [f"--allow_changed={each}" for each in allow_changed]
-    with _file_of(config) as (file, places):
+    with file_of(config) as (file, places):
         command = [*words, f"--config={file}"]
         if inline:
             run_here(command, places)
@@ -302,7 +302,7 @@ def train(
 
 
 @contextmanager
-def _file_of(config: Config) -> Generator[tuple[Path, "Places"]]:
+def file_of(config: Config) -> Generator[tuple[Path, "Places"]]:
     """Writes a config into a temporary file for a command."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         file = Path(folder) / "config.yaml"

@@ -76,7 +76,7 @@ def _shadow() -> str:
 def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
     """Runs a command; `until_exit` says whether the process ends after it."""
     if arguments.command not in ("train", "sweep"):
-        return _call(arguments)
+        return _call_briefly(arguments)
     from trainer.train.signals import StopSignals, stop_with_the_caller
 
     with StopSignals(until_exit) as arguments.signals:  # first, so that no signal is lost
@@ -84,6 +84,20 @@ def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
             stop_with_the_caller()
             return _call_and_report(arguments)
         return _call(arguments)
+
+
+def _call_briefly(arguments: argparse.Namespace) -> int:
+    """Calls a command that has nothing to save; for another program, if it is watched."""
+    if not getattr(arguments, "watched", False):
+        return _call(arguments)
+    import signal
+
+    from trainer.train.signals import stop_with_the_caller
+
+    # Python's own handler would wait for the end of a compilation.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stop_with_the_caller()
+    return _call_and_report(arguments)
 
 
 def _call_and_report(arguments: argparse.Namespace) -> int:

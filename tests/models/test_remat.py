@@ -23,14 +23,20 @@ def model_of(kind: str, **arguments: Any) -> models.Model:
     return models.vit(width=16, depth=4, num_heads=2, **arguments)
 
 
-def loss_of(kind: str, **arguments: Any) -> Any:
+def outputs_of(kind: str, **arguments: Any) -> Any:
     model = model_of(kind, **arguments)
+    key = jax.random.key(3) if "dropout" in arguments else None
 
-    def loss(params: Any) -> jax.Array:
-        outputs = model.apply(params, {}, BATCHES[kind], key=None, train=True)[0]
-        return jnp.square(outputs.whole() if kind == "gpt" else outputs).mean()
+    def outputs(params: Any) -> jax.Array:
+        found = model.apply(params, {}, BATCHES[kind], key=key, train=True)[0]
+        return found.whole() if kind == "gpt" else found
 
-    return loss
+    return outputs
+
+
+def loss_of(kind: str, **arguments: Any) -> Any:
+    outputs = outputs_of(kind, **arguments)
+    return lambda params: jnp.square(outputs(params)).mean()
 
 
 def start(kind: str, **arguments: Any) -> Any:
@@ -71,6 +77,107 @@ def test_each_layer_keeps_what_its_policy_says(kind: str):
     )
 
 
+SEGMENTS = {"block_0": "full", "block_[12]": "none", ".*": "products"}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_segments_of_a_stack_have_the_outputs_and_the_dropout_of_one_scan(kind: str):
+    one, three = ({"remat": remat, "dropout": 0.3} for remat in ("none", SEGMENTS))
+    params = start(kind, **one)
+    jax.tree.map(np.testing.assert_array_equal, start(kind, **three), params)
+    found = [jax.jit(outputs_of(kind, **each))(params) for each in (one, three)]
+    # XLA unrolls a loop over one layer, and may then fuse its operations in another way.
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+    other = jax.jit(outputs_of(kind, remat="none"))(params)
+    assert not np.allclose(found[0], other)  # the dropout is there
+    gradients = [jax.jit(jax.grad(loss_of(kind, **each)))(params) for each in (three, one)]
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradients[1]))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6 * largest)
+    jax.tree.map(close, *gradients)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_segments_of_a_stack_have_the_gradients_of_layers_apart(kind: str):
+    params = dict(start(kind))
+    found = dict(jax.jit(jax.grad(loss_of(kind, remat=SEGMENTS)))(params))
+    stacked, gradients = params.pop("blocks"), found.pop("blocks")
+    for index in range(4):
+        params[f"block_{index}"] = jax.tree.map(lambda x, i=index: x[i], stacked)
+        found[f"block_{index}"] = jax.tree.map(lambda x, i=index: x[i], gradients)
+    apart = jax.jit(jax.grad(loss_of(kind, scan_layers=False)))(params)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, found, apart)
+
+
+def test_a_gpt_of_segments_decodes_with_the_cache_of_one_scan():
+    tokens, params = BATCHES["gpt"]["tokens"][:, :8], start("gpt")
+    found = []
+    for remat in ("none", SEGMENTS):
+        language: Any = model_of("gpt", remat=remat).language
+        cache = language.empty_cache(params, 2, 12)
+        decode = jax.jit(language.decode)
+        _, cache = decode(params, {}, tokens[:, :5], cache)
+        found.append(decode(params, {}, tokens[:, 5:], cache))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert found[1][1]["layers"]["blocks"]["attn"]["key"].shape[:3] == (4, 2, 12)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_attention_weights_of_segments_are_those_of_one_scan(kind: str):
+    params = start(kind)
+    seen = []
+    for remat in ("none", SEGMENTS):
+        capture: Any = model_of(kind, remat=remat).capture
+        seen.append(capture(params, {}, BATCHES[kind])[1])
+    assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[1])
+    jax.tree.map(np.testing.assert_array_equal, *seen)
+
+
+def lowered(kind: str, remat: Any) -> Any:
+    params = jax.eval_shape(functools.partial(start, kind))
+    return jax.jit(jax.grad(loss_of(kind, remat=remat))).lower(params)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_stack_has_a_program_for_each_segment(kind: str):
+    params = jax.eval_shape(functools.partial(start, kind))
+    loops = {
+        count: str(jax.make_jaxpr(outputs_of(kind, remat=remat))(params)).count(" scan[")
+        for count, remat in ((1, "full"), (2, MIXED), (3, SEGMENTS))
+    }
+    assert [loops[count] - loops[1] for count in loops] == [0, 1, 2]
+    same = lowered(kind, {"block_[01]": "full", ".*": "full"})
+    assert same.as_text() == lowered(kind, "full").as_text()
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_each_segment_of_a_stack_keeps_what_its_policy_says(kind: str):
+    full, none, mixed = (kept(kind, remat=remat) for remat in ("full", "none", MIXED))
+    # A backward pass also keeps the parts of the stacked parameters that a segment reads.
+    sizes = jax.eval_shape(functools.partial(start, kind))["blocks"]
+    parts = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sizes))
+    assert full < mixed < none
+    assert 2 * mixed == pytest.approx(full + none, abs=2 * parts)
+
+
+def test_the_compiled_gradient_of_segments_needs_memory_between_those_of_their_policies():
+    def temporary(remat: Any) -> int:
+        model = models.gpt(31, 32, 4, 2, max_length=128, loss_chunk=32, remat=remat)
+        batch = {"tokens": np.zeros((8, 128), np.int32)}
+        params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)[0])
+
+        def loss(params: Any) -> jax.Array:
+            found: Any = model.apply(params, {}, batch, key=None, train=True)[0]
+            return jnp.square(found.whole()).mean()
+
+        found = jax.jit(jax.grad(loss)).lower(params).compile().memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes
+
+    full, mixed, none = map(temporary, ("full", MIXED, "none"))
+    assert full + (none - full) * 0.25 < mixed < full + (none - full) * 0.75
+
+
 def test_a_vit_with_stacked_layers_has_a_policy_too():
     found = [kept("vit", remat=remat) for remat in ("full", "products", "none")]
     assert found[0] < found[1] < found[2]
@@ -82,7 +189,7 @@ def test_a_vit_with_stacked_layers_has_a_policy_too():
 @pytest.mark.parametrize(
     ("remat", "scan_layers", "message"),
     [
-        (MIXED, True, "Set scan_layers=False, or remat to one of products, full, none."),
+        ({"blocks": "full", ".*": "none"}, True, "the layers are block_0, block_1, block_2, block"),
         ({"block_4": "full", ".*": "none"}, False, "no layer. A pattern matches a whole name; the"),
         ({"block": "full", ".*": "none"}, False, "the layers are block_0, block_1, block_2, block"),
         ({".*": "none", "block_1": "full"}, False, "'block_1', but earlier patterns match all"),

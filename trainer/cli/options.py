@@ -176,6 +176,8 @@ def _explain(explain: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --devices: draw which parameter lies where: .png, .pdf or .svg, by its suffix",
     )
+    explain.add_argument("--explanation", metavar="FILE", help=argparse.SUPPRESS)
+    _watched(explain)
 
 
 def _verify(verify: argparse.ArgumentParser) -> None:

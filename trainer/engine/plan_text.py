@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from trainer.engine.explanation import Compiled, Explanation
 from trainer.engine.holdings import GRADIENTS, Held, Holdings
 from trainer.engine.memory import in_words
 from trainer.engine.plan import Plan
@@ -67,6 +68,57 @@ def group_cells(plan: Plan) -> list[tuple[str, ...]]:
 def steps_text(plan: Plan) -> str:
     """Returns the steps of a plan and their batches, such as "800 steps of 16 examples"."""
     return f"{plural(plan.steps, 'step')} of {plural(plan.batch_size, 'example')}"
+
+
+def explained_text(explanation: Explanation) -> str:
+    """Formats the plan and, if the devices are simulated, what each of them holds."""
+    text = render(explanation.plan)
+    if (devices := explanation.simulated) is None:
+        return text
+    holdings = explanation.holdings
+    mesh = dict(holdings.mesh)
+    if math.prod(mesh.values()) < devices:
+        text += f"\nThe mesh {mesh} uses {math.prod(mesh.values())} of the {devices} devices.\n"
+    return f"{text}\n{holdings_text(holdings, explanation.memory.limit)}"
+
+
+def compiled_text(explanation: Explanation) -> str:
+    """Formats the compiled step of an explanation; "" if it was not compiled."""
+    if (compiled := explanation.compiled) is None:
+        return ""
+    what = f"A block of {compiled.steps} steps" if compiled.steps > 1 else "A step"
+    lines = [
+        f"{what} was compiled for {explanation.plan.devices} in {compiled.seconds:.1f} s, and not"
+        " run."
+    ]
+    if compiled.memory is not None:
+        lines.append(compiled.memory.describe(explanation.memory))
+    if math.prod(explanation.holdings.mesh.values()) > 1:
+        lines += _traffic(compiled)
+    return "\n".join(lines) + "\n"
+
+
+def _traffic(compiled: Compiled) -> Iterator[str]:
+    """Yields a table of the collectives of a compiled step."""
+    if not compiled.traffic:
+        yield "The devices exchange nothing in a step."
+        return
+    yield ""
+    yield "What the devices exchange in a step, by the axes of the mesh along which they do:"
+    rows = [
+        (each.kind, each.axes, f"{each.count:,}", f"{each.size:,}", in_words(each.size))
+        for each in compiled.traffic
+    ]
+    yield from table(
+        [("collective", "axes", "count", "bytes of a device", ""), *rows], right=(2, 3, 4)
+    )
+    if compiled.platform == "cpu":
+        yield (
+            "Bytes are those of the results. Loops are counted as often as they run, one of unknown"
+            " length once, and of a condition both branches. This is the program of XLA's compiler"
+            " for CPUs, which widens bfloat16 to float32, and does not combine collectives as those"
+            " for GPUs and TPUs do."
+        )
 
 
 def holdings_text(holdings: Holdings, limit: int | None) -> str:

@@ -116,9 +116,10 @@ def gpt(
             GPT-2 does.
         remat: what the backward pass of the layers does not compute again: "products" the products
             with kernels and, with attention="plain", the results of attention; "none" recomputes
-            nothing; "full" recomputes everything but the layers' inputs. With scan_layers=False it
-            may be a mapping of patterns, which match a layer's whole name, to these names, such as
-            {"block_[0-3]": "full", ".*": "none"}; the first pattern that matches a layer holds.
+            nothing; "full" recomputes everything but the layers' inputs. It may be a mapping of
+            patterns, which match the whole name of a layer, block_0, block_1, ..., also of stacked
+            ones, to these names, such as {"block_[0-3]": "full", ".*": "none"}; the first pattern
+            that matches a layer holds. Each run of stacked layers with one policy is compiled.
         scan_layers: True stacks the layers and scans over them, so that compile time does not grow
             with depth; False keeps them apart, as `block_0/...`, `block_1/...`
         dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).
@@ -159,10 +160,10 @@ def gpt(
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
             `num_heads`; width / num_heads is odd, or with rope="half" not a multiple of 4; a name
-            is unknown; `remat` is a mapping that leaves a pattern or a layer over, or with
-            scan_layers=True; `dropout`, `soft_cap`, `z_loss`, `rope_base`, `attention_scale`,
-            `norm_epsilon`, `init_scale` or `embed_init` is out of range; `soft_cap_form` is given
-            without `soft_cap`, `attention_scale` with `base_width`, or `embed_dtype` with `tied`.
+            is unknown; `remat` is a mapping that leaves a pattern or a layer over; `dropout`,
+            `soft_cap`, `z_loss`, `rope_base`, `attention_scale`, `norm_epsilon`, `init_scale` or
+            `embed_init` is out of range; `soft_cap_form` is given without `soft_cap`,
+            `attention_scale` with `base_width`, or `embed_dtype` with `tied`.
             The functions of the Model raise it if the batch has no tokens or more than `max_length`
             in a sequence.
 
@@ -197,7 +198,7 @@ def gpt(
         names["embed_dtype"] = (embed_dtype, EMBED_DTYPES)
     for argument, (name, known) in names.items():
         _check_name(argument, name, known)
-    policies = policies_of("models.gpt", remat, depth, scan_layers)
+    policies = policies_of("models.gpt", remat, depth)
     _check_ranges(dropout, soft_cap, z_loss, rope_base)
     _check_factors(attention_scale, norm_epsilon, init_scale, embed_init)
     _check_pairs(soft_cap, soft_cap_form, attention_scale, base_width, embed_dtype, tied)

@@ -7,6 +7,8 @@ in bfloat16, without implicit promotion.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import axes_scan, lift
+from flax.linen import transforms
 
 from optim.dtypes import widen
 from optim.patterns import fullmatch
@@ -41,6 +45,9 @@ REMAT: Mapping[str, Callable[..., bool] | None] = {
 }
 """What the backward pass of a stack does not recompute: products with kernels and what
 `causal_attention` saves, nothing, or all."""
+
+# In a scan: the collections whose arrays have a layer axis, and the keys that differ by layer.
+_STACKED, _SPLIT = ("params", "cache", "intermediates"), ("params", "dropout")
 
 _LARGE = 2**14  # elements; for smaller kernels the order of the products costs no time
 
@@ -218,19 +225,20 @@ def run_stack(
         scan_layers: True scans over one layer `blocks`, whose parameters, and arrays in the
             collections `cache` and `intermediates`, have a leading layer axis; False makes layers
             `block_0`, `block_1`, ...
-        remat: a name in REMAT, or, for layers apart, one for each layer; None is "products" for a
-            scan and "none" for layers apart.
+        remat: a name in REMAT, or one for each layer; None is "products" for a scan and "none" for
+            layers apart. In a scan, consecutive layers of one policy have a program together.
     """
     remat = remat or ("products" if scan_layers else "none")
+    policies = [remat] * depth if isinstance(remat, str) else remat
     if not scan_layers:
-        policies = [remat] * depth if isinstance(remat, str) else remat
-        for index, policy in enumerate(map(REMAT.__getitem__, policies)):
+        for index, policy in enumerate(policies):
             # prevent_cse: the compiler could merge the recomputation with the forward pass.
-            one = call if policy is None else nn.remat(call, policy=policy, prevent_cse=True)
-            x = one(make(name=f"block_{index}"), x)
+            x = _recomputing(call, policy, prevent_cse=True)(make(name=f"block_{index}"), x)
         return x
-    assert isinstance(remat, str)  # a scan has one program for all layers
-    policy = REMAT[remat]
+    blocks = make(name="blocks")
+    segments = [(policy, len([*same])) for policy, same in itertools.groupby(policies)]
+    if len(segments) > 1 and not blocks.is_initializing():
+        return _scan_segments(blocks, call, x, segments)
 
     def step(layer: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         return call(layer, x), None
@@ -238,32 +246,78 @@ def run_stack(
     # Within a scan, the compiler cannot merge the recomputation with the forward pass: barriers
     # against that are unnecessary.
     scan = nn.scan(
-        step if policy is None else nn.remat(step, policy=policy, prevent_cse=False),
-        variable_axes={"params": 0, "cache": 0, "intermediates": 0},
-        split_rngs={"params": True, "dropout": True},
+        _recomputing(step, policies[0], prevent_cse=False),
+        variable_axes=dict.fromkeys(_STACKED, 0),
+        split_rngs=dict.fromkeys(_SPLIT, True),
         length=depth,
     )
-    return scan(make(name="blocks"), x, None)[0]
+    return scan(blocks, x, None)[0]
+
+
+def _recomputing(call: Callable[..., Any], policy: str, prevent_cse: bool) -> Callable[..., Any]:
+    """Returns a function of a layer whose backward pass computes again what a policy says."""
+    saved = REMAT[policy]
+    return call if saved is None else nn.remat(call, policy=saved, prevent_cse=prevent_cse)
+
+
+def _scan_segments(
+    blocks: nn.Module,
+    call: Callable[[nn.Module, jax.Array], jax.Array],
+    x: jax.Array,
+    segments: Sequence[tuple[str, int]],
+) -> jax.Array:
+    """Scans over stacked layers with a program for each segment, (policy, number of layers).
+
+    Layers get the parts of the arrays in `blocks`, and the keys, that one `nn.scan` over all of
+    them would give them, which has one program only.
+    """
+    depth = sum(length for _, length in segments)
+    ends = list(itertools.accumulate(length for _, length in segments))
+
+    def transform(*given: Any) -> Any:
+        *bodies, scope, x = given
+
+        def scan(inside: Any, outcome: Any, variables: Any, keys: Any, x: Any) -> tuple[Any, Any]:
+            # inside(variables, keys) is the scope of a layer, and outcome(scope) what it wrote.
+            keys = lift.tree_map_rngs(lambda key: jax.random.split(key, depth), keys)
+            counters = dict(scope.rng_counters)  # of the keys that were made of a key
+            results = []
+            for body, (_, length), end in zip(bodies, segments, ends, strict=True):
+                counts = dict(counters)
+
+                def step(_: Any, x: Any, own: Any, body: Any = body, counts: Any = counts) -> Any:
+                    layer = inside(*own)
+                    layer.rng_counters = counts  # instead of those that the segment before left
+                    return (), body(layer, x), outcome(layer)
+
+                own = jax.tree.map(operator.itemgetter(slice(end - length, end)), (variables, keys))
+                _, x, result = axes_scan.scan(step, in_axes=(0,), out_axes=0)((), x, own)
+                results.append(result)
+            return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
+
+        return lift.pack(scan, (_STACKED,), (_STACKED,), (_SPLIT,), name="scan")(scope, x)
+
+    bodies = tuple(_recomputing(call, policy, prevent_cse=False) for policy, _ in segments)
+    return transforms.lift_direct_transform(transform, bodies, blocks, x, multi_scope=False)
 
 
 def policies_of(
-    model: str, remat: str | Mapping[str, str] | None, depth: int, scan_layers: bool
+    model: str, remat: str | Mapping[str, str] | None, depth: int
 ) -> str | tuple[str, ...] | None:
     """Returns the policies of the layers of a stack, as `run_stack` takes them.
 
     Args:
         model: the name of the model, for errors.
         remat: a name in REMAT; None; or pattern of a layer's whole name -> a name in REMAT, of
-            which the first pattern that matches a layer holds.
+            which the first pattern that matches a layer holds. The layers are block_0, block_1,
+            ..., also where they are stacked.
         depth: number of layers.
-        scan_layers: whether the layers are stacked.
 
     Raises:
-        ValueError: a name does not exist, the layers are stacked and have several policies, or a
-            pattern or a layer is left over.
+        ValueError: a name does not exist, or a pattern or a layer is left over.
 
     Example:
-        >>> policies_of("models.gpt", {"block_[01]": "full", ".*": "none"}, 3, scan_layers=False)
+        >>> policies_of("models.gpt", {"block_[01]": "full", ".*": "none"}, 3)
         ('full', 'full', 'none')
     """
     for policy in remat.values() if isinstance(remat, Mapping) else (remat,):
@@ -272,12 +326,6 @@ def policies_of(
             raise ValueError(f"{model} got {policy!r} for remat, which does not exist. {hint}")
     if not isinstance(remat, Mapping):
         return remat
-    if scan_layers:
-        raise ValueError(
-            f"{model} got remat={dict(remat)!r}, but with scan_layers=True one program computes "
-            f"all layers, with one policy. Set scan_layers=False, or remat to one of "
-            f"{', '.join(REMAT)}."
-        )
     names = [f"block_{index}" for index in range(depth)]
     found: dict[str, str] = {}
     for text, policy in remat.items():

@@ -211,14 +211,15 @@ def vit(
             arXiv:2205.01580).
         remat: what the backward pass of the layers does not compute again: "products" the products
             with kernels; "none" recomputes nothing; "full" recomputes everything but the layers'
-            inputs. None is "products" for stacked layers, and else "none". With scan_layers=False
-            it may be a mapping of patterns, which match a layer's whole name, to these names, such
-            as {"block_[0-3]": "full", ".*": "none"}; the first pattern that matches a layer holds.
+            inputs. None is "products" for stacked layers, and else "none". It may be a mapping of
+            patterns, which match the whole name of a layer, block_0, block_1, ..., also of stacked
+            ones, to these names, such as {"block_[0-3]": "full", ".*": "none"}; the first pattern
+            that matches a layer holds. Each run of stacked layers with one policy is compiled.
 
     Raises:
         ValueError: a size is not positive, `num_heads` does not divide `width`, `pool`,
             `positions` or `remat` is unknown, `remat` is a mapping that leaves a pattern or a layer
-            over, or with scan_layers=True, `width` is not a multiple of 4 with
+            over, `width` is not a multiple of 4 with
             positions="sincos2d", or `dropout` is outside [0, 1).
 
     Example:
@@ -275,7 +276,7 @@ def vit(
             qk_norm=qk_norm,
             scan_layers=scan_layers,
             positions=positions,
-            remat=policies_of("models.vit", remat, depth, scan_layers),
+            remat=policies_of("models.vit", remat, depth),
         ),
         inputs,
     )._replace(

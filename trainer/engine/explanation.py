@@ -1,0 +1,146 @@
+"""All that `explain` finds out about a config; another process can read it from a file."""
+
+import dataclasses
+import json
+import time
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Config
+from trainer.engine.collectives import Traffic, find_traffic
+from trainer.engine.holdings import Holdings, find_holdings
+from trainer.engine.memory import Memory, StepMemory, compiled_memory, memory_of, planned_memory
+from trainer.engine.plan import Plan, make_plan
+from trainer.engine.program import Program
+from trainer.messages import plural
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A step that was compiled from shapes, and not run.
+
+    Attributes:
+        steps: how many steps a call of the program computes.
+        platform: that of the compiler, such as "cpu".
+        seconds: the time that it took.
+        memory: the bytes that it takes on each device; None if the compiler does not report them.
+        traffic: what the devices exchange in it, by kind and by axes of the mesh.
+    """
+
+    steps: int
+    platform: str
+    seconds: float
+    memory: StepMemory | None
+    traffic: Sequence[Traffic]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a config means, on which devices.
+
+    Attributes:
+        plan: the plan.
+        holdings: what each device of the mesh holds.
+        memory: the memory that this must fit into.
+        simulated: the number of devices, if they are not here; None for those of this machine.
+        compiled: the compiled step; None if it was not asked for.
+    """
+
+    plan: Plan
+    holdings: Holdings
+    memory: Memory
+    simulated: int | None
+    compiled: Compiled | None = None
+
+    @property
+    def needed(self) -> int:
+        """The bytes that a device needs: for the compiled step, or else for `holdings`."""
+        if self.compiled is not None and self.compiled.memory is not None:
+            return self.compiled.memory.total
+        return sum(self.holdings.totals.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether `needed` fits into the memory; None if its size is not known."""
+        if self.memory.limit is None:
+            return None
+        return self.memory.devices * self.needed <= self.memory.limit
+
+
+def explain(
+    program: Program, config: Config, simulated: int | None = None, limit: int | None = None
+) -> Explanation:
+    """Explains a program, which is neither compiled nor run.
+
+    Args:
+        program: the program.
+        config: its config, which gives errors their file and line.
+        simulated: the number of devices that jax simulates, for a run elsewhere; None for a run on
+            the devices of this machine.
+        limit: the memory of each simulated device in bytes; None if it is not known.
+
+    Raises:
+        ConfigError: as `make_plan`.
+    """
+    if simulated is None:
+        memory = memory_of(list(program.mesh.local_devices))
+        plan = make_plan(program, config)
+    else:
+        memory = planned_memory(limit)
+        plan = make_plan(program, config, memory)
+        devices = plural(program.mesh.size, "simulated device")
+        plan = dataclasses.replace(plan, devices=devices)
+    return Explanation(plan, find_holdings(program), memory, simulated)
+
+
+def with_compiled(explanation: Explanation, program: Program) -> Explanation:
+    """Compiles the step of an explained program from shapes, without computing parameters."""
+    began = time.perf_counter()
+    program.compile(program.abstract_state())
+    seconds = time.perf_counter() - began
+    rule, mesh = program.block_rule, program.mesh
+    compiled = Compiled(
+        steps=rule.steps if rule.form == "device_loop" else 1,
+        platform=mesh.devices.flat[0].platform,
+        seconds=seconds,
+        memory=compiled_memory(program.compiled),
+        traffic=find_traffic(program.compiled.as_text(), mesh.shape) if mesh.size > 1 else (),
+    )
+    return dataclasses.replace(explanation, compiled=compiled)
+
+
+def to_json(explanation: Explanation) -> str:
+    """Returns an explanation as text, from which `from_json` makes it again."""
+    return json.dumps(dataclasses.asdict(explanation), default=np.ndarray.tolist)
+
+
+def from_json(text: str) -> Explanation:
+    """Returns the explanation of a text of `to_json`."""
+    return _typed(Explanation, json.loads(text))
+
+
+def _typed(kind: Any, found: Any) -> Any:
+    """Makes a value of a type, given by its annotation, from what JSON has of it."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if found is None else _typed(inner[0], found)
+    if origin is tuple:
+        kinds = inner[:1] * len(found) if inner[-1] is Ellipsis else inner
+        return tuple(map(_typed, kinds, found))
+    if origin in (list, Sequence):
+        return [_typed(inner[0], each) for each in found]
+    if origin in (dict, Mapping):
+        return {name: _typed(inner[1], each) for name, each in found.items()}
+    if kind is np.ndarray:
+        return np.asarray(found)
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        # JSON has a dataclass as an object, and a NamedTuple as a list.
+        hints = typing.get_type_hints(kind)
+        values = found if isinstance(found, dict) else dict(zip(hints, found, strict=True))
+        made: Any = kind
+        return made(**{name: _typed(hint, values[name]) for name, hint in hints.items()})
+    return found
