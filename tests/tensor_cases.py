@@ -25,6 +25,7 @@ from trainer.engine.collectives import find_traffic
 from trainer.engine.experiment import Experiment
 from trainer.engine.mesh import ambient, batch_sharding, make_mesh
 from trainer.engine.program import Program
+from trainer.engine.sharding import ShardingRules, param_shardings
 
 AXES = {"data": 2, "fsdp": 2, "tensor": 2}
 BATCH, POSITIONS, VOCABULARY = 8, 16, 64
@@ -182,12 +183,36 @@ def operands_of_cudnn() -> dict[str, Any]:
     return seen
 
 
+def first_parameters() -> dict[str, Any]:
+    """Draws the parameters of GPTs without a mesh, and compiles their drawing in parts."""
+    found = {}
+    mesh, key = make_mesh(AXES), jax.random.key(5)
+    for name, options in {"stacked": {"width": 128}, "apart": {"scan_layers": False}}.items():
+        model = gpt(**options)
+
+        def first(key: Any, model: Any = model) -> Any:
+            return model.init(key, TEXTS)[0]
+
+        places = param_shardings(ShardingRules(mesh, model=model), jax.eval_shape(first, key))
+        with ambient(mesh):
+            compiled = jax.jit(first, out_shardings=places).lower(key).compile()
+        one, many = jax.jit(first)(key), compiled(key)
+        found[name] = {
+            "equal": jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one, many)),
+            "collectives": [str(x) for x in find_traffic(compiled.as_text(), mesh.shape)],
+            "temporary": compiled.memory_analysis().temp_size_in_bytes,
+            "size": sum(x.nbytes for x in jax.tree.leaves(one)),
+        }
+    return found
+
+
 def known_mesh() -> dict[str, Any]:
-    """Notes which mesh a model sees while step, diagnosis and evaluation are traced."""
+    """Notes which mesh a model sees while first state, step and the others are traced."""
     seen: list[dict[str, int]] = []
 
     class Watching:
         def init(self, key: Any, batch: Any) -> Any:
+            seen.append(dict(jax.sharding.get_abstract_mesh().shape))
             return {"dense": {"kernel": jnp.asarray(test_loss_contract.KERNEL)}}, {}
 
         def apply(self, params: Any, state: Any, batch: Any, *, key: Any, train: bool) -> Any:
@@ -201,11 +226,15 @@ def known_mesh() -> dict[str, Any]:
 
     found = {}
     for name, axes in {"one": {"data": 1}, "many": {"data": 2, "tensor": 2}}.items():
-        program = test_loss_contract.program(
-            model=Watching(), mesh=axes, diagnostics=["update_rms"]
-        )
+
+        def make(axes: Any = axes) -> Program:
+            options: Any = {"mesh": axes, "diagnostics": ["update_rms"]}
+            return test_loss_contract.program(model=Watching(), **options)
+
+        program = make()
         state, batch = program.init(), next(program.feed.batches(0))
         found[name] = {
+            "first state": traced(lambda: make().init()),
             "step": traced(lambda p=program: p.trace(p.abstract_state())),
             "diagnosis": traced(lambda p=program, s=state, b=batch: p.diagnose(s, b)),
             "evaluation": traced(lambda p=program: p.evaluation.check(p.abstract_state())),
@@ -279,6 +308,7 @@ CASES = {
     "traffic by attention": lambda: {name: traffic_of(name) for name in ("plain", "xla")},
     "step by default": step_by_default,
     "operands of cudnn": operands_of_cudnn,
+    "first parameters": first_parameters,
     "known mesh": known_mesh,
     "left alone": left_alone,
     "steps": steps,

@@ -47,7 +47,7 @@ def constrain(x: jax.Array, *roles: str | None) -> jax.Array:
         >>> constrain(x, "batch", None) is x
         True
     """
-    if not _has_mesh():
+    if not has_mesh():
         return x
     places = [_place(size, role) for size, role in zip(x.shape, roles, strict=True)]
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
@@ -60,13 +60,14 @@ def parts(role: str) -> int:
         >>> parts("heads")
         1
     """
-    if not _has_mesh():
+    if not has_mesh():
         return 1
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes[name] for name in _axes(role))
 
 
-def _has_mesh() -> bool:
+def has_mesh() -> bool:
+    """Returns whether `constrain` divides arrays: a mesh of several devices is known."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 

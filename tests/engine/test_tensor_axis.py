@@ -53,8 +53,17 @@ def test_queries_keys_and_values_are_divided_alike_for_cudnn(found):
     assert found["operands of cudnn"] == dict.fromkeys(named, alike)
 
 
-def test_model_and_loss_see_the_mesh_in_step_diagnosis_and_evaluation(found):
-    parts = ("step", "diagnosis", "evaluation")
+def test_each_device_draws_its_part_of_the_first_parameters_with_the_same_bits(found):
+    """None needs the numbers of all, which may be more than its memory holds."""
+    for case, of in found["first parameters"].items():
+        assert of["equal"], case
+        assert of["collectives"] == [], case
+        # Three times its part; 2.3 to 3 times the size of all, if these are drawn whole.
+        assert of["temporary"] < 3 * of["size"] / 4, case
+
+
+def test_model_and_loss_see_the_mesh_wherever_they_are_traced(found):
+    parts = ("first state", "step", "diagnosis", "evaluation")
     assert found["known mesh"]["one"] == {part: [{}] for part in parts}
     assert found["known mesh"]["many"] == {part: [{"data": 2, "tensor": 2}] for part in parts}
 

@@ -496,7 +496,9 @@ class FirstState:
 
     def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
         experiment = self._experiment
-        params, model_state = self._draw_model(run_state["seed"], draw)
+        # Where devices have parts of parameters, each draws its own.
+        with meshes.ambient(self._sharding.mesh if self._sharding.may_split else None):
+            params, model_state = self._draw_model(run_state["seed"], draw)
         averages = experiment.ema_decay is not None
         experiment.optimizer.bind(params).check()  # traced arguments could not be compared
         optimizer = self._inputs.insert(experiment, hyperparams).optimizer

@@ -133,6 +133,11 @@ class ShardingRules:
         ]
         self._heads = getattr(model, "heads", None) or ()
 
+    @property
+    def may_split(self) -> bool:
+        """Whether a parameter may be split; "data" splits some only by rules of the experiment."""
+        return bool(self._sizes.keys() - {"data"}) or bool(self._sizes and self._rules)
+
     def axes_of(self, params: Any) -> dict[str, tuple[Axes, ...]]:
         """Returns path -> the mesh axes of each dimension, for every parameter.
 
