@@ -187,7 +187,7 @@ def first_parameters() -> dict[str, Any]:
     """Draws the parameters of GPTs without a mesh, and compiles their drawing in parts."""
     found = {}
     mesh, key = make_mesh(AXES), jax.random.key(5)
-    for name, options in {"stacked": {"width": 128}, "apart": {"scan_layers": False}}.items():
+    for name, options in {"stacked": {"width": 128}, "one by one": {"scan_layers": False}}.items():
         model = gpt(**options)
 
         def first(key: Any, model: Any = model) -> Any:

@@ -4,6 +4,9 @@ import pytest
 
 from tests import runs
 
+# A process of its own compiles the programs of all tests, in the first one.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def found():
