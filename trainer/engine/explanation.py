@@ -3,10 +3,7 @@
 import dataclasses
 import json
 import time
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +14,7 @@ from trainer.engine.memory import Memory, StepMemory, compiled_memory, memory_of
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 from trainer.messages import plural
+from trainer.writers.json_files import as_dataclass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,27 +118,9 @@ def to_json(explanation: Explanation) -> str:
 
 def from_json(text: str) -> Explanation:
     """Returns the explanation of a text of `to_json`."""
-    return _typed(Explanation, json.loads(text))
-
-
-def _typed(kind: Any, found: Any) -> Any:
-    """Makes a value of a type, given by its annotation, from what JSON has of it."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if found is None else _typed(inner[0], found)
-    if origin is tuple:
-        kinds = inner[:1] * len(found) if inner[-1] is Ellipsis else inner
-        return tuple(map(_typed, kinds, found))
-    if origin in (list, Sequence):
-        return [_typed(inner[0], each) for each in found]
-    if origin in (dict, Mapping):
-        return {name: _typed(inner[1], each) for name, each in found.items()}
-    if kind is np.ndarray:
-        return np.asarray(found)
-    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
-        # JSON has a dataclass as an object, and a NamedTuple as a list.
-        hints = typing.get_type_hints(kind)
-        values = found if isinstance(found, dict) else dict(zip(hints, found, strict=True))
-        made: Any = kind
-        return made(**{name: _typed(hint, values[name]) for name, hint in hints.items()})
-    return found
+    found = as_dataclass(json.loads(text), Explanation)
+    schedules = {
+        name: (np.asarray(steps), np.asarray(rates))
+        for name, (steps, rates) in found.plan.schedules.items()
+    }
+    return dataclasses.replace(found, plan=dataclasses.replace(found.plan, schedules=schedules))

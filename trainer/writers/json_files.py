@@ -14,7 +14,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import (
@@ -132,7 +132,10 @@ def as_json(value: Any) -> Any:
 
 
 def as_dataclass(content: Any, kind: Any) -> Any:
-    """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
+    """Returns the value that was given to `as_json`, from checked content of the type `kind`.
+
+    A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
+    """
     options = get_args(kind)
     origin = get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -140,12 +143,17 @@ def as_dataclass(content: Any, kind: Any) -> Any:
         return kind(
             **{each.attribute: as_dataclass(content[each.name], each.kind) for each in found}
         )
+    if _is_named_tuple(kind):
+        return kind(*map(as_dataclass, content, (each.kind for each in _fields(kind))))
     if origin in (Union, types.UnionType):
         return as_dataclass(content, _option_for(content, options))
     if isinstance(content, dict) and options:
         return {name: as_dataclass(x, options[1]) for name, x in content.items()}
     if isinstance(content, list) and options:
-        return (origin or list)(as_dataclass(x, options[0]) for x in content)
+        several = origin is not tuple or options[-1] is Ellipsis
+        kinds = options[:1] * len(content) if several else options
+        found = map(as_dataclass, content, kinds)
+        return tuple(found) if origin is tuple else list(found)
     number: Any = content
     return float(number) if kind is float or kind is AnyFloat else content
 
@@ -211,8 +219,14 @@ def _plain(kind: Any) -> type:
     """Returns the type that json.loads returns for a type, such as dict for dict[str, int]."""
     if is_typeddict(kind) or is_dataclass(kind):
         return dict
+    if _is_named_tuple(kind):
+        return list
     origin = get_origin(kind) or kind
-    return {Mapping: dict, tuple: list}.get(origin, origin)
+    return {Mapping: dict, Sequence: list, tuple: list}.get(origin, origin)
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def _option_for(value: Any, options: tuple[Any, ...]) -> Any:
