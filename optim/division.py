@@ -147,7 +147,11 @@ def _concatenate(*arrays: jax.Array) -> jax.Array:
 
 
 def is_divided() -> bool:
-    """Returns whether `divide`, called here, divides matrices among several devices."""
+    """Returns whether `divide`, called here, divides matrices among several devices.
+
+    It does where a mesh of several devices with automatic axes is set; models then constrain how
+    their arrays are divided.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 

@@ -12,7 +12,9 @@ import math
 from collections.abc import Mapping
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
+
+from optim.division import is_divided
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -47,7 +49,7 @@ def constrain(x: jax.Array, *roles: str | None) -> jax.Array:
         >>> constrain(x, "batch", None) is x
         True
     """
-    if not has_mesh():
+    if not is_divided():
         return x
     places = [_place(size, role) for size, role in zip(x.shape, roles, strict=True)]
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
@@ -60,16 +62,10 @@ def parts(role: str) -> int:
         >>> parts("heads")
         1
     """
-    if not has_mesh():
+    if not is_divided():
         return 1
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes[name] for name in _axes(role))
-
-
-def has_mesh() -> bool:
-    """Returns whether `constrain` divides arrays: a mesh of several devices is known."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 
 
 def _place(size: int, role: str | None) -> object:

@@ -10,7 +10,7 @@ from trainer.models import initial
 
 @pytest.fixture
 def on_a_mesh(monkeypatch):
-    monkeypatch.setattr(initial, "has_mesh", lambda: True)
+    monkeypatch.setattr(initial, "is_divided", lambda: True)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 1, 3), (3, 11, 17)])

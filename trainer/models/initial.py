@@ -25,7 +25,7 @@ from flax import struct
 from jax.extend import random as jax_prng
 from jax.typing import DTypeLike
 
-from trainer.constraints import has_mesh
+from optim.division import is_divided
 
 
 class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
@@ -135,7 +135,7 @@ def _normal_numbers(key: jax.Array, count: int) -> Callable[[int, Sequence[int]]
     need neither the long array nor each other.
     """
     by_counter = str(jax.random.key_impl(key)) == "threefry2x32"
-    if has_mesh() and by_counter and jax.config.values["jax_threefry_partitionable"]:
+    if is_divided() and by_counter and jax.config.values["jax_threefry_partitionable"]:
         # The barrier keeps the compiler from merging factors of the numbers with those of a
         # parameter, which rounds otherwise.
         return lambda start, shape: jax.lax.optimization_barrier(
