@@ -21,11 +21,14 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray lock wheel clean anew
+.PHONY: help train test test_all seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
-	@echo 'make test    lint, then run the tests (ROOM=sweep those of one room; ARGS="-k groups" some of them)'
+	@echo 'make test    lint, then the short suite (ARGS="-k groups" some of it)'
+	@echo '             ROOM=sweep all tests of one room; CHANGED=COMMIT all of the rooms that import what differs'
+	@echo 'make test_all  lint, then all tests (half an hour on two cores)'
+	@echo 'make seeded_faults  plant 40 faults, one at a time, and see that the short suite finds them (two hours)'
 	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
 	@echo 'make golden  compare all that the working tree computes with COMMIT (a quarter of an hour)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
@@ -52,13 +55,25 @@ help:
 train: $(VENV)/.project
 	$(RUN) -m trainer --config=$(CONFIG) $(ARGS)
 
-# The tests of one room, and the examples in its docstrings; all tests without ROOM.
+# The tests of one room, and the examples in its docstrings.
 ROOMS := $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 OF_ROOM = $(if $(filter $(ROOM),$(ROOMS)),$(wildcard tests/$(ROOM) trainer/$(ROOM) $(ROOM)),$(error \
 	there is no ROOM=$(ROOM): tests/ has $(ROOMS)))
+# As many processes as there are cores, and memory for them; a file of tests stays in one process.
+PYTEST := $(RUN) -m pytest -n auto --dist=loadfile
 
 test: lint
-	$(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile $(if $(ROOM),$(OF_ROOM)) $(ARGS)
+ifdef CHANGED
+	folders=$$($(RUN) -m tests.changed $(CHANGED)) && $(PYTEST) $$folders $(ARGS)
+else
+	$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS)
+endif
+
+test_all: lint
+	$(PYTEST) $(ARGS)
+
+seeded_faults: $(VENV)/.test
+	$(RUN) -m tests.seeded_faults $(ARGS)
 
 # Every warning is an error: a dead link, a page that no table of contents has, a notebook that fails.
 docs: $(VENV)/.docs
@@ -115,8 +130,7 @@ power_loss: $(VENV)/.test
 	$(RUN) -m tests.power_loss $(ARGS)
 
 laws: $(VENV)/.test
-	LAWS=all $(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile -m laws \
-		tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py \
+	LAWS=all $(PYTEST) tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py \
 		tests/engine/test_sharded_runs.py $(ARGS)
 
 lint: $(VENV)/.test

@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import pytest
 
+pytest_plugins = ["tests.suite"]
+
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Keeps the search for doctests from importing what stands beside the tests.

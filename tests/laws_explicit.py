@@ -3,7 +3,8 @@
 Every float of a row is on a schedule or an input of the step, on meshes with explicit axes, in
 jitted and, for the rows of `EAGER`, in eager updates; laws_sharded.py has automatic axes.
 `python -m tests.laws_explicit` prints one line of JSON a row: {"row": name, "4x2, jit": "", ...},
-an empty string where the laws hold. test_explicit_axes.py runs it once, and makes tests of them.
+an empty string where the laws hold; `python -m tests.laws_explicit NAME...` those of some rows.
+test_explicit_axes.py runs it once, and makes tests of them.
 """
 
 import json
@@ -158,9 +159,8 @@ def run(row: Row, name: str, how: str) -> None:
 
 def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="optax")
-    only = sys.argv[1] if len(sys.argv) > 1 else ""
     for row in ROWS:
-        if only not in row.name:
+        if row.name not in sys.argv and len(sys.argv) > 1:
             continue
         found = {"row": row.name}
         for mesh, how in COLUMNS:

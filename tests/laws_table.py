@@ -19,11 +19,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
+import pytest
 
 import optim
 from optim import parts
 from optim.checks import needs_full_batch
 from optim.factories import recipes_within
+from tests import short
+from trainer.cli.optimizer_families import FAMILIES, PIECES
 
 contrib = optax.contrib
 
@@ -40,6 +43,16 @@ LAWS = {
 }
 SEARCH = ("value", "grad", "value_fn")
 DTYPES = ("float32", "bfloat16", "float16", "mixed", "float64")
+# Layout of devices -> the laws that its tests ask for, and the ways to call a step there.
+LAYOUTS = {
+    "one device": (1, 2, 3, 4, 5, 6, 8, 9),
+    "four devices": (7,),
+    "explicit axes": (4, 7),
+}
+HOWS = {
+    "four devices": ("jit", "shard_map", "parts"),
+    "explicit axes": ("8, jit", "4x2, jit", "4x2, eager"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +90,21 @@ class Row:
 
     def why_not(self, law: int, dtype: str) -> str | None:
         return self.exempt.get(law) or self.exempt.get((law, dtype))
+
+    @property
+    def family(self) -> str:
+        """What `family_of` returns for the factory."""
+        return family_of(public_name(self.recipe.func))
+
+
+def family_of(name: str) -> str:
+    """Returns the family in which `python -m trainer optimizers` lists a name.
+
+    Chains, of which there are many, are families of their own, and parts of one are another.
+    """
+    tables = (*FAMILIES.items(), *PIECES.items())
+    families = {each: family for family, names in tables for each in names}
+    return name if name.endswith(".chain") else families.get(name, name.partition(".")[0])
 
 
 OPTIONS = tuple(f.name for f in fields(Row))[2:]
@@ -581,6 +609,56 @@ EAGER = [
         *("optim.cautious", "optax.adamw (optim.ema_nesterov, optim.weight_ema)"),
     )
 ]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A row of the table in one layout of devices and one dtype; it is tested on several laws."""
+
+    row: Row
+    layout: str
+    dtype: str
+
+    @property
+    def laws(self) -> tuple[int, ...]:
+        return tuple(law for law in LAYOUTS[self.layout] if not self.row.why_not(law, self.dtype))
+
+
+def _checks() -> Iterator[Check]:
+    """Yields all checks; first those that represent their family well."""
+    # Those with a way "eager", ours before others.
+    first = sorted(ROWS, key=lambda row: (row not in EAGER, not row.name.startswith("optim.")))
+    for number, row in enumerate(first):
+        yield from (Check(row, layout, DTYPES[0]) for layout in HOWS)
+        start = number % len(DTYPES)  # so that each dtype is the first one of some rows
+        for dtype in (*DTYPES[start:], *DTYPES[:start]):
+            yield Check(row, "one device", dtype)
+
+
+CHECKS = list(_checks())
+# Each optimizer on one device; and each pair of a family, a layout and a dtype, with all the laws
+# and ways of the layout.
+SHORT = short.covering(
+    CHECKS,
+    pairs=[lambda x: x.row.family, lambda x: x.layout, lambda x: x.dtype],
+    each=[lambda x: (x.layout, x.row.name) if x.layout == "one device" else None],
+)
+
+
+def marks(row: Row, layout: str, dtype: str = DTYPES[0]) -> Any:
+    """Returns the marks of the tests of a row: `long`, unless the check is one of `SHORT`."""
+    return () if Check(row, layout, dtype) in SHORT else pytest.mark.long
+
+
+def ways(layout: str) -> list[Any]:
+    """Returns the values of a test's arguments `row` and `how`, for a layout of several devices."""
+    return [
+        pytest.param(row, how, id=f"{row.name}-{how}", marks=marks(row, layout))
+        for row in ROWS
+        for how in HOWS[layout]
+        if "eager" not in how or row in EAGER
+    ]
+
 
 # What no law can be kept with: the row, and the words of the error that the user gets.
 REFUSED = [

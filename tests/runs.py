@@ -24,6 +24,12 @@ LAB = ROOT / "tests" / "lab"
 # Settings with which a shipped config is read here: its mesh needs more devices.
 ELSEWHERE = {"gpt_1b.gin": ["mesh=null"]}
 
+
+def kind(config: Path) -> tuple[str, str]:
+    """Returns the language of a shipped config, and the folder that says what it shows."""
+    return config.suffix, config.parent.name
+
+
 CONFIG = """
 experiment:
   model        = @models.mlp()
@@ -155,15 +161,27 @@ def mesh_name(axes: Mapping[str, int]) -> str:
     return " x ".join(f"{name} {size}" for name, size in axes.items())
 
 
-def findings(key: str, module: str) -> dict[str, dict[str, Any]]:
+def asked(request: Any, *names: str) -> set[tuple[Any, ...]]:
+    """Returns the values that arguments have in the tests of a file, of those that run now.
+
+    Args:
+        request: pytest's, of a fixture of the file.
+        names: of the arguments.
+    """
+    tests = [item for item in request.session.items if item.path == request.node.path]
+    params = [item.callspec.params for item in tests if hasattr(item, "callspec")]
+    return {tuple(each[name] for name in names) for each in params if each.keys() >= {*names}}
+
+
+def findings(key: str, module: str, *words: str) -> dict[str, dict[str, Any]]:
     """Runs a module of tests/ that needs simulated devices, in a process of its own.
 
     Returns:
         The lines of JSON that it printed, by the value that each has for a key.
     """
-    # XLA aborted such processes when they read kept programs: of eight simulated devices on two
-    # cores, one or more waited for the others for longer than XLA allows.
-    lines = _printed("-m", module, JAX_COMPILATION_CACHE_DIR="")
+    # A thread for each of eight devices, also on two cores: they wait for each other in a program
+    # that exchanges data, and XLA aborts if one of them does not begin for long.
+    lines = _printed("-m", module, *words, NPROC="16")
     return {line.pop(key): line for line in lines}
 
 

@@ -1,7 +1,8 @@
 """Runs of 20 steps on meshes of simulated devices and on one device, for test_sharded_runs.py.
 
-`python -m tests.sharded_runs` prints one line of JSON a case: {"case": name, ...}. With LAWS=all in
-the environment, every optimizer runs on every mesh.
+`python -m tests.sharded_runs` prints one line of JSON a case: {"case": name, ...};
+`python -m tests.sharded_runs NAME...` those of some cases. With LAWS=all in the environment, every
+optimizer runs on every mesh.
 """
 
 import os
@@ -17,6 +18,7 @@ if __name__ == "__main__":  # not where the names of the cases are imported
 import contextlib
 import functools
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -189,6 +191,9 @@ def main() -> None:
     """Prints how far each run on a mesh is from the run on one device."""
     alone = functools.cache(lambda model, optimizer: run(model, optimizer, {"data": 1}))
     for model, optimizer, axes in cases():
+        name = f"{model} {optimizer} {mesh_name(axes)}"
+        if name not in sys.argv and len(sys.argv) > 1:
+            continue
         one, many = alone(model, optimizer), run(model, optimizer, axes)
         found = {
             "losses": distance(many["losses"], one["losses"]),
@@ -200,7 +205,7 @@ def main() -> None:
             "shards": many["shards"],
             "kept": many["kept"],
         }
-        print(json.dumps({"case": f"{model} {optimizer} {mesh_name(axes)}", **found}), flush=True)
+        print(json.dumps({"case": name, **found}), flush=True)
 
 
 if __name__ == "__main__":

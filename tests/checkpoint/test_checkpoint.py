@@ -1076,7 +1076,7 @@ SHARDED = """
 """
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_a_checkpoint_of_four_devices_restores_on_one_two_and_eight(home: Path) -> None:
     saver = _python(SHARDED, home, "save", devices=4)
     assert saver.communicate(timeout=120) == ("done 4\n", "")
@@ -1131,7 +1131,7 @@ def _two_processes(home: Path, task: str) -> list[str]:
     return [out.splitlines()[-1] for out, _ in told]
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None:
     assert _two_processes(home, "save") == ["[1, 2] 0", "[1, 2] 0"]
     assert checkpoint.check(home) == {1: [], 2: []}, "One process checks what two have written."
@@ -1164,7 +1164,6 @@ KILLED = """
 """
 
 
-@pytest.mark.laws
 def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path) -> None:
     restored, rng = [], np.random.default_rng(0)
     for _ in range(4):
@@ -1188,7 +1187,6 @@ def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path)
     assert not [path.name for path in home.iterdir() if not path.name.isdigit()]
 
 
-@pytest.mark.laws
 def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: Path) -> None:
     """The machine goes away at the second file: what is listed is whole; the rest goes later."""
     code = """

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.flax
 import safetensors.numpy
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint, config
 from trainer.__main__ import main
 from trainer.checkpoint.commit import Retention
@@ -122,6 +122,7 @@ def test_of_equal_metrics_the_first_is_the_best_as_for_retention(run, tmp_path, 
     assert kept == {equal[0]} and read_trained(folder, "best", ["unruly"]).step == equal[0]
 
 
+@pytest.mark.long
 def test_the_dtype_bfloat16_is_kept(lab, tmp_path):
     more = "experiment.precision = 'bfloat16'\nexperiment.ema_decay = None\n"
     assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
@@ -140,7 +141,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("kept", ["schedule_free", "lookahead", "ema_nesterov", "weight_ema"])
+@short.parametrize("kept", ["schedule_free", "lookahead", "ema_nesterov", "weight_ema"])
 def test_the_averages_of_an_optimizer_are_exported(lab, kept, tmp_path):
     more = "experiment.ema_decay = None\n"
     if kept == "schedule_free":

@@ -126,7 +126,6 @@ def test_the_recorder_lists_all_file_operations(tmp_path: Path):
     assert after(3, NULS) == {"d": {}, ".f": b"\0\0\0"}
 
 
-@pytest.mark.laws
 def test_a_run_survives_a_loss_of_power(tmp_path: Path):
     """A loss after every fortieth operation; `make power_loss` tries more."""
     counts = power_loss.power_loss(tmp_path, draws=1, seed=1, every=40, finished=1)

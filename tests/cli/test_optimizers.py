@@ -9,7 +9,7 @@ import pytest
 
 import optim
 from optim import parts
-from tests import laws_table
+from tests import laws_table, short
 from tests.laws_table import NOT_ROWS, ROWS
 from trainer.__main__ import main
 from trainer.cli import optimizer_facts, optimizer_families
@@ -184,7 +184,7 @@ NOT_IN_THE_LAWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@short.parametrize("row", ROWS, lambda row: row.family, ids=lambda row: row.name)
 def test_needs_and_schedules_are_those_of_the_table_of_laws(row):
     if row.params == "complex":
         pytest.skip("the kernel is real")
@@ -203,7 +203,7 @@ def test_needs_and_schedules_are_those_of_the_table_of_laws(row):
 # What can be pasted.
 
 
-@pytest.mark.parametrize("name", PASTED)
+@short.parametrize("name", PASTED, laws_table.family_of)
 def test_the_config_to_paste_runs_in_both_languages(name, tmp_path, capsys):
     facts, _ = find(name)
     assert facts.name == name
@@ -220,7 +220,7 @@ def test_the_config_to_paste_runs_in_both_languages(name, tmp_path, capsys):
         Builder(in_gin).check()
 
 
-@pytest.mark.parametrize("name", sorted({*PUBLISHED, *OURS}))
+@short.parametrize("name", sorted({*PUBLISHED, *OURS}), laws_table.family_of)
 def test_the_space_to_paste_fits_the_config_to_paste(name, tmp_path, capsys):
     facts, _ = find(name)
     assert facts.config is not None and facts.spaces
@@ -380,6 +380,7 @@ def broken(learning_rate: float) -> optax.GradientTransformation:
 '''
 
 
+@pytest.mark.long
 def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     (tmp_path / "lab_of_optimizers.py").write_text(LAB)
     monkeypatch.syspath_prepend(str(tmp_path))

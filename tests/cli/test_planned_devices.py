@@ -41,6 +41,7 @@ def cells(text: str, start: str) -> list[str]:
     return line.removeprefix(start).split()
 
 
+@pytest.mark.long
 def test_the_bytes_of_a_device_are_those_of_the_closed_form(found: dict[str, Any]):
     said = found["plan"]["out"]
     # 64 inputs, 8 hidden, 10 classes. Four devices split each first or longest dimension that they
@@ -84,7 +85,7 @@ steps: 4
 """
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_no_device_of_a_gpt_with_muon_gathers_all_matrices(tmp_path: Path):
     # XLA says so on standard error.
     (tmp_path / "gpt.yaml").write_text(GPT)

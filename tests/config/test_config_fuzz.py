@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from trainer.config import Config, ConfigError, digest, dump, load
 
-pytestmark = pytest.mark.laws
-
 CORPUS = sorted((Path(__file__).parent / "gin_corpus").glob("*.gin"))
 GIN = [path.read_text() for path in CORPUS]
 YAML = [

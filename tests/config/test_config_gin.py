@@ -160,6 +160,7 @@ def _accepted(layers: list[list[str]]) -> tuple[Tree, list[list[str]]]:
             refused[layer].append(layers[layer].pop(error.source.line - 1))
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests import short
 from tests.runs import ELSEWHERE, ROOT
 from trainer import config as configs
 from trainer.__main__ import main
@@ -34,7 +35,7 @@ def test_a_shipped_config_builds_and_has_a_plan(file):
 STACKED = [file for file in sorted(CONFIGS.glob("*.[gy]*")) if file.name != "sgd_convnet.gin"]
 
 
-@pytest.mark.parametrize("file", STACKED, ids=lambda file: file.name)
+@short.parametrize("file", STACKED, ids=lambda file: file.name)
 def test_the_groups_of_a_shipped_config_take_stacked_and_separate_layers_alike(file):
     groups = []
     for scan_layers in (True, False):
@@ -64,6 +65,7 @@ def test_the_header_of_a_config_names_its_result_and_its_command(file):
     assert re.search(rf"python -m trainer --\w+=configs/{name}", header)
 
 
+@pytest.mark.long
 def test_the_gin_and_the_yaml_version_of_a_config_train_bit_for_bit_alike(tmp_path):
     curves = []
     for suffix in ("gin", "yaml"):
@@ -94,8 +96,7 @@ def test_the_yaml_and_the_gin_example_of_the_page_are_the_same_config_and_its_pl
     assert all(count > 0 for count, _ in plan.groups.values())
 
 
-@pytest.mark.laws  # law 5: an optimizer gets what it asks for
-@pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
+@short.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     assert len(lines) == 5

@@ -60,6 +60,7 @@ def offered(root: str) -> set[str]:
     }
 
 
+@pytest.mark.long
 def test_every_name_of_the_vocabulary_is_called(report: tuple[Path, dict[str, Any]]):
     _, calls = report
     ours = {name for root in OURS for name in offered(root)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.data import shards
@@ -106,8 +106,9 @@ def change():
 """
 
 
-@pytest.mark.parametrize(
-    ("change", "at", "split"), [("cut", 6, "train"), ("overwrite", 6, "train"), ("cut", 8, "test")]
+@short.parametrize(
+    ("change", "at", "split"),
+    [("cut", 6, "train"), ("overwrite", 6, "train"), ("cut", 8, "test")],
 )
 def test_a_run_whose_shards_change_ends_with_a_sentence_and_loses_nothing(
     tmp_path: Path,
@@ -142,6 +143,7 @@ def test_a_run_whose_shards_change_ends_with_a_sentence_and_loses_nothing(
     assert checkpoint.diff(tmp_path / "run", 12, 12, other=tmp_path / "plain") == []
 
 
+@pytest.mark.long
 def test_no_trial_of_a_sweep_has_failed_when_its_shards_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -373,6 +373,7 @@ def test_digits_are_prepared_as_array_record_by_tfds(prepared: Path):
 LOAD = "import sys; from trainer import data; print(data.digits().fingerprint)"
 
 
+@pytest.mark.long
 def test_digits_need_no_tensorflow_and_no_tfds_once_prepared(tmp_path: Path, prepared: Path):
     """Importing is cheap, preparing needs no TensorFlow, reading not even tfds or jax."""
     heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "jax"}
@@ -432,6 +433,7 @@ def test_digits_files_with_other_contents_are_not_used(digits_dir: Path):
     assert data.digits().fingerprint == before
 
 
+@pytest.mark.long
 def test_several_processes_may_prepare_at_once(tmp_path: Path, prepared: Path):
     racing = [run(LOAD, LOCKSTEP_DATA_DIR=str(tmp_path / "new")) for _ in range(3)]
     results = [process.communicate() for process in racing]

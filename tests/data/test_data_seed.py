@@ -21,6 +21,7 @@ def trained(folder, name, *more):
     return [row["train/loss"] for row in runs.lines(folder / name) if "train/loss" in row]
 
 
+@pytest.mark.long
 def test_without_a_data_seed_the_seed_is_that_of_the_data(tmp_path):
     plain = trained(tmp_path, "plain", "--set=seed=3")
     assert trained(tmp_path, "same", "--set=seed=3", "--set=data_seed=3") == plain

@@ -272,6 +272,7 @@ def copied(run, folder, change):
     return folder
 
 
+@pytest.mark.long
 def test_a_run_and_its_copy_are_equal_in_everything(run, tmp_path, capsys) -> None:
     other = copied(run, tmp_path / "copy", lambda rows, fingerprint: None)
     text = compared(capsys, run, other)

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer.__main__ import main
 from trainer.diagnose import verify as verifying
-
-pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +50,7 @@ optax.sgd.learning_rate = 0.1
 """
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("more", "held"),
     [(LBFGS, "ema 6"), (LOW_PRECISION, "model_state"), (ROLLBACK, "run_state 2")],
     ids=["lbfgs and ema", "batch statistics, bfloat16 and skip", "rollback"],
@@ -65,6 +63,7 @@ def test_verify_shows_that_a_killed_run_ends_with_the_same_bits(tmp_path, capsys
     assert len(said.splitlines()) <= 4
 
 
+@pytest.mark.long
 def test_verify_finds_data_that_do_not_depend_on_the_step_alone(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.data = @unruly.impure()\n")
     assert verify(config, f"--workdir={tmp_path / 'kept'}") == 1

@@ -17,7 +17,7 @@ import pytest
 
 import optim
 from optim import schedules
-from tests import runs
+from tests import runs, short
 from tests.engine.test_program import experiment
 from tests.runs import ROOT
 from trainer import checkpoint, config, models
@@ -47,7 +47,7 @@ FORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:.seed. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.[gy]*")), ids=lambda path: path.name)
+@short.parametrize("path", sorted(CONFIGS.rglob("*.[gy]*")), runs.kind, ids=lambda path: path.name)
 def test_the_form_of_every_shipped_config(path):
     # Some data are not on every machine.
     program = load(config.load([path], sets=runs.ELSEWHERE.get(path.name, [])), declared=True)
@@ -193,8 +193,7 @@ def advance(program: Program, lengths: list[int], state: Any, bad: tuple[int, ..
     return state, rows
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("name", CASES)
+@short.parametrize("name", CASES, lambda name: next(iter(CASES[name])))
 def test_a_block_has_the_bits_of_single_steps(name):
     bad = (4,) if name == "skip" else ()
 
@@ -284,8 +283,7 @@ class WithLayer(nn.Module):
         return nn.Dense(3)(nn.gelu(LAYERS[self.kind](self, x)))
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("kind", [*LAYERS, "vit"])
+@short.parametrize("kind", [*LAYERS, "vit"])
 def test_a_block_has_the_bits_of_single_steps_for_every_kind_of_layer(kind):
     model = models.vit(width=16, depth=2, num_classes=3) if kind == "vit" else WithLayer(kind)
 
@@ -299,8 +297,7 @@ def test_a_block_has_the_bits_of_single_steps_for_every_kind_of_layer(kind):
     assert numbers(found) == numbers(end) and found_rows == rows
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("name", ["adamw", "muon", "soap", "schedule-free", "lbfgs", "dropout"])
+@short.parametrize("name", ["adamw", "muon", "soap", "schedule-free", "lbfgs", "dropout"])
 def test_trials_in_a_map_have_the_bits_of_single_runs(name):
     program = Program(experiment(**CASES[name], steps_per_call=8))
     batches = program.feed.stack([next(program.feed.batches(i)) for i in range(6)], 8)
@@ -356,9 +353,8 @@ def files(workdir: Path) -> dict[str, Any]:
     return found | {"step": newest, "params": numbers(tree)}
 
 
-@pytest.mark.laws
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize("policy", ["halt", "skip", "rollback"])
+@short.parametrize("policy", ["halt", "skip", "rollback"])
 def test_a_run_in_blocks_writes_what_a_run_of_single_steps_writes(tmp_path, policy):
     more = f"{POISONED}experiment.on_nonfinite = '{policy}'\n{EVERY}"
     path, found = runs.write_config(tmp_path, more), {}
@@ -370,6 +366,7 @@ def test_a_run_in_blocks_writes_what_a_run_of_single_steps_writes(tmp_path, poli
     assert found[2] == found[1] and found[8] == found[1] and found[64] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 def test_a_run_may_continue_with_blocks_of_another_length(tmp_path):
     path, whole, workdir = runs.write_config(tmp_path, EVERY), tmp_path / "whole", tmp_path / "run"

@@ -15,7 +15,7 @@ import pytest
 import optim
 from optim.layouts import layouts
 from optim.paths import flatten
-from tests import runs
+from tests import runs, short
 from trainer import data, losses, models
 from trainer.config import ConfigError
 from trainer.engine.contracts import ComponentError
@@ -127,7 +127,7 @@ def test_the_diagnostics_are_those_that_numpy_computes_from_the_parameters():
     assert len(values) == 8 + 5
 
 
-@pytest.mark.parametrize(("clip_norm", "microbatches"), [(1e-3, 4), (1e3, 1)])
+@short.parametrize(("clip_norm", "microbatches"), [(1e-3, 4), (1e3, 1)])
 def test_steps_of_sgd_go_down_the_gradient(clip_norm, microbatches):
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=0.3))}
     of = experiment(optim.optimizer(sgd, clip_norm), microbatches=microbatches)
@@ -139,12 +139,14 @@ def test_steps_of_sgd_go_down_the_gradient(clip_norm, microbatches):
     assert found.values["update_ratio/all"] == pytest.approx(ratio, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_group_that_maximizes_goes_up_the_gradient():
     rise = optim.group(".*", partial(optax.sgd, learning_rate=0.3), maximize=True)
     found = Diagnosed(experiment(optim.optimizer({"all": rise})))
     assert found.values["gradient_cosine/all"] == pytest.approx(-1, abs=1e-5)
 
 
+@pytest.mark.long
 def test_updates_of_pinned_norms_are_chords_of_a_circle():
     pinned = optim.chain(
         learning_rate=0.1, before=[optim.parts.match_norm()], after=[optim.parts.pin_radius()]
@@ -161,6 +163,7 @@ def test_updates_of_pinned_norms_are_chords_of_a_circle():
     assert values["rotation"] == pytest.approx(2 * np.arcsin(half), rel=1e-4)
 
 
+@pytest.mark.long
 def test_updates_of_muon_use_all_directions():
     tx = optim.muon(learning_rate=1.0)
     draw = np.random.default_rng(0)
@@ -175,7 +178,7 @@ def test_updates_of_muon_use_all_directions():
     assert float(of_grad.stable_rank()) < 6 and 30 < float(of_muon.stable_rank()) <= 64
 
 
-@pytest.mark.parametrize(("low", "rate"), [("nearest", 1e-7), ("master", 0.03)])
+@short.parametrize(("low", "rate"), [("nearest", 1e-7), ("master", 0.03)])
 def test_the_rounding_to_low_precision_is_not_part_of_an_update(low, rate):
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=rate))}
     of = experiment(optim.optimizer(sgd, low_precision=low), precision="bfloat16")
@@ -192,6 +195,7 @@ def test_the_rounding_to_low_precision_is_not_part_of_an_update(low, rate):
         assert 0 < found.values["rotation/all"] < 1e-5
 
 
+@pytest.mark.long
 def test_a_lookahead_is_not_part_of_an_update():
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=0.3))}
     ahead = optim.ema_nesterov(step_size=0.9, decay=0.5)
@@ -202,6 +206,7 @@ def test_a_lookahead_is_not_part_of_an_update():
     assert np.linalg.norm(found.vector(found.after) - before) > 1.2 * 0.3 * norm
 
 
+@pytest.mark.long
 def test_layer_decay_is_part_of_an_update():
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=0.3))}
     layers = {"Dense_0/.*|first/.*": 0, ".*": 1}
@@ -223,6 +228,7 @@ class Named(nn.Module):
         return nn.Dense(10, name="last")(nn.tanh(x))
 
 
+@pytest.mark.long
 def test_frozen_groups_have_no_diagnostics():
     groups = {"first": optim.group("first/.*", optim.frozen()), "rest": optim.group(".*", ADAM)}
     found = Diagnosed(experiment(optim.optimizer(groups), model=Named()))
@@ -324,6 +330,7 @@ def test_complex_parameters_count_with_their_absolute_values():
 # The program.
 
 
+@pytest.mark.long
 def test_the_step_is_the_one_without_diagnostics_and_off_compiles_nothing_more(compilations):
     texts, names = [], []
     for asked in ((), "all"):
@@ -338,6 +345,7 @@ def test_the_step_is_the_one_without_diagnostics_and_off_compiles_nothing_more(c
     assert names[1] == [*names[0], "jit(diagnose)"]
 
 
+@pytest.mark.long
 def test_the_memory_of_the_diagnosis_counts_where_it_is_larger_than_that_of_the_step():
     """A step of SGD writes the gradient into the weights; a diagnosis keeps it and the update."""
     found = []
@@ -364,6 +372,7 @@ def test_trials_share_the_compiled_diagnostics(compilations):
     assert "jit(diagnose)" not in compiled
 
 
+@pytest.mark.long
 def test_several_devices_compute_the_same_diagnostics():
     """To rounding: sums over a sharded batch, and over sharded parameters, have another order."""
     found = runs.on_four_devices(DEVICES)
@@ -429,6 +438,7 @@ def test_diagnostics_of_matrices_need_a_matrix():
     assert len(found.values) == 5
 
 
+@pytest.mark.long
 def test_all_names_every_diagnostic():
     found = Diagnosed(experiment(optim.optimizer(TWO, clip_norm=1.0)))
     assert {name.partition("/")[0] for name in found.values} == set(ALL) - {"clipped"}
@@ -444,7 +454,7 @@ def half_gradients(found: Diagnosed, rows: Any) -> np.ndarray:
     return found.vector(found.gradient(), "kernel")
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
+@short.parametrize("microbatches", [1, 4])
 def test_the_noise_of_a_step_is_that_of_the_two_halves_of_its_batch(microbatches: int):
     of = experiment(optim.optimizer(TWO), diagnostics=NOISE, microbatches=microbatches)
     found = Diagnosed(of)
@@ -458,6 +468,7 @@ def test_the_noise_of_a_step_is_that_of_the_two_halves_of_its_batch(microbatches
     assert found.values["gradient_noise/matrices"] == pytest.approx(apart, rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_noise_of_gradients_is_the_variance_over_single_examples():
     of = experiment(optim.optimizer(TWO), diagnostics=NOISE)
     program, batches = Program(of), of.data.train(0, 0)

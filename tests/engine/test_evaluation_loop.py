@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from clu import metrics as clu_metrics
 
+from tests import short
 from tests.engine.test_program import cross_entropy, experiment
 from trainer import config
 from trainer.engine import evaluation
@@ -68,7 +69,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", MORE)
+@short.parametrize("name", MORE)
 def test_an_evaluation_in_a_loop_has_the_values_of_one_batch_after_the_other(
     name, tmp_path, monkeypatch
 ):

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.loading import load
@@ -112,7 +112,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
-@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.[gy]*")), ids=lambda file: file.name)
+@short.parametrize("file", sorted(CONFIGS.rglob("*.[gy]*")), runs.kind, ids=lambda file: file.name)
 def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(file):
     sets = runs.ELSEWHERE.get(file.name, [])
     # Some data are not on every machine.
@@ -142,7 +142,7 @@ def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch)
 # Their values.
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("text", "make"),
     [
         (
@@ -216,6 +216,7 @@ print(json.dumps([code, last.count("cache_misses"), last.count("cache_hits")]))
 """
 
 
+@pytest.mark.long
 def test_another_learning_rate_is_compiled_by_no_later_process(tmp_path):
     environment = runs.environment(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "programs"))
     del environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]  # as a user's shell has it

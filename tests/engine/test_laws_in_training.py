@@ -9,11 +9,10 @@ import optax
 import pytest
 
 import optim
+from tests import short
 from tests.engine.test_program import Points, experiment
 from tests.laws_harness import avals_of, compilations_of, numbers, to_host
 from trainer.engine.program import Program
-
-pytestmark = pytest.mark.laws
 
 falling = optax.linear_schedule(0.05, 0.01, 8)
 
@@ -56,7 +55,7 @@ ADDED = {
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
-@pytest.mark.parametrize("added", list(ADDED))
+@short.parametrize("added", list(ADDED))
 def test_the_laws_hold_in_training(added, precision):
     program = Program(experiment(precision=precision, **ADDED[added]))
     state = program.init()
@@ -147,7 +146,7 @@ class WholeSet(Points):
             yield {"image": self.x[:40], "label": self.y[:40]}
 
 
-@pytest.mark.parametrize("name", list(EXTRAS))
+@short.parametrize("name", list(EXTRAS))
 def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []

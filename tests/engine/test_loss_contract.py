@@ -314,7 +314,7 @@ def uneven() -> unruly.Points:
 """
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, monkeypatch):
     (tmp_path / "lab_of_tests.py").write_text(UNEVEN)
     monkeypatch.syspath_prepend(runs.LAB)

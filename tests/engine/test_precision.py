@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import optim
+from tests import short
 from tests.engine.test_program import Net, cross_entropy, experiment
 from tests.runs import ROOT, environment
 from trainer.config import load, override
@@ -64,6 +65,7 @@ def test_master_and_states_are_the_arguments_of_the_optimizer():
     assert lowered(precision="bfloat16", optimizer=adam()) != wanted
 
 
+@pytest.mark.long
 def test_parameters_in_bfloat16_may_be_computed_with_in_float32():
     precision = {"parameters": "bfloat16", "compute": "float32", "master": "none"}
     program = Program(experiment(precision=precision, optimizer=partial(optax.sgd, 0.5)))
@@ -89,7 +91,7 @@ def test_parameters_in_bfloat16_may_be_computed_with_in_float32():
     assert in_precision({"x": jnp.bfloat16(1)}, precision)["x"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("master", ["float32", "none"])
+@short.parametrize("master", ["float32", "none"])
 def test_a_resumed_run_keeps_its_bits(master: str):
     precision = {
         "parameters": "bfloat16",
@@ -169,6 +171,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.long
 def test_gradients_are_added_over_devices_in_the_dtype_of_the_role(rows: dict[str, Any]):
     assert rows["mixed"]["reduced"] == ["bf16"]
     assert rows["float32"]["reduced"] == rows["both"]["reduced"] == ["f32"]
@@ -179,6 +182,7 @@ def test_gradients_are_added_over_devices_in_the_dtype_of_the_role(rows: dict[st
 MESHES = ("data 2, fsdp 2", "fsdp 4", "data 2, fsdp 2, tensor 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES)
 def test_terms_that_a_sum_in_bfloat16_would_lose_are_added_over_all_axes(rows: Any, mesh: str):
     # The gradients of four devices are 256, 1, 1 and 1, whose mean is 259 / 4. In bfloat16 256 + 1
@@ -189,6 +193,7 @@ def test_terms_that_a_sum_in_bfloat16_would_lose_are_added_over_all_axes(rows: A
     assert {abs(x - 64.75) for x in rows[f"terms, {mesh}"]["mixed"]} == {0.25}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_step_whose_gradients_are_added_apart_is_that_of_one_device(rows: Any, mesh: str):
     """With dropout, microbatches, a mask, the loss in chunks, clipping and an average."""
@@ -201,6 +206,7 @@ def test_a_step_whose_gradients_are_added_apart_is_that_of_one_device(rows: Any,
     assert found["norm"] < 2**-12
 
 
+@pytest.mark.long
 def test_the_plan_counts_gradients_that_are_whole_before_their_sum(rows: dict[str, Any]):
     # Half of 64 * 16 numbers of embedding and head, and of 12 * 16 * 16 of a layer, in float32; and
     # the whole scales, three of 16 and two of 4.

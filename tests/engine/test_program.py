@@ -143,6 +143,7 @@ def test_a_run_equals_a_loop_written_by_hand():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, params)
 
 
+@pytest.mark.long
 def test_the_last_partial_batch_has_its_own_weight():
     program = Program(experiment())
     state, _ = run(program, 3)
@@ -491,6 +492,7 @@ class Waves(nn.Module):
         return jnp.abs(x @ self.param("kernel", start, (5, 3)))
 
 
+@pytest.mark.long
 def test_complex_parameters_keep_their_imaginary_part():
     program = Program(experiment(model=Waves(), optimizer=partial(optax.sgd, 0.1), ema_decay=0.0))
     state = program.init()

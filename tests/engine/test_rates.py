@@ -217,6 +217,7 @@ print(before, memory_peak([Device()]) - before, held.sum())
 """
 
 
+@pytest.mark.long
 def test_the_memory_of_a_process_counts_what_it_holds_and_not_what_another_held():
     assert np.ones(2**26).sum() == 2**26  # 512 MiB, which are freed: a peak never falls
     command = [sys.executable, "-c", IN_A_PROCESS]
@@ -367,6 +368,7 @@ def test_quick_batches_need_no_thread():
     assert not threads()
 
 
+@pytest.mark.long
 def test_a_slow_data_set_is_waited_for_and_changes_no_bit(tmp_path, config):
     slowly, quickly = tmp_path / "slowly", tmp_path / "quickly"
     more = ["--set=steps=40", "--set=log_every=10", "--set=eval_every=40", "--set=save_every=40"]
@@ -388,6 +390,7 @@ def test_a_slow_data_set_is_waited_for_and_changes_no_bit(tmp_path, config):
     assert runs.lines(resumed) == runs.lines(quickly)
 
 
+@pytest.mark.long
 def test_a_quick_data_set_is_not_waited_for(tmp_path, config):
     # A step takes far longer than a batch.
     more = ["--set=model.width=1024", "--set=log_every=5", "--set=eval_every=20"]

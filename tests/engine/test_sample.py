@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.data.tokenizer import ByteTokenizer, train_bpe
@@ -86,7 +86,7 @@ def brute_force(params, model_state, prompt, keys, sampling):
     return continued
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "sampling",
     [
         Sampling(12, temperature=0),
@@ -106,6 +106,7 @@ def test_the_tokens_are_those_of_a_loop_without_a_cache(sampling):
     assert tokens.tolist() == brute_force(params, state, prompt, keys, sampling)
 
 
+@pytest.mark.long
 def test_the_cache_is_only_as_long_as_the_tokens_that_are_read():
     lengths = []
     language = trigram_language()
@@ -136,7 +137,7 @@ def test_the_loop_ends_when_all_sequences_have_ended():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize(("top_k", "vocab_size"), [(None, None), (3, None), (None, 5), (50, 6)])
+@short.parametrize(("top_k", "vocab_size"), [(None, None), (3, None), (None, 5), (50, 6)])
 def test_tokens_have_the_probabilities_of_temperature_and_top_k(temperature, top_k, vocab_size):
     logits = np.array([0.3, -1.0, 2.0, 0.0, 1.1, 0.7, -0.2])
     sampling = Sampling(1, temperature, top_k, vocab_size)
@@ -341,6 +342,7 @@ def test_the_command_reads_the_prompt_from_a_file_or_stdin(run, tmp_path, capsys
     assert capsys.readouterr().out == "abcdefgh\n"
 
 
+@pytest.mark.long
 def test_samples_depend_on_the_seed_and_not_on_their_number(run, capsys):
     hot = ["--prompt=a", "--temperature=5", "--length=12"]
     assert sample(run, *hot, "--num_samples=3") == 0
@@ -355,6 +357,7 @@ def test_samples_depend_on_the_seed_and_not_on_their_number(run, capsys):
     assert capsys.readouterr().out == "abcdefgh\n"
 
 
+@pytest.mark.long
 def test_a_text_longer_than_those_of_the_training_is_a_warning(run, tmp_path, capsys):
     trained = "warning: The model was trained on sequences of 16 tokens, and the prompt of 3 "
     # The last token is drawn and not read: 3 and 14 tokens have 16 positions.
@@ -381,6 +384,7 @@ def test_a_text_longer_than_those_of_the_training_is_a_warning(run, tmp_path, ca
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_hook_warns_of_texts_longer_than_those_of_the_training(lab, tmp_path, capsys):
     assert train(tmp_path, HOOK, "hooks.samples.length = 20\n", until=10) == 75
     said = capsys.readouterr().err
@@ -474,6 +478,7 @@ def kept(folder):
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_the_hook_keeps_and_prints_the_texts_that_the_command_prints(lab, tmp_path, capsys):
     prompt = "hooks.samples.prompt = 'ab'\nexperiment.save_every = 10\n"
     assert train(tmp_path, HOOK, prompt) == 0
@@ -487,6 +492,7 @@ def test_the_hook_keeps_and_prints_the_texts_that_the_command_prints(lab, tmp_pa
         assert capsys.readouterr().out == f"ab{row['text']}\n"
 
 
+@pytest.mark.long
 def test_two_processes_that_divide_the_parameters_sample_the_text_of_one(lab, tmp_path, capsys):
     mesh = "experiment.mesh = {'fsdp': 2}\nexperiment.save_every = 10\nexperiment.steps = 20\n"
     options = ["--vocabulary=letters", f"--workdir={tmp_path / 'run'}"]
@@ -511,6 +517,7 @@ def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, 
     assert checkpoint.diff(tmp_path / "run", 30, 30, other=run) == []
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_each_sample_once(lab, tmp_path):
     assert train(tmp_path / "whole", HOOK) == 0
     assert train(tmp_path, HOOK, until=22) == 75
@@ -616,7 +623,7 @@ def test_a_hook_that_does_not_fit_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+@short.parametrize("tokenizer", ["bytes", "bpe"])
 def test_a_run_is_sampled_without_its_text(lab, tokenizer, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 200)
     data = f"""
@@ -668,6 +675,7 @@ space.log_uniform.high = 0.1
 """
 
 
+@pytest.mark.long
 def test_the_trials_of_a_sweep_have_their_samples(lab, tmp_path, capsys):
     (tmp_path / "base.gin").write_text(CONFIG + HOOK.replace("1.5", "5.0"))
     (tmp_path / "sweep.gin").write_text(SWEEP)

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 import optim
 from optim import parts
 from optim.paths import flatten
-from tests import runs
+from tests import runs, short
 from trainer import config, models
 from trainer.engine import memory
 from trainer.engine.contracts import ComponentError
@@ -449,7 +449,7 @@ GIVEN_RULES = pytest.mark.parametrize("given", [None, OWN_RULES], ids=["defaults
 @MESHES
 @GIVEN_RULES
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+@short.parametrize("model", MODELS)
 def test_an_update_on_explicit_axes_keeps_the_shardings_that_rules_give(model, name, given, names):
     for tx, params, state, mesh in on_explicit_axes(model, name, given, names):
         with jax.sharding.use_abstract_mesh(mesh):

@@ -85,6 +85,7 @@ def test_every_float_is_an_input_of_the_program(tmp_path):
     ] == pytest.approx(2.5)
 
 
+@pytest.mark.long
 def test_other_values_of_the_inputs_are_those_of_another_config(tmp_path):
     """One compiled program with other inputs has the bits of a program that was made for them."""
     program, _ = program_of(tmp_path)

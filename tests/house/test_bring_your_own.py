@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import short
 from trainer.__main__ import main
 
 LAB = Path(__file__).parents[1] / "lab"
@@ -57,8 +58,9 @@ my_lab.optimizers.sign_momentum.learning_rate = 0.01
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("linen.gin", LINEN), ("nnx.yaml", NNX), ("nnx.gin", NNX_GIN)]
+@short.parametrize(
+    ("name", "text"),
+    [("linen.gin", LINEN), ("nnx.yaml", NNX), ("nnx.gin", NNX_GIN)],
 )
 def test_a_package_from_outside_trains(name, text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(LAB))
@@ -82,7 +84,7 @@ weight_decay: !optax.linear_schedule {init_value: 0.3, end_value: 0.0, transitio
 """
 
 
-@pytest.mark.parametrize("name", ["terse", "oddly_annotated"])
+@short.parametrize("name", ["terse", "oddly_annotated"])
 def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
     name, tmp_path, monkeypatch, capsys
 ):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import reference_pages
+from tests import reference_pages, short
 from tests.runs import ROOT
 from trainer import config as configs
 from trainer.__main__ import main
@@ -246,7 +246,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES)
+# README.md and docs/from_python.md show the same calls of the library, which start processes.
+@short.parametrize("page", PAGES, lambda page: page.replace("docs/from_python.md", "README.md"))
 def test_the_blocks_of_a_page_run(page: str, place: Path) -> None:
     run(list(blocks(page, (ROOT / page).read_text(encoding="utf-8"))))
 

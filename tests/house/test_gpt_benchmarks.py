@@ -9,13 +9,14 @@ import pytest
 from benchmarks import gpt, gpu
 from benchmarks.gpt_sides import available, make_sides
 from benchmarks.workload import make_gpt_workload
+from tests import short
 
 
 def tiny(optimizer, *names):
     return make_sides(make_gpt_workload(gpt.SHAPES["tiny"]), optimizer, list(names))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@short.parametrize("optimizer", ["adamw", "muon"])
 def test_three_steps_by_hand_give_our_parameters(optimizer):
     sides = tiny(optimizer, "ours", "hand")
     gpt.check_same(sides, optimizer)
@@ -34,8 +35,9 @@ def test_three_steps_of_torch_give_our_parameters(torch, optimizer):
     gpt.check_same(sides, optimizer)
 
 
-@pytest.mark.parametrize(
-    ("workload", "optimizer", "waves"), [("gpt", "muon", [2]), ("vit", "adamw", [1, 2])]
+@short.parametrize(
+    ("workload", "optimizer", "waves"),
+    [("gpt", "muon", [2]), ("vit", "adamw", [1, 2])],
 )
 def test_the_benchmark_of_accelerators_runs_small(workload, optimizer, waves, monkeypatch, capsys):
     arguments = f"gpu --small --json --rounds=2 --steps=1 --sides=ours,hand --workloads={workload}"

@@ -20,6 +20,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests import short
 from tests.runs import ROOT
 from trainer.__main__ import main
 
@@ -144,6 +145,7 @@ def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
     assert "\n   Copyright 2026 The Lockstep authors\n" in text
 
 
+@pytest.mark.long
 def test_the_version_is_that_of_pyproject(elsewhere: Path, tmp_path: Path) -> None:
     version = PYPROJECT["project"]["version"]
     for way in WAYS:
@@ -219,7 +221,7 @@ def test_help_answers_beside_a_package_trainer_that_has_modules_of_our_names(
     assert "--dry_run" in done.stdout and done.stderr == ""
 
 
-@pytest.mark.parametrize("editable", [True, False])
+@short.parametrize("editable", [True, False])
 def test_shipped_configs_are_named_from_every_folder(
     editable: bool, elsewhere: Path, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_file_cannot_add_packages_to_the_vocabulary(tmp_path):
     assert main(["explain", f"--gin_file={file}"]) == 2
 
 
+@pytest.mark.long
 def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_name(
     tmp_path, monkeypatch, capsys
 ):

@@ -23,7 +23,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import lockstep as ls
-from tests import runs
+from tests import runs, short
 from trainer import models
 from trainer.__main__ import main
 from trainer.config import Call
@@ -285,7 +285,7 @@ def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
 
 
 @pytest.mark.parametrize("name", ["vit", "gpt"])
-@pytest.mark.parametrize("stacked", [True, False])
+@short.parametrize("stacked", [True, False])
 def test_the_attention_weights_of_our_transformers_can_be_captured(name: str, stacked: bool):
     """With them, numpy computes what a layer of attention returns."""
     random = np.random.default_rng(0)
@@ -336,6 +336,7 @@ class Net(nnx.Module):
 """
 
 
+@pytest.mark.long
 def test_the_module_of_an_nnx_model_has_the_values_of_the_run(tmp_path: Path, monkeypatch):
     (tmp_path / "nets_of_mine.py").write_text(NNX)
     monkeypatch.syspath_prepend(tmp_path)
@@ -392,6 +393,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.long
 def test_a_model_whose_code_was_edited_is_not_evaluated_in_silence(tmp_path: Path):
     (tmp_path / "mlp.yaml").write_text(MLP)
     done = python(f"SOURCE = {NET!r}\n{EDITED}", tmp_path, tmp_path)
@@ -413,6 +415,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path):
         ls.load_run(tmp_path)
 
 
+@pytest.mark.long
 def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
     trained: ls.Run, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
@@ -468,6 +471,7 @@ def test_in_a_notebook_messages_are_not_shown_as_errors(
     assert "Did you mean 'width'?" in capsys.readouterr().out and not red.getvalue()
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_has_failed(tmp_path: Path):
     config = mlp()
     config["optimizer"] = ls.call.optax.sgd(learning_rate=1e30)
@@ -501,7 +505,7 @@ class Digits:
 """
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("path", "call", "said"),
     [
         (
@@ -569,6 +573,7 @@ def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         started.kill()
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(
     long_run: subprocess.Popen[str], tmp_path: Path
 ):
@@ -670,6 +675,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> ls.Sweep:
     return ls.sweep(folder / "sweep.yaml", folder / "runs", set={"final.seeds": 3}, quiet=True)
 
 
+@pytest.mark.long
 def test_trials_are_rows_with_paths_and_metrics(swept: ls.Sweep):
     trials = swept.trials()
     assert list(trials["arm"]) == ["low"] * 3 + ["high"] * 3

@@ -37,6 +37,7 @@ def compiled(file: Path) -> ls.Plan:
     return ls.explain(ls.load_config(file), devices=8, device_memory=10**6, compile=True)
 
 
+@pytest.mark.long
 def test_the_bytes_of_a_device_are_numbers_of_the_closed_form(compiled: ls.Plan):
     # 64 inputs, 8 hidden, 10 classes. Four devices split each first or longest dimension that they
     # divide, and not the 10 biases of the head; Adam keeps two float32 a parameter, and three
@@ -102,6 +103,7 @@ def test_what_lies_where_is_drawn_in_a_notebook_and_saved(compiled: ls.Plan, tmp
     assert "What each of 8 devices holds" in repr(compiled.placement)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_a_device_is_refused_and_gradients_alone_are_not(file: Path):
     config = ls.load_config(file)
     config["model"] = ls.call.models.mlp(width=8)
@@ -175,6 +177,7 @@ def test_a_plan_is_the_same_after_the_way_through_a_file(name: str):
     assert (read.simulated, read.compiled) == (None, None)
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
     """When Python runs no handler of signals; 32 layers apart compile for a minute."""
     script = tmp_path / "script.py"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import short
 from trainer.models import causal
 
 LENGTHS = [1, 127, 128, 300]
@@ -30,7 +31,7 @@ def whole(query: Any, key: Any, value: Any, mask: Any, scale: float) -> jax.Arra
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("packed", [False, True])
+@short.parametrize("packed", [False, True])
 def test_blocks_compute_what_one_softmax_does_and_so_do_their_gradients(length, packed):
     mask = documents(length) if packed else None
     inputs = arrays(length)
@@ -50,6 +51,7 @@ def test_blocks_compute_what_one_softmax_does_and_so_do_their_gradients(length, 
     )
 
 
+@pytest.mark.long
 def test_large_scores_do_not_overflow():
     query, key, value = arrays(130)
     found = causal.causal_attention(100 * query, 100 * key, value, None, 1.0)
@@ -71,6 +73,7 @@ def test_the_backward_pass_of_a_layer_with_remat_does_not_repeat_the_forward_pas
     assert exponentials(jax.checkpoint_policies.nothing_saveable) == 6
 
 
+@pytest.mark.long
 def test_several_models_at_once_compute_what_each_does_alone():
     inputs = arrays(130)
     stacked = [jnp.stack([x, 2 * x]) for x in inputs]

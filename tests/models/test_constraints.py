@@ -1,8 +1,8 @@
 """Without a mesh, nothing is constrained; what holds with one is in tests/tensor_cases.py."""
 
 import jax.numpy as jnp
-import pytest
 
+from tests import short
 from tests.runs import ROOT
 from trainer.config import load
 from trainer.constraints import ROLES, constrain, parts
@@ -16,7 +16,7 @@ def test_without_a_mesh_a_constraint_returns_its_argument_itself():
     assert {parts(role) for role in ROLES} == {1}
 
 
-@pytest.mark.parametrize("config", ["muon_vit", "muon_gpt", "gpt2_124m"])
+@short.parametrize("config", ["muon_vit", "muon_gpt", "gpt2_124m"])
 def test_the_step_of_a_shipped_config_on_one_device_has_no_constraint(config):
     program = loading.load(load([ROOT / "configs" / f"{config}.gin"]), declared=True)
     text = program.trace(program.abstract_state()).lower().as_text()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from optim.paths import flatten
+from tests import short
 from tests.models.test_models import jit
 from trainer import models
 from trainer.engine.flops import count_flops
@@ -77,6 +78,7 @@ def apart(params: Any) -> Any:
 # Parameters.
 
 
+@pytest.mark.long
 def test_the_paths_and_shapes_of_the_parameters():
     def shapes(**arguments: Any) -> dict[str, Any]:
         return {path: x.shape for path, x in flatten(start(small(**arguments))).items()}
@@ -110,6 +112,7 @@ def test_gpt2_124m_has_the_number_of_parameters_of_its_closed_form():
     assert sum(x.size for x in jax.tree.leaves(params)) == 50304 * 768 + kernels + scales
 
 
+@pytest.mark.long
 def test_initial_values():
     model = functools.partial(models.gpt, width=64, depth=8)
     found = flatten(start(model(), text()))
@@ -131,6 +134,7 @@ def test_initial_values():
     assert program.count("random_bits") == 1 and "dot_general" not in program
 
 
+@pytest.mark.long
 def test_the_initial_values_of_modded_nanogpt():
     arguments = {"init_scale": 0.33**0.5, "embed_init": 1.0, "zero_init": True, "bias": True}
     model = models.gpt(width=128, depth=4, **arguments, embed_dtype="bfloat16")
@@ -233,7 +237,7 @@ def numpy_gpt(p: Any, batch: Any, heads: int, arguments: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
-@pytest.mark.parametrize("name", VARIANTS)
+@short.parametrize("name", VARIANTS, lambda name: "rope" in VARIANTS[name])
 def test_the_logits_are_those_of_numpy(name: str, documents: bool):
     arguments, batch = VARIANTS[name], text(documents=documents)
     params = start(small(**arguments), noise=0.2)
@@ -264,6 +268,7 @@ def test_attention_agrees_with_torch(kv_heads: int, torch: Any):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_blocks_of_queries_are_attention_as_a_whole():
     query = jax.random.normal(KEY, (2, 300, 4, 8))
     key, value = jax.random.normal(jax.random.key(1), (2, 2, 300, 2, 8))
@@ -348,7 +353,7 @@ def total(model: models.Model, batch: Any, params: Any, key: Any = None) -> jax.
     return -jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), chosen, -1).mean()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@short.parametrize("name", VARIANTS)
 def test_every_parameter_has_a_gradient(name: str):
     model, batch = small(**VARIANTS[name]), text(16, 24)
     batch["tokens"][:2, :16] = np.arange(32).reshape(2, 16) % 31  # every token
@@ -399,6 +404,7 @@ def test_the_operations_of_a_step_are_6_for_each_parameter_and_token():
     assert count_flops(program) == 4 * 16 * (6 * kernels + attended)
 
 
+@pytest.mark.long
 def test_bfloat16_parameters_compute_in_bfloat16():
     variant = VARIANTS["swiglu, grouped, tied"]
     model, batch = small(**variant, soft_cap=15.0), text(documents=True)
@@ -442,7 +448,7 @@ def test_dropout_and_z_loss_are_of_training_alone():
     assert model.mode and model.mode(True) == {"train": True}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@short.parametrize("precision", ["float32", "bfloat16"])
 def test_the_gradient_of_a_frequent_token_is_added_in_float32(precision: str):
     # 4,096 equal gradients: a sum in bfloat16 would stop where one is less than half of a unit.
     model = small(embed_dtype="bfloat16", max_length=4096, depth=1)
@@ -499,7 +505,7 @@ def test_the_epsilon_of_a_norm_may_be_that_of_torch(torch: Any):
 
 
 @pytest.mark.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
-@pytest.mark.parametrize("name", VARIANTS)
+@short.parametrize("name", VARIANTS, lambda name: "rope" in VARIANTS[name])
 def test_decoding_with_a_cache_agrees_with_the_whole_sequence(name: str, scan_layers: bool):
     model, batch = small(**VARIANTS[name], scan_layers=scan_layers), text()
     params = start(model, noise=0.2)

@@ -101,7 +101,7 @@ def sizes_by_width(
     return {name: np.array([x[name] for x in found]) for name in found[0]}
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_with_base_width_activations_keep_their_size_over_widths():
     for name, sizes in sizes_by_width(64, WIDTHS).items():
         first, change, last = sizes.T
@@ -114,7 +114,7 @@ def test_with_base_width_activations_keep_their_size_over_widths():
             assert max(first) / min(first) < 1.6, name
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_without_base_width_steps_of_adam_grow_with_the_width():
     found = sizes_by_width(None, (64, 512))
     for name, sizes in found.items():
@@ -122,7 +122,7 @@ def test_without_base_width_steps_of_adam_grow_with_the_width():
         assert change[-1] > 2.5 * change[0], name
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_muon_keeps_the_size_of_changes_over_widths_unless_it_matches_the_size_of_adams():
     def muon(recipe: Any, power: float) -> Any:
         def make(width: int, base_width: int) -> optim.Optimizer:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests import short
 from trainer import models
 from trainer.models import initial
 from trainer.models.vit import sincos2d
@@ -283,7 +284,7 @@ def test_qk_norm_adds_a_scale_for_queries_and_one_for_keys():
     assert normed == plain | added
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "make",
     [
         functools.partial(models.vit, width=16, depth=3, num_heads=2),
@@ -371,7 +372,7 @@ def test_convnet_agrees_with_torch(torch: Any):
 # Precision and randomness.
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("model", "train"),
     [
         (models.vit(width=16, depth=2, pool="cls"), True),
@@ -633,7 +634,7 @@ def test_fixed_positions_are_sines_and_cosines_of_column_and_row():
         np.testing.assert_allclose(found[5 * row + column], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("pool", ["gap", "cls"])
+@short.parametrize("pool", ["gap", "cls"])
 def test_a_vit_with_fixed_positions_has_no_parameter_for_them_and_sees_the_order(pool):
     pictures = jax.random.normal(jax.random.key(1), (2, 4, 8, 1))
     model = models.vit(width=16, depth=1, num_heads=2, pool=pool, positions="sincos2d")

@@ -35,6 +35,7 @@ import numpy as np
 import pytest
 
 from optim.paths import flatten
+from tests import short
 from tests.runs import ROOT
 from trainer import checkpoint
 from trainer import config as configs
@@ -166,7 +167,7 @@ def largest_difference(params: Any) -> float:
     return found
 
 
-@pytest.mark.parametrize("more", [(), ("model.loss_chunk=24",)], ids=["at once", "in chunks"])
+@short.parametrize("more", [(), ("model.loss_chunk=24",)], ids=["at once", "in chunks"])
 def test_the_config_computes_what_the_program_of_the_track_does(tmp_path: Path, more: Any):
     with jax.enable_x64(True):
         seen, params = trained(in_float64(tmp_path, TOKENS, *more))
@@ -177,6 +178,7 @@ def test_the_config_computes_what_the_program_of_the_track_does(tmp_path: Path, 
             assert np.abs(np.asarray(x) - flatten(start)[path]).max() > 1e-2, path
 
 
+@pytest.mark.long
 def test_a_mean_needs_the_eps_divided_by_the_tokens(tmp_path: Path):
     with jax.enable_x64(True):
         _, params = trained(in_float64(tmp_path, tokens=1))
@@ -197,6 +199,7 @@ def test_the_config_has_the_parameters_of_the_program():
     assert steps == [*range(125, 2_925, 125), *range(2_925, 3_251, 25)]  # 90% are 2,925 steps
 
 
+@pytest.mark.long
 def test_a_run_of_the_config_keeps_the_embedding_and_its_averages_in_bfloat16(tmp_path: Path):
     sizes = [f"{part}.{name}={x}" for part, given in SIZES.items() for name, x in given.items()]
     sets = [*STEPS, *sizes, *written(tmp_path), "steps=6", "eval_every={0: 4, 90%: 1}"]

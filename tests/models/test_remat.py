@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import short
 from trainer import models
 
 MIXED = {"block_[01]": "full", ".*": "none"}
@@ -51,7 +52,7 @@ def kept(kind: str, **arguments: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(residuals))
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@short.parametrize("kind", BATCHES)
 def test_layers_with_policies_of_their_own_have_the_same_gradients(kind: str):
     params = start(kind, scan_layers=False)
     plain, mixed = (
@@ -80,7 +81,8 @@ def test_each_layer_keeps_what_its_policy_says(kind: str):
 SEGMENTS = {"block_0": "full", "block_[12]": "none", ".*": "products"}
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.long
+@short.parametrize("kind", BATCHES)
 def test_segments_of_a_stack_have_the_outputs_and_the_dropout_of_one_scan(kind: str):
     one, three = ({"remat": remat, "dropout": 0.3} for remat in ("none", SEGMENTS))
     params = start(kind, **one)
@@ -96,7 +98,7 @@ def test_segments_of_a_stack_have_the_outputs_and_the_dropout_of_one_scan(kind: 
     jax.tree.map(close, *gradients)
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@short.parametrize("kind", BATCHES)
 def test_segments_of_a_stack_have_the_gradients_of_layers_apart(kind: str):
     params = dict(start(kind))
     found = dict(jax.jit(jax.grad(loss_of(kind, remat=SEGMENTS)))(params))
@@ -109,6 +111,7 @@ def test_segments_of_a_stack_have_the_gradients_of_layers_apart(kind: str):
     jax.tree.map(close, found, apart)
 
 
+@pytest.mark.long
 def test_a_gpt_of_segments_decodes_with_the_cache_of_one_scan():
     tokens, params = BATCHES["gpt"]["tokens"][:, :8], start("gpt")
     found = []
@@ -122,7 +125,7 @@ def test_a_gpt_of_segments_decodes_with_the_cache_of_one_scan():
     assert found[1][1]["layers"]["blocks"]["attn"]["key"].shape[:3] == (4, 2, 12)
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@short.parametrize("kind", BATCHES)
 def test_attention_weights_of_segments_are_those_of_one_scan(kind: str):
     params = start(kind)
     seen = []
@@ -160,6 +163,7 @@ def test_each_segment_of_a_stack_keeps_what_its_policy_says(kind: str):
     assert 2 * mixed == pytest.approx(full + none, abs=2 * parts)
 
 
+@pytest.mark.long
 def test_the_compiled_gradient_of_segments_needs_memory_between_those_of_their_policies():
     def temporary(remat: Any) -> int:
         model = models.gpt(31, 32, 4, 2, max_length=128, loss_chunk=32, remat=remat)

@@ -10,6 +10,7 @@ import pytest
 from clu import metrics as clu_metrics
 from scipy.special import softmax
 
+from tests import short
 from tests import token_cases as cases
 from tests.engine.test_loss_contract import one_step
 from tests.token_cases import KERNEL, SOFT_CAP, TEST, TRAIN, VOCABULARY, Z_LOSS
@@ -48,7 +49,7 @@ BIAS = np.random.default_rng(4).normal(size=VOCABULARY).astype(np.float32)
 
 @pytest.mark.usefixtures("strict_promotion")
 @pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("form", ["tanh", "algebraic"])
+@short.parametrize("form", ["tanh", "algebraic"])
 def test_a_bias_and_both_forms_of_the_soft_cap_agree_with_float64(form, chunk):
     how = {"soft_cap": 2.0, "soft_cap_form": form, "scale": 1.5, "z_loss": 0.1}
 
@@ -90,7 +91,7 @@ WEIGHTS = {
 
 @pytest.mark.usefixtures("strict_promotion")
 @pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@short.parametrize("setting", SETTINGS)
 def test_losses_and_gradients_agree_with_float64(setting, chunk):
     @jax.jit
     def compute(weights: Any, mask: Any) -> Any:
@@ -104,6 +105,7 @@ def test_losses_and_gradients_agree_with_float64(setting, chunk):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_positions_that_do_not_divide_into_chunks():
     features, labels = FEATURES[0], LABELS[0]  # 5 positions in chunks of 3 and 2
     for weights in (np.full(5, 0.5, np.float32), np.arange(5, dtype=np.float32)):
@@ -185,9 +187,7 @@ def executions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize(
-    ("weights", "times"), [("mean", 1), ("masked", 1), ("uneven", 2), ("of one", 2)]
-)
+@short.parametrize(("weights", "times"), [("mean", 1), ("masked", 1), ("uneven", 2), ("of one", 2)])
 def test_the_gradient_of_a_mean_is_computed_once(monkeypatch, weights, times):
     done = executions(monkeypatch)
     mask = TRAIN["mask"] if weights == "masked" else None
@@ -290,7 +290,7 @@ def evaluated(split: Any, kernel: Any = KERNEL) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@short.parametrize("microbatches", [1, 2, 4])
 def test_tokens_of_microbatches_have_equal_weights(microbatches, chunk):
     chosen = {"perplexity": metrics.perplexity(), "bits_per_byte": metrics.bits_per_byte()}
     program = cases.program(

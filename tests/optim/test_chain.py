@@ -15,6 +15,7 @@ import optim
 from optim import parts
 from optim.chain import PartNeeded
 from optim.parts.base import Need, Part
+from tests import short
 from tests.recorded import Recorded, largest, made, mu, rate
 
 FIGURES = np.load(Path(__file__).with_name("chain_figures.npz"))
@@ -98,7 +99,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@short.parametrize("name", RECORDED)
 def test_a_chain_agrees_with_its_authors_program(name: str):
     """In float64; see `RECORDED` for the programs."""
     assert difference(name) < RECORDED[name].bound
@@ -116,7 +117,7 @@ def norms(x: jax.Array, axis: Any = (-2, -1)) -> Any:
     return np.linalg.norm(np.asarray(x, np.float64), axis=axis)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("given", "before"),
     [
         ({}, [parts.momentum(0.9), parts.polar()]),

@@ -21,20 +21,20 @@ def found():
 CASES = [*(("muon", mesh) for mesh in MESHES), *((name, MESHES[-1]) for name in OPTIMIZERS[1:])]
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "mesh"), [*CASES, ("muon", "data 2 x fsdp 2 x tensor 2")])
 def test_each_of_eight_devices_does_an_eighth_of_the_work_of_12_layers(found, name, mesh):
     assert found[f"{name} divided {mesh}"]["work"] < 1.05
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "work"), [*zip(MESHES, [7.9, 3.0, 3.7], strict=True)])
 def test_without_an_ambient_mesh_the_compiler_repeats_the_work(found, mesh, work):
     # So that the test above fails where nothing is divided.
     assert found[f"muon replicated {mesh}"]["work"] > work
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "most"), [*zip(MESHES, [1.01, 0.26, 0.76], strict=True)])
 def test_a_device_receives_only_the_data_that_it_needs(found, mesh, most):
     # In sizes of the parameters: replicated ones are gathered once; split ones are exchanged, an
@@ -42,7 +42,7 @@ def test_a_device_receives_only_the_data_that_it_needs(found, mesh, most):
     assert found[f"muon divided {mesh}"]["received"] < most
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["muon", "scion"])
 def test_square_matrices_that_are_split_in_two_ways_are_transposed_before_they_are_moved(
     found, name
@@ -56,7 +56,7 @@ def test_square_matrices_that_are_split_in_two_ways_are_transposed_before_they_a
     assert found[f"{name} of models.gpt"]["worst"] < 1e-5
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [3, 8])
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_divided_updates_equal_those_of_one_device(found, name, layers, mesh):
@@ -65,7 +65,7 @@ def test_divided_updates_equal_those_of_one_device(found, name, layers, mesh):
     assert found[f"{name} of {layers} layers over {mesh}"]["worst"] < most
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "most"),
     [
@@ -79,26 +79,26 @@ def test_devices_divide_the_rows_of_matrices_where_shares_would_be_uneven(found,
     assert 0.99 < found[f"rows: {case}"]["work"] < most
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["12 of 256", "9 of 64 x 256", "3 of 64, 9 of 10"])
 @pytest.mark.parametrize("mesh", [MESHES[0], "data 2 x fsdp 2 x tensor 2"])
 def test_divided_rows_have_the_singular_values_of_the_polynomials(found, kind, mesh):
     assert found[f"rows: {kind} over {mesh}"]["worst"] < 1e-5
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_a_device_computes_only_its_share_of_the_matrices(found):
     assert found["computed"] == {"right": True, "same": True}
 
 
-@pytest.mark.laws
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scan", "vmap", "shard_map"])
 def test_a_divided_update_works_under_scan_vmap_and_shard_map(found, name):
     assert found[name]["worst"] < 1e-6
     assert found[name]["maps"] > 0
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_a_run_divides_its_work_over_its_mesh_and_its_flops_are_counted_once(found):
     assert found["training"]["maps_alone"] == 0 and found["training"]["maps"] > 0
     assert found["training"]["flops"] == pytest.approx(1)

@@ -6,8 +6,7 @@ laws_explicit.py has every row of the table of the laws.
 
 import pytest
 
-from tests import runs
-from tests.laws_table import EAGER, ROWS
+from tests import laws_table, runs
 
 
 @pytest.fixture(scope="module")
@@ -15,31 +14,37 @@ def cases():
     return runs.findings("case", "tests.explicit_cases")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["optax.adamw", "optax.lbfgs (zoom)", "optim.muon"])
 def test_every_float_is_scheduled_or_traced_on_explicit_axes(cases, row):
     assert row in cases
 
 
+@pytest.mark.long
 def test_clipping_layer_decay_skipping_and_rounding_work_on_explicit_axes(cases):
     assert cases["options"]["float32"] < 1e-6
     assert cases["options"]["bfloat16"] <= 2**-8  # the last bit
 
 
+@pytest.mark.long
 def test_one_axis_may_be_explicit_and_the_other_automatic(cases):
     assert cases["half explicit"]["far"] < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sophia", "sam"])
 def test_the_functions_of_the_loss_may_hold_and_name_shardings(cases, optimizer):
     assert cases["loss with shardings"][optimizer] < 1e-5
 
 
+@pytest.mark.long
 def test_inside_shard_map_over_one_axis_the_other_stays_explicit(cases):
     found = cases["partly manual"]
     assert found["far"] < 1e-6
     assert found["spec"] == "P(None, 'model')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["jit", "eager"])
 def test_an_array_that_cannot_be_passed_to_an_optimizer_is_refused_with_advice(cases, how):
     message = cases["held array"][how]
@@ -52,6 +57,7 @@ def test_an_array_that_cannot_be_passed_to_an_optimizer_is_refused_with_advice(c
         assert words in message
 
 
+@pytest.mark.long
 def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
     found = cases["product at init"]
     assert found["far"] < 1e-6
@@ -59,6 +65,7 @@ def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
     assert found["spec"] == "P('data', 'model')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["soap", "shampoo"])
 def test_factors_that_are_split_stay_so_outside_of_groups(cases, optimizer):
     found = cases["split factors"][optimizer]
@@ -66,25 +73,16 @@ def test_factors_that_are_split_stay_so_outside_of_groups(cases, optimizer):
 
 
 @pytest.fixture(scope="module")
-def laws():
-    found = runs.findings("row", "tests.laws_explicit")
-    assert set(found) == {row.name for row in ROWS}
+def laws(request):
+    rows = {row.name for row, _ in runs.asked(request, "row", "how")}
+    found = runs.findings("row", "tests.laws_explicit", *rows)
+    assert set(found) == rows
     return found
 
 
 # The first of these tests computes all of them.
-@pytest.mark.laws
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("mesh", ["8", "4x2"])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_laws_4_and_7_hold_together(laws, row, mesh):
-    problem = laws[row.name][f"{mesh}, jit"]
-    assert problem == "", problem
-
-
-@pytest.mark.laws
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("row", EAGER, ids=lambda row: row.name)
-def test_laws_4_and_7_hold_together_outside_of_jit(laws, row):
-    problem = laws[row.name]["4x2, eager"]
+@pytest.mark.parametrize(("row", "how"), laws_table.ways("explicit axes"))
+def test_laws_4_and_7_hold_together(laws, row, how):
+    problem = laws[row.name][how]
     assert problem == "", problem

@@ -10,9 +10,7 @@ import optax
 import pytest
 
 import optim
-from tests import runs
-
-pytestmark = pytest.mark.laws
+from tests import runs, short
 
 CONDITION = np.linspace(1.0, 5.0, 6)
 
@@ -90,7 +88,7 @@ def start_of(dtypes):
 
 
 @pytest.mark.parametrize("dtypes", list(STARTS))
-@pytest.mark.parametrize("search", list(SEARCHES))
+@short.parametrize("search", list(SEARCHES))
 def test_case_1_line_searches_keep_their_state(search, dtypes, compilations):
     recipe, plain = SEARCHES[search]
     with jax.enable_x64(True):
@@ -213,6 +211,7 @@ print('"done"')
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_case_3_muon_is_the_same_however_it_is_sharded():
     assert runs.on_four_devices(SHARDED) == "done"

@@ -382,6 +382,7 @@ def test_parts_of_parameters_in_shard_map_are_refused(options, words):
             jax.eval_shape(run, whole)
 
 
+@pytest.mark.long
 def test_a_line_search_works_in_a_group():
     # optax's partition hands L-BFGS MaskedNodes and raises; here it is L-BFGS on its own part.
     params = make_params()

@@ -28,20 +28,12 @@ from tests.laws_table import DTYPES, ROWS, Row
 from trainer.checkpoint import Checkpoints
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_programs_kept():
-    """Writes no compiled programs to disk, as each is compiled once: that saves a fourteenth."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, 1e9)
-    yield
-    jax.config.update(name, before)
-
-
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((row, dtype), id=f"{row.name}-{dtype}", marks=pytest.mark.laws)
+        pytest.param(
+            (row, dtype), id=f"{row.name}-{dtype}", marks=laws_table.marks(row, "one device", dtype)
+        )
         for row, dtype in itertools.product(ROWS, DTYPES)
     ],
 )
@@ -59,6 +51,7 @@ def run(pair: tuple[Row, str], law: int) -> Trajectory:
     return done
 
 
+@pytest.mark.long
 def test_law_1_an_update_keeps_shapes_dtypes_and_weak_types(pair):
     done = run(pair, 1)
     for after in done.avals[1:]:

@@ -19,6 +19,7 @@ from optim.muon import muon
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
+from tests import short
 from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
 from trainer.engine.plan import find_matrices
@@ -75,7 +76,7 @@ def scaled(tree, factor):
 # ---- The same layer, however its kernels are stored
 
 
-@pytest.mark.parametrize("name", [name for name in FACTORIES if name != "spectral_conv"])
+@short.parametrize("name", [name for name in FACTORIES if name != "spectral_conv"])
 def test_attention_kernels_move_like_kernels_of_two_axes(name):
     start = attention()
     assert start["query"]["kernel"].shape == (16, 4, 4)
@@ -87,7 +88,7 @@ def test_attention_kernels_move_like_kernels_of_two_axes(name):
         jax.tree.map(np.testing.assert_array_equal, flat(ours), theirs)
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@short.parametrize("name", FACTORIES)
 def test_a_layout_is_a_batch_of_matrices(name):
     # Axes in any order: 'batch' between the rows, and columns before rows.
     start = {"w": draw((6, 3, 4, 2))}
@@ -107,7 +108,7 @@ def test_a_layout_is_a_batch_of_matrices(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*kernel of a convolution")  # all of them take it for one
-@pytest.mark.parametrize("name", FACTORIES)
+@short.parametrize("name", FACTORIES)
 def test_parameters_without_elements_do_not_change_the_others(name):
     start = {"w": draw((1, 2, 6, 4))}
     shapes = [(0, 3, 4, 2), (2, 0, 4, 2), (2, 2, 0, 3), (2, 2, 3, 0)]
@@ -169,8 +170,8 @@ def test_spectral_conv_agrees_with_the_scion_authors_code(shape):
         np.testing.assert_allclose(ours["w"], to_flax(theirs), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "preset, shape, reduction, output",
+@short.parametrize(
+    ("preset", "shape", "reduction", "output"),
     [
         ("conv", (3, 3, 4, 8), (0, 1, 2), 3),
         ("attention_query", (6, 2, 4), 0, (1, 2)),

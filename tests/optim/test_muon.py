@@ -11,7 +11,7 @@ import pytest
 from optim import newton_schulz
 from optim.muon import muon
 from optim.newton_schulz import polynomials
-from tests import runs
+from tests import runs, short
 from tests.programs import keller_jordan
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (3, 5, 9), (2, 3, 8, 5), (1, 7)]
@@ -43,7 +43,7 @@ def matrices(shape, seed=0):
 
 
 @pytest.mark.parametrize("coefficients", ["jordan", "polar_express", (2.0, -1.5, 0.5)])
-@pytest.mark.parametrize("shape", SHAPES)
+@short.parametrize("shape", SHAPES)
 def test_orthogonalize_is_a_polynomial_of_singular_values(shape, coefficients):
     triples = polynomials(coefficients, 5)
     x = 1e-3 * matrices(shape)
@@ -77,7 +77,7 @@ def test_singular_values_end_near_one(coefficients, low, high):
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16)])
-@pytest.mark.parametrize("steps", [5, 12])
+@short.parametrize("steps", [5, 12])
 def test_float32_holds_for_ill_conditioned_matrices(shape, steps):
     # Rank 3 of 16 and singular values over 12 orders: the Gram form squares the condition.
     rows, columns = shape
@@ -211,7 +211,7 @@ def test_a_trajectory_in_float64_agrees_with_the_reference(nesterov, scale, fact
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
+@short.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
 def test_muon_agrees_with_optax(shape):
     # Without Nesterov: optax corrects the momentum's bias, which orthogonalization does not see.
     grads, start = matrices((20, *shape)), matrices(shape, seed=1)
@@ -240,6 +240,7 @@ def test_stacked_layers_move_like_single_ones():
         np.testing.assert_allclose(stacked[layer], one, atol=1e-6)
 
 
+@pytest.mark.long
 def test_updates_keep_dtypes_and_shapes():
     params = {
         "a": jnp.ones((4, 9), jnp.bfloat16),
@@ -396,7 +397,7 @@ print(json.dumps(out))
 """
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_sharded_updates_equal_the_unsharded_ones():
     out = runs.on_four_devices(SHARDED)
     refusal = out.pop("refusal", "")

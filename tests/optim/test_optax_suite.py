@@ -18,8 +18,6 @@ from tests import optax_suite
 from tests.laws_harness import with_floats
 from tests.laws_table import ROWS, tree_of
 
-pytestmark = pytest.mark.laws
-
 SGD = partial(optax.sgd, 0.1)
 
 

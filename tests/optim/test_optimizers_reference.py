@@ -17,7 +17,7 @@ from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
-from tests import runs
+from tests import runs, short
 from tests.programs import (
     cautious_lion_by_the_paper,
     cautious_mask,
@@ -29,8 +29,6 @@ from tests.programs import (
     shampoo_by_the_paper,
     soap_by_the_paper,
 )
-
-pytestmark = pytest.mark.laws  # known answers, half a minute in all
 
 STEPS = 20
 
@@ -68,7 +66,7 @@ def agree(got, expected):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("beta", [None, 0.7])
+@short.parametrize("beta", [None, 0.7])
 def test_soap_agrees_with_its_paper(every, beta):
     start, grads = problem((2, 6, 6))
     tx = soap(0.03, 0.9, 0.95, beta, weight_decay=0.1, precondition_frequency=every)
@@ -80,6 +78,7 @@ def test_soap_agrees_with_its_paper(every, beta):
         agree(got[:, layer], expected)
 
 
+@pytest.mark.long
 def test_soap_on_rectangles_agrees_with_its_paper():
     # With fewer columns than rows G G^T has a null space, whose basis the paper leaves open: so the
     # reference begins with our bases, once they are seen to be bases of eigenvectors.
@@ -313,7 +312,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@short.parametrize("name", FACTORIES)
 def test_updates_keep_dtypes_and_take_scans_and_traced_rates(name, strict_promotion):
     start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((4, 4))}
     grads = jax.tree.map(
@@ -397,6 +396,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.long
 def test_sharded_updates_equal_the_unsharded_ones():
     errors = runs.on_four_devices(SHARDED)
     assert len(errors) == 6 and all(error < 1e-4 for error in errors.values()), errors

@@ -68,6 +68,7 @@ def muown_problem() -> tuple[list[Any], list[Any], Any]:
     return start, grads, 0.02 * np.where(t < 5, (t + 1) / 5, cosine)
 
 
+@pytest.mark.long
 def test_muown_agrees_with_its_authors_program():
     """60 steps in float64, without a state of the program.
 
@@ -110,6 +111,7 @@ def dion_problem() -> tuple[list[Any], list[Any], list[Any], Any]:
     return start, bases, grads, 0.05 * np.where(t < 5, (t + 1) / 5, cosine)
 
 
+@pytest.mark.long
 def test_dion_agrees_with_its_authors_program():
     """64 steps in float64 from the first bases alone, without a later state of the program.
 
@@ -145,6 +147,7 @@ def test_dion_agrees_with_its_authors_program():
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.long
 def test_dion_moves_stacked_matrices_as_it_moves_single_ones():
     from my_lab.dion import dion  # pyright: ignore[reportMissingImports]
 
@@ -160,6 +163,7 @@ def test_dion_moves_stacked_matrices_as_it_moves_single_ones():
         np.testing.assert_allclose(moves["w"][i], single["w"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_config_names_dion_and_runs_it(tmp_path: Path, capsys: Any):
     before, after = CONFIG.index("        before:"), CONFIG.index("    rest:")
     chain = (
@@ -172,6 +176,7 @@ def test_a_config_names_dion_and_runs_it(tmp_path: Path, capsys: Any):
     assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
 
 
+@pytest.mark.long
 def test_a_config_names_muown_and_runs_it(tmp_path: Path, capsys: Any):
     before = CONFIG.index("        before:")
     after = CONFIG.index("    rest:")
@@ -186,6 +191,7 @@ def test_a_config_names_muown_and_runs_it(tmp_path: Path, capsys: Any):
     assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
 
 
+@pytest.mark.long
 def test_a_config_names_it_and_its_plan_lists_it(tmp_path: Path, capsys: Any):
     (tmp_path / "lab.yaml").write_text(CONFIG)
     options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]

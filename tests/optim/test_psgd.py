@@ -13,6 +13,7 @@ import pytest
 import optim
 from optim import parts
 from optim.parts.psgd import probes
+from tests import short
 from tests.programs import psgd_by_modded_nanogpt, psgd_step
 from tests.recorded import Recorded, rate
 
@@ -126,7 +127,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@short.parametrize("case", OPTIONS)
 def test_each_of_100_steps_is_that_of_the_program_from_its_state(case: str):
     ours, theirs = OPTIONS[case]
     kept = {name: x for name, x in ours.items() if name in ("precond_lr", "init_scale")}
@@ -196,7 +197,7 @@ def test_a_free_run_of_100_steps_ends_where_the_program_does():
     assert free_run() < RECORDED["psgd"].bound
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("case", "options"),
     [
         ("default", {"precond_lr": 0.1}),
@@ -230,6 +231,7 @@ def test_the_default_geometry_of_psgd_torch_agrees_with_its_program(case: str, o
         np.testing.assert_allclose(ours[:, layer], expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_damping_bounds_directions_in_that_geometry():
     """Of gradients of 0, which do not bound the factors."""
     found = {}

@@ -12,6 +12,7 @@ import pytest
 
 import optim
 from optim import parts
+from tests import short
 
 FIGURES = np.load(Path(__file__).with_name("shampoo_figures.npz"))
 SHAPES = [(3, 5), (4, 4), (6, 2)]  # [inputs, outputs]
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[float, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@short.parametrize("name", CASES)
 def test_a_chain_with_shampoo_agrees_with_the_program(name: str):
     """60 steps in float64, without a state of the program.
 

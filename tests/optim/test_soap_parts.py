@@ -13,6 +13,7 @@ import pytest
 import optim
 from optim import parts
 from optim.parts.soap import KlState, SoapState
+from tests import short
 from tests.recorded import Recorded, largest, made, mu, rate
 
 FIGURES = np.load(Path(__file__).with_name("soap_figures.npz"))
@@ -116,7 +117,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@short.parametrize("name", CASES)
 def test_a_chain_with_soap_agrees_with_its_authors_program(name: str):
     """From step 10 on, when the program's Gram matrices have full rank; see `RECORDED`."""
     assert difference(name) < RECORDED[name].bound
@@ -133,7 +134,7 @@ def trained(tx: Any, grads: Any) -> Any:
     return params, state
 
 
-@pytest.mark.parametrize("rank", [1, 5])
+@short.parametrize("rank", [1, 5])
 def test_a_chain_of_its_part_has_the_bits_of_soap(rank: int):
     rng = np.random.default_rng(0)
     shapes = {"stacked": (2, 6, 9), "long": (7, 40)}
@@ -155,6 +156,7 @@ def test_a_chain_of_its_part_has_the_bits_of_soap(rank: int):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.long
 def test_with_a_corrected_mean_steps_along_one_gradient_are_its_polar_factor():
     # In its own bases, a gradient is diagonal, and Adam divides it by its length.
     tx = optim.chain(1.0, [parts.soap(first="rotate", length="free", b1=0.8, eps=0.0)])

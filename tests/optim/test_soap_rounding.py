@@ -18,9 +18,7 @@ import optax
 import pytest
 
 from optim.soap import soap
-from tests import runs
-
-pytestmark = pytest.mark.laws  # known answers, half a minute in all
+from tests import runs, short
 
 STEPS = 20
 
@@ -69,8 +67,8 @@ def parted(kind, shape, every):
     return np.linalg.norm(ends[0] - ends[1]), np.linalg.norm(ends[0])
 
 
-@pytest.mark.parametrize(
-    "kind, shape, every",
+@short.parametrize(
+    ("kind", "shape", "every"),
     [
         ("full rank", (16, 24), 3),
         ("full rank", (16, 24), 10),
@@ -108,6 +106,7 @@ def test_untouched_rows_do_not_move():
     assert np.abs(end[7]).max() > 1e-3
 
 
+@pytest.mark.long
 def test_updates_do_not_depend_on_the_signs_of_the_bases():
     # LAPACK, cuSOLVER and two releases of either differ in the signs of eigenvectors.
     grads = gradients("full rank", (8, 12))
@@ -148,6 +147,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.long
 def test_a_run_sharded_by_fsdp_takes_the_same_path():
     parts = runs.on_four_devices(SHARDED)
     assert len(parts) == 3 and all(part < 0.01 for part in parts.values()), parts
@@ -193,7 +193,7 @@ VMAPPED = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("code", [TWO_CORES, VMAPPED], ids=["stacked layers", "vmap"])
+@short.parametrize("code", [TWO_CORES, VMAPPED], ids=["stacked layers", "vmap"])
 def test_batches_of_several_shapes_do_not_wait_for_each_other(code):
     # jaxlib distributes a batched eigh to the threads that compute the program; on two cores, two
     # of them waited for each other in each of three attempts; so did those of 16 trials under vmap.

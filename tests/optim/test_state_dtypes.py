@@ -11,6 +11,7 @@ import pytest
 
 import optim
 from optim.groups import GroupError
+from tests import short
 
 PARAMS = {"a": {"kernel": jnp.linspace(-1.0, 1.0, 48).reshape(8, 6)}, "b": jnp.ones(5)}
 
@@ -78,7 +79,7 @@ def test_muon_with_its_momentum_in_bfloat16_is_that_of_its_own_argument():
     np.testing.assert_allclose(*found, rtol=1e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("recipe", [optim.soap, optim.shampoo, optax.lion, optim.scion])
+@short.parametrize("recipe", [optim.soap, optim.shampoo, optax.lion, optim.scion])
 def test_all_arrays_of_a_state_may_be_narrow_and_the_steps_stay_close(recipe: Any):
     params = {"kernel": PARAMS["a"]["kernel"]}
     ends = []
@@ -95,6 +96,7 @@ def test_all_arrays_of_a_state_may_be_narrow_and_the_steps_stay_close(recipe: An
     np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_an_average_of_squares_falls_only_if_it_is_rounded_at_random():
     params = {"w": jnp.zeros(4096)}
     grads = {"w": jnp.ones(4096)}
@@ -114,6 +116,7 @@ def test_an_average_of_squares_falls_only_if_it_is_rounded_at_random():
     np.testing.assert_allclose(ends["bfloat16 stochastic"].mean(), 0.001 * 0.999**500, rtol=0.01)
 
 
+@pytest.mark.long
 def test_the_noise_follows_from_key_and_step_so_that_a_resumed_run_has_the_same_bits():
     optimizer = adam(states={".*": "bfloat16 stochastic"})
     key = jax.random.key(3)

@@ -17,7 +17,7 @@ from tests.programs import adan_by_the_paper
 from tests.torch_cases import DIFFERENT, SAME, Case, difference
 
 torch = pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")
-pytestmark = [pytest.mark.torch, pytest.mark.laws]
+pytestmark = pytest.mark.torch
 t = torch.optim
 
 ALONE = {

@@ -36,7 +36,7 @@ def documented() -> str:
     return "\n\n".join(kept)
 
 
-@pytest.mark.laws
+@pytest.mark.long
 def test_the_tables_of_the_page_are_what_the_simulation_prints() -> None:
     page, again = cells(documented()), cells(tables(DRAWS))
     assert list(page) == list(again)
@@ -70,7 +70,6 @@ def test_no_error_of_the_page_exceeds_its_bound_and_no_power_falls_below() -> No
     assert "normal | 0.04" in errors and "skewed: true" in errors
 
 
-@pytest.mark.laws
 def test_the_bounds_hold_for_runs_that_others_computed() -> None:
     file = KNOWN / "same_optimizer_24_rates_30_seeds.csv"
     if not file.is_file():

@@ -85,6 +85,7 @@ def test_later_intervals_end_where_the_e_value_of_the_mean_is_the_bound() -> Non
     )
 
 
+@pytest.mark.long
 def test_looking_after_every_unit_is_wrong_in_three_percent_and_has_its_known_power() -> None:
     """The rates that FACTS gives for c = 1/4 and e >= 20, from another simulation."""
     values = normal(0.0, 64)

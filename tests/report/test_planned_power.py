@@ -66,6 +66,7 @@ def test_with_one_search_the_configurations_are_compared_over_final_seeds(folder
     assert "power:" not in said(folder, capsys, text(arms=1, final=8))
 
 
+@pytest.mark.long
 def test_the_rule_of_the_file_changes_the_effect(folder, capsys):
     skewed = said(folder, capsys, text(more="searches: 5\nskewed: true\n"))
     known = TTestPower().solve_power(power=0.8, nobs=5, alpha=0.034)
@@ -99,6 +100,7 @@ def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "sweep"
 
 
+@pytest.mark.long
 def test_with_a_pilot_the_difference_is_in_units_of_the_metric(folder, capsys, pilot):
     values = {}
     for arm in ("arm_0", "arm_1"):

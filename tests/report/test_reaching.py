@@ -48,6 +48,7 @@ def _means(folder: Path, arm: str) -> dict[int, float]:
     return {step: math.fsum(values) / len(values) for step, values in found.items()}
 
 
+@pytest.mark.long
 def test_the_step_is_that_of_the_rows(computed):
     means = _means(computed, "fast")
     passing = [step for step, mean in means.items() if (2.2 - mean) * 2 >= 0.02 * 3.0902]

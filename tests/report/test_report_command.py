@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.report.run_results import read_runs
@@ -81,6 +81,7 @@ def test_the_report_of_a_sweep(computed, capsys):
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.long
 def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsys):
     report(capsys, computed)
     folder = computed / "report"
@@ -123,7 +124,7 @@ def p_values(folder: Path) -> list[str]:
         return [row["p"] for row in csv.DictReader(file) if row.get("p")]
 
 
-@pytest.mark.parametrize("ledger", [True, False])
+@short.parametrize("ledger", [True, False])
 def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, ledger):
     """Halving one number in summary.json turned the verdict around, with its rows beside it."""
     folder = tmp_path / "sweep"
@@ -174,6 +175,7 @@ def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
     assert "changed after it had final runs" in page
 
 
+@pytest.mark.long
 def test_two_sweeps_are_two_workloads(computed, tmp_path, capsys):
     shutil.copytree(computed, tmp_path / "other")
     said = report(capsys, computed, tmp_path / "other", f"--output={tmp_path / 'out'}")
@@ -213,6 +215,7 @@ def test_sweeps_and_runs_together_are_refused(computed, capsys):
     assert "is not the folder of a sweep, and" in report(capsys, computed, run, code=2)
 
 
+@pytest.mark.long
 def test_another_metric_of_a_sweep_is_a_second_outcome(computed, tmp_path, capsys):
     said = report(capsys, computed, "--metric=loss", "--mode=min", f"--output={tmp_path / 'out'}")
     assert "loss on the test split" in said and "second outcome" in said.lower()

@@ -210,6 +210,7 @@ def test_a_drawing_alone_has_its_colors_and_legend_and_needs_no_page():
     assert "schedule_free_adamw" in text
 
 
+@pytest.mark.long
 def test_pdf_and_png_are_written_with_the_scales_and_styles_of_the_svg(tmp_path):
     made = large_report(20, 10)
     for each in made.figures[:6]:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
+from tests import short
 from tests.report_documents import (
     COMMAND,
     HOSTILE,
@@ -488,6 +489,7 @@ def test_a_report_without_numbers_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "figures").exists()
 
 
+@pytest.mark.long
 def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     source = (
         "import sys, tests.report.test_report_writers as t; from pathlib import Path; "
@@ -580,7 +582,7 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
     assert _tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("moment", ["draw", "first", "second"])
+@short.parametrize("moment", ["draw", "first", "second"])
 def test_a_kill_never_leaves_a_part_of_a_report(tmp_path: Path, moment: str) -> None:
     folder = tmp_path / "report"
     write(small_report(), folder)

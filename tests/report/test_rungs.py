@@ -159,6 +159,7 @@ def _simulated(speedup: Callable[[int], float], draws: int) -> list[Climb]:
     return [Climb(ladder(power_law(speedup, noise=0.006, seed=seed))) for seed in range(draws)]
 
 
+@pytest.mark.long
 def test_intervals_and_trends_are_false_as_seldom_as_they_say():
     """The noise is a third of the loss that a speed-up of 1.5 is worth on the lowest rung."""
     climbs = _simulated(lambda steps: 1.5, 300)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.messages import UserError
@@ -127,7 +127,7 @@ def test_an_entry_cannot_change_the_model_by_one_default(another):
     assert len(offences) == 1 and offences[0].startswith("It changes model.activation from ")
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("setting", "path"),
     [
         ("data.batch_size: 64", "data.batch_size"),
@@ -140,11 +140,13 @@ def test_an_entry_cannot_change_what_is_compared(another, setting, path):
     assert any(f"It changes {path} from" in each for each in offences)
 
 
+@pytest.mark.long
 def test_an_entry_may_change_what_the_challenge_frees(another):
     entry = _checked(another(FAST.replace("{set: {", "{set: {model.width: 16, ")))
     assert not entry.offences and "model.width" in entry.changes
 
 
+@pytest.mark.long
 def test_an_entry_applies_the_model_once_a_step(another):
     sam = (
         "!optax.contrib.sam {optimizer: !optax.sgd {learning_rate: 0.1}, adv_optimizer:"
@@ -154,7 +156,7 @@ def test_an_entry_applies_the_model_once_a_step(another):
     assert entry.offences and "A step of it applies the model" in entry.offences[0]
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("changes", "why"),
     [
         ({"goal": GOAL.replace("0.02", "0.01")}, "has sigma 0.01, and that of the challenge"),

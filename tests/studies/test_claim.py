@@ -91,6 +91,7 @@ def _rewrite_ledger(sweep: Path, without: str = "") -> None:
     (sweep / "ledger.jsonl").write_text("".join(lines))
 
 
+@pytest.mark.long
 def test_a_true_claim_is_verified_by_every_run(computed):
     checked = _check(computed, count=99)
     assert checked.verified and len(checked.recomputed) == 5
@@ -109,6 +110,7 @@ def test_a_claim_has_the_verdict_and_the_hashes_of_the_evidence(computed):
     assert claim.verdict and claim.environment["jax"] and claim.data != [""]
 
 
+@pytest.mark.long
 def test_a_forged_run_is_found_when_it_is_drawn(copied):
     names = read_claim(copied / "claim.json").runs
     forged = next(name for name in names if name.startswith("final"))
@@ -164,6 +166,7 @@ def test_a_ledger_without_a_file_that_a_check_reads_is_refuted(copied, name):
     )
 
 
+@pytest.mark.long
 def test_a_row_that_is_there_twice_is_found(copied):
     """The report takes the best of all rows, and a comparison the last one of a step."""
     file = copied / "sweep/trials/base/0001/0/metrics.jsonl"

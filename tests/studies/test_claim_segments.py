@@ -156,6 +156,7 @@ def test_a_run_is_divided_where_it_kept_its_states(computed):
     assert [(x.start, x.end) for x in segments_of(run, [13, 20])] == [(0, 13), (13, 20)]
 
 
+@pytest.mark.long
 def test_every_segment_of_a_run_is_reproduced(computed):
     for segment in _segments(computed):
         assert recompute(segment, ())[0].same
@@ -164,6 +165,7 @@ def test_every_segment_of_a_run_is_reproduced(computed):
 # Forgeries.
 
 
+@pytest.mark.long
 def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
     _scale_losses(copied, RUN, 0.999, after=6, to=13)
     _claim_anew(copied)
@@ -175,6 +177,7 @@ def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
     assert checked.forged and not checked.verified and "Refuted." in list(sentences(checked))
 
 
+@pytest.mark.long
 def test_an_edited_state_is_found_by_the_segments_on_both_sides(copied):
     _replace_state(copied, RUN, 13, 1.01)
     _claim_anew(copied)
@@ -185,6 +188,7 @@ def test_an_edited_state_is_found_by_the_segments_on_both_sides(copied):
     assert "train/loss" in last.apart and last.first.endswith("at step 15")
 
 
+@pytest.mark.long
 def test_the_state_of_another_run_is_found(copied):
     """All hashes are right: only the segments on its sides show it."""
     kept = copied / "sweep" / RUN / "segments/6"
@@ -240,6 +244,7 @@ def test_a_run_without_its_states_is_one_segment(copied):
     assert "0 segments of 9" in " ".join(sentences(checked))
 
 
+@pytest.mark.long
 def test_a_run_that_ended_otherwise_is_found(copied):
     """A trial of a rival that is called diverged ranks last, with rows that are right."""
     file = copied / "sweep/trials/base/0000/0/summary.json"
@@ -253,6 +258,7 @@ def test_a_run_that_ended_otherwise_is_found(copied):
     assert "Refuted." in text
 
 
+@pytest.mark.long
 def test_a_damaged_state_is_an_error_and_no_forgery(copied):
     """Its hash is that of the ledger: who published it cannot show its segments."""
     (copied / "sweep" / RUN / "segments/6/state.safetensors").write_bytes(b"nothing")
@@ -338,6 +344,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_cpu_enable_fast_math=true".strip())
 
 
+@pytest.mark.long
 def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied, elsewhere):
     honest = _check(copied)
     assert not honest.verified and honest.alike, list(sentences(honest))

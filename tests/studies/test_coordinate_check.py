@@ -160,6 +160,7 @@ def test_sentences_name_what_grows_what_shrinks_and_what_is_open() -> None:
     assert [(x.step, x.kind) for x in judge(_found(tiny))] == [(2, "keeps")]
 
 
+@pytest.mark.long
 def test_adam_needs_base_width_and_a_divided_rate(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import optim
 from optim.paths import flatten
+from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
@@ -83,7 +84,7 @@ def angle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # Known answers.
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@short.parametrize("precision", ["float32", "bfloat16"])
 def test_twice_the_rate_is_the_same_direction_and_twice_as_long(
     tmp_path: Path, precision: str
 ) -> None:
@@ -170,6 +171,7 @@ def test_small_and_large_updates_have_the_angles_of_their_directions(size: float
         np.testing.assert_allclose(value, known, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # optax's, of the seed
 def test_an_optimizer_of_single_examples_follows_one_of_batches(tmp_path: Path) -> None:
     # Without noise and without clipping, differentially private descent is descent.
@@ -185,10 +187,13 @@ def test_an_optimizer_of_single_examples_follows_one_of_batches(tmp_path: Path) 
 # The run.
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("text", "other"),
     [
-        (MLP.replace("!optax.sgd", "!optax.adamw"), "!optax.contrib.muon {learning_rate: 0.02}"),
+        (
+            MLP.replace("!optax.sgd", "!optax.adamw"),
+            "!optax.contrib.muon {learning_rate: 0.02}",
+        ),
         (
             MLP.replace("!optax.sgd", "!optax.lion") + "ema_decay: 0.9\nprecision: bfloat16\n",
             "!optax.adamw {learning_rate: 0.1}",
@@ -215,6 +220,7 @@ def same_bits(run: Shadow, folder: Path) -> None:
         assert np.asarray(x).tobytes() == theirs[path].tobytes(), path
 
 
+@pytest.mark.long
 def test_a_warm_start_begins_where_the_command_begins(tmp_path: Path) -> None:
     read(tmp_path, MLP)
     first = tmp_path / "first"
@@ -235,6 +241,7 @@ FREEZING = """!optim.optimizer {groups: {kernels: !optim.group {match: .*/kernel
 MOVING = "!optax.sgd {learning_rate: 0.1}"
 
 
+@pytest.mark.long
 def test_what_does_not_move_has_no_angle(tmp_path: Path) -> None:
     own = FREEZING % (MOVING, "!optim.frozen {}")
     other = FREEZING % ("!optim.frozen {}", MOVING)
@@ -294,6 +301,7 @@ def test_the_study_ends_at_a_step_that_is_not_finite(
 # The command.
 
 
+@pytest.mark.long
 def test_the_command_prints_and_writes_what_was_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

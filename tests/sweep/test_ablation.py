@@ -83,6 +83,7 @@ def test_each_arm_is_without_one_part(folder):
     assert plan.ablated == "stack" and plan == read_plan(sweep)
 
 
+@pytest.mark.long
 def test_what_is_searched_within_a_part_goes_with_it(folder):
     _, plan = begun(folder, SWEEP)
     searched = {arm: sorted(plan.of_arm(arm)[0].values) for arm in plan.arms}
@@ -92,6 +93,7 @@ def test_what_is_searched_within_a_part_goes_with_it(folder):
     assert all(len(plan.of_arm(arm)) == 12 for arm in plan.arms)
 
 
+@pytest.mark.long
 def test_keep_leaves_arms_out(folder):
     text = SWEEP.replace("  settings", "  keep: [no_polar, no_momentum]\n  settings")
     _, plan = begun(folder, text)
@@ -135,6 +137,7 @@ def needy(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_parts_that_others_need_are_named_when_the_sweep_is_planned(needy, capsys):
     (needy / "sweep.yaml").write_text(SWEEP)
     code, out, err = dry_run(needy / "sweep.yaml", capsys)
@@ -147,6 +150,7 @@ def test_parts_that_others_need_are_named_when_the_sweep_is_planned(needy, capsy
     assert "no_soap: parts.trust_gate takes an optimizer for 'around', and was given null." in err
 
 
+@pytest.mark.long
 def test_a_part_that_another_needs_can_be_kept_or_taken_out_with_it(needy):
     both = f"{{{CHAIN}.before.3: !optax.identity {{}}, {CHAIN}.after: []}}"
     text = SWEEP.replace("settings: {", f"settings: {{no_norms: {both}, ")
@@ -158,6 +162,7 @@ def test_a_part_that_another_needs_can_be_kept_or_taken_out_with_it(needy):
     assert _parts(plan, "no_floor") == [momentum, gate, polar, "optax.identity", decay]
 
 
+@pytest.mark.long
 def test_a_setting_that_does_not_build_is_not_taken_for_a_part(needy):
     text = SWEEP.replace("no_clip: {optimizer.clip_norm: null}", f"raw: {{{CHAIN}.after: []}}")
     text = text.replace("  settings", "  keep: [no_soap, no_pin_radius]\n  settings")
@@ -165,6 +170,7 @@ def test_a_setting_that_does_not_build_is_not_taken_for_a_part(needy):
         begun(needy, text)
 
 
+@pytest.mark.long
 def test_settings_take_out_what_is_searched_within_them(folder):
     text = SWEEP.replace("no_clip: {optimizer.clip_norm: null}", f"raw: {{{CHAIN}.before: []}}")
     _, plan = begun(folder, text)
@@ -222,6 +228,7 @@ def test_a_part_without_which_a_run_diverged_has_no_interval():
     assert "No interval: no_polar (without a value in 2 of 5 searches)." in text
 
 
+@pytest.mark.long
 def test_the_power_is_that_of_the_pairs_with_the_whole_arm(folder):
     _, plan = begun(folder, SWEEP)
     (text,) = power_of_plan(plan)

@@ -72,12 +72,14 @@ def computed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The bits.
 
 
+@pytest.mark.long
 def test_the_arm_that_changes_nothing_has_the_bits_of_the_run(computed, run):
     trial = computed / "trials/same/0000/0"
     assert rows(trial) == [row for row in rows(run) if row["step"] > 8]
     assert checkpoint.diff(trial, 12, 12, other=run) == []
 
 
+@pytest.mark.long
 def test_a_trial_has_the_bits_of_its_config_alone(computed, tmp_path):
     trials = folders(computed)
     assert len(trials) == 4 + 8
@@ -115,6 +117,7 @@ def test_seeds_share_the_state_and_differ_after_it(computed):
 # Programs and waves.
 
 
+@pytest.mark.long
 def test_arms_with_one_program_are_one_wave_and_compile_once(run, tmp_path, monkeypatch, capsys):
     arms = "".join(f"  a{n}: {{set: {{optimizer.learning_rate: {n}e-3}}}}\n" for n in range(1, 8))
     text = TEXT.replace(ARMS, f"arms:\n{arms}  anew: {{set: {{warm_start.optimizer: reset}}}}\n")
@@ -139,6 +142,7 @@ def test_steps_count_from_the_branch(computed, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.long
 def test_vmap_computes_a_branch(run, tmp_path):
     file = write(tmp_path, run, TEXT.replace("checkpoints: final", "vmap: 2"))
     assert runs.sweep(*options(file, tmp_path / "sweep")) == 0
@@ -187,6 +191,7 @@ def long(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sweep.yaml"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("phase", "number"), [("begin", 3), ("step", 5), ("move", 8)])
 def test_a_worker_that_is_killed_costs_nothing(tmp_path, long, phase, number):
     workdir = tmp_path / "sweep"
@@ -203,6 +208,7 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path, long, phase, number):
         assert entries[-1]["restored"] > 100 and len(entries) == 3
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_gone_or_changed_costs_no_trial(run, tmp_path, capsys):
     copy, workdir = Path(shutil.copytree(run, tmp_path / "copy")), tmp_path / "sweep"
     assert main(["sweep", *options(write(tmp_path, copy), workdir), "--plan_only"]) == 0
@@ -224,6 +230,7 @@ def test_a_checkpoint_that_is_gone_or_changed_costs_no_trial(run, tmp_path, caps
     assert all((found := read_outcome(x)) and found.end == "done" for x in folders(workdir))
 
 
+@pytest.mark.long
 def test_a_branch_is_extended_by_an_arm(run, tmp_path, capsys):
     file, workdir = write(tmp_path, run), tmp_path / "sweep"
     assert runs.sweep(*options(file, workdir)) == 0
@@ -249,6 +256,7 @@ def test_a_branch_is_extended_by_an_arm(run, tmp_path, capsys):
     assert "warm_start.step: 8 -> 4" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_claim_about_a_branch_is_verified(computed, tmp_path):
     file = tmp_path / "claim.json"
     write_claim(computed, file)
@@ -338,6 +346,7 @@ def test_a_sweep_without_a_branch_needs_a_base(tmp_path):
         read_sweep(load([str(tmp_path / "a.yaml")], language=LANGUAGE))
 
 
+@pytest.mark.long
 def test_segments_of_a_branch_begin_after_its_state(run, tmp_path):
     """A segment of such a run begins between two rows, which count the clipped steps since."""
     text = """branch: {run: run, at: 4}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_sweep import assert_equal, folders, rows
 from tests.sweep.test_sweep_kills import kill_in, results
@@ -168,6 +168,7 @@ def test_points_that_diverged_do_not_go_on(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_each_search_is_cut_for_itself(tmp_path):
     text = SWEEP.replace("\nseeds: 2", "\nsearches: 3").replace("trials: 9", "trials: 4")
     file = write(tmp_path, text)
@@ -186,6 +187,7 @@ def test_each_search_is_cut_for_itself(tmp_path):
 # Bits.
 
 
+@pytest.mark.long
 def test_a_trial_has_the_bits_of_its_run_alone(tmp_path):
     """One that was stopped has those of the run with --until, also of its state."""
     text = SWEEP.replace("\nseeds: 2\n", "\ncheckpoints: final\n")
@@ -203,6 +205,7 @@ def test_a_trial_has_the_bits_of_its_run_alone(tmp_path):
         assert_equal(trial, alone, step)
 
 
+@pytest.mark.long
 def test_the_trials_do_not_depend_on_how_many_workers_compute_them(computed, tmp_path):
     """Two workers at once: other waves, in another order."""
     file = write(tmp_path)
@@ -251,9 +254,17 @@ def longer(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("phase", "number"),
-    [("cut", 0), ("cut", 1), ("cut", 3), ("cut", 5), ("cut", 12), ("restore", 4), ("restore", 40)]
+    [
+        ("cut", 0),
+        ("cut", 1),
+        ("cut", 3),
+        ("cut", 5),
+        ("cut", 12),
+        ("restore", 4),
+        ("restore", 40),
+    ]
     + [("move", 9), ("finish", 30), ("discard", 9), ("ledger", 1)],
 )
 def test_a_worker_that_is_killed_changes_nothing(tmp_path, longer, phase, number):
@@ -287,6 +298,7 @@ def stopped_at(cut: int, file: Path, workdir: Path, monkeypatch) -> None:
         compute(file, workdir)
 
 
+@pytest.mark.long
 def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     tmp_path, computed, monkeypatch, capsys
 ):
@@ -363,6 +375,7 @@ def test_a_file_of_cuts_that_was_removed_is_written_again(copied):
     assert not examine(copied).faults
 
 
+@pytest.mark.long
 def test_rows_of_a_waiting_trial_that_were_changed_do_not_decide_a_cut(
     tmp_path, monkeypatch, capsys
 ):
@@ -401,6 +414,7 @@ def test_a_damaged_file_of_cuts_is_named(copied, capsys):
     assert "cuts.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_claim_computes_a_pruned_trial_again_to_its_cut(computed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", runs.environment()["PYTHONPATH"])
     file = tmp_path / "claim.json"
@@ -548,6 +562,7 @@ def test_the_verdict_says_that_slow_starters_are_at_a_disadvantage(computed, cap
     assert "diverged" not in text.partition("## Cost")[0]
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_cuts_without_them(tmp_path):
     text = SWEEP.replace(METHOD, "!method.random {seed: 1}").replace("trials: 9", "trials: 3")
     assert compute(write(tmp_path, text), tmp_path / "sweep") == 0
@@ -557,6 +572,7 @@ def test_nothing_is_said_of_cuts_without_them(tmp_path):
     assert '"cuts"' not in (tmp_path / "sweep" / "plan.json").read_text()
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_cuts_that_stopped_nothing(tmp_path):
     text = SWEEP.replace("trials: 9", "trials: 1").replace("final: {seeds: 2}", "final: null")
     assert compute(write(tmp_path, text), tmp_path / "sweep") == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import short
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_halving import SWEEP as HALVED
 from tests.sweep.test_halving import compute, write
@@ -90,7 +91,7 @@ def checkpoint_file(workdir: Path) -> str:
     return name
 
 
-@pytest.mark.parametrize("numbers", [(9, 30, 60), (25, 50), (70,)])
+@short.parametrize("numbers", [(9, 30, 60), (25, 50), (70,)])
 def test_a_killed_worker_leaves_the_same_states_in_the_end(computed, tmp_path, numbers):
     """A worker after a kill saves after its first block: some resume in the middle of a segment."""
     workdir = tmp_path / "sweep"
@@ -103,6 +104,7 @@ def test_a_killed_worker_leaves_the_same_states_in_the_end(computed, tmp_path, n
     assert not examine(workdir).faults
 
 
+@pytest.mark.long
 def test_trials_that_are_stopped_early_keep_what_they_came_to(tmp_path):
     text = HALVED.replace("goal:", "claims: {segments: 3}\ngoal:")  # of 12 steps: 4 and 8
     assert compute(write(tmp_path, text), tmp_path / "sweep") == 0
@@ -118,6 +120,7 @@ def test_trials_that_are_stopped_early_keep_what_they_came_to(tmp_path):
     assert kept_bytes(plan) == sum(of_arm)
 
 
+@pytest.mark.long
 def test_a_trial_that_goes_back_is_computed_alone_and_keeps_none(tmp_path):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
     assert sweep(write_sweep(tmp_path, base, more=CLAIMS), tmp_path / "sweep") == 0

@@ -103,6 +103,7 @@ def test_the_arms_of_a_plan_are_those_of_the_file_on_each_rung(folder):
     assert plan == read_plan(folder / "runs")
 
 
+@pytest.mark.long
 def test_winners_run_on_the_rungs_above_by_the_rule(computed):
     plan = read_plan(computed)
     best: dict[tuple[str, int], tuple[float, float]] = {}
@@ -231,6 +232,7 @@ def test_mistakes_are_named_with_their_place(folder, old, new, message):
     assert error.value.source is not None and error.value.source.file.endswith("sweep.yaml")
 
 
+@pytest.mark.long
 def test_a_ladder_is_not_extended(folder, capsys):
     sweep, _ = begun(folder, SWEEP)
     before = (sweep / "plan.json").read_bytes()

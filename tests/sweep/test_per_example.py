@@ -13,7 +13,7 @@ from flax import struct
 from scipy.special import logsumexp
 from sklearn.metrics import accuracy_score, log_loss
 
-from tests import runs, token_cases
+from tests import runs, short, token_cases
 from tests.engine.test_loss_contract import TEST, by_hand, program
 from tests.sweep.test_evidence import faults
 from tests.sweep.test_sweep import folders, replaced, rows, sweep, write_sweep
@@ -246,6 +246,7 @@ writers: []
 """
 
 
+@pytest.mark.long
 def test_a_gpt_keeps_the_loss_of_each_sequence(tmp_path, monkeypatch):
     import letters  # type: ignore[import-not-found]
 
@@ -260,7 +261,7 @@ def test_a_gpt_keeps_the_loss_of_each_sequence(tmp_path, monkeypatch):
     assert one.weights["loss"].tolist() == [letters.LENGTH] * 8
 
 
-@pytest.mark.parametrize("more", ["", "vmap: 2"])
+@short.parametrize("more", ["", "vmap: 2"])
 def test_rows_and_states_do_not_depend_on_what_is_kept(tmp_path, more):
     """Two final runs side by side, whose rows are those of runs that keep nothing."""
     with_file = write_sweep(tmp_path / "kept", more=f"checkpoints: final\n{more}")
@@ -281,6 +282,7 @@ def test_rows_and_states_do_not_depend_on_what_is_kept(tmp_path, more):
             check_against_rows(one)
 
 
+@pytest.mark.long
 def test_a_final_run_that_went_back_and_is_computed_alone_keeps_them(tmp_path):
     base = replaced("save_every", "2", replaced("on_nonfinite", "rollback"))
     base = replaced("data", "!unruly.poisoned {at: [4]}", base)
@@ -331,7 +333,7 @@ def test_a_metric_that_cannot_be_computed_for_one_example_costs_no_run(
     assert [end["end"] for end in ends] == ["done"] * 3
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
+@short.parametrize("number", [0, 1, 3])
 def test_a_worker_that_is_killed_while_it_keeps_them_costs_nothing(tmp_path, number):
     """Before and after the file of the first of two runs has its name, and before the second."""
     file = write_sweep(tmp_path, trials=1)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import short
 from tests.house.test_docs import blocks
 from tests.runs import ROOT, SWEPT, replaced
 from tests.sweep.test_sweep import write_sweep
@@ -131,7 +132,7 @@ def begin(system: str, shared: Path) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("system", ["kubernetes", "skypilot"])
+@short.parametrize("system", ["kubernetes", "skypilot"])
 def test_a_worker_that_is_stopped_and_started_again_completes_the_sweep(
     system: str, tmp_path: Path
 ) -> None:

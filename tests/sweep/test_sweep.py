@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.runs import SWEPT, replaced
 from trainer import checkpoint
 from trainer.__main__ import main
@@ -88,6 +88,7 @@ def assert_equal(trial: Path, alone: Path, steps: int) -> None:
 # Slow steps.
 
 
+@pytest.mark.long
 def test_a_sweep_says_once_that_a_step_is_slow(tmp_path, capfd):
     base = replaced("data", "!unruly.sleepy {at: 10, seconds: 1.5}")
     base = replaced("loss", "!unruly.slow_loss {seconds: 0.01}", base)
@@ -145,8 +146,7 @@ CASES = {
 }
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("name", CASES)
+@short.parametrize("name", CASES)
 def test_each_trial_has_the_bits_of_its_run_alone(tmp_path, capsys, name):
     base, space = CASES[name]
     file = write_sweep(tmp_path, base, space, "checkpoints: final\nseeds: 2")
@@ -160,7 +160,7 @@ def test_each_trial_has_the_bits_of_its_run_alone(tmp_path, capsys, name):
     assert all((trial / "nonfinite.json").exists() == (name == "skip") for trial in found)
 
 
-@pytest.mark.parametrize("more", ["", "vmap: 4"])
+@short.parametrize("more", ["", "vmap: 4"])
 def test_trials_have_the_diagnostics_of_their_runs_alone(tmp_path, capsys, monkeypatch, more):
     from trainer.engine.program import Program
 
@@ -299,6 +299,7 @@ def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
     file = write_sweep(tmp_path, base, more="checkpoints: final", trials=2)
@@ -331,6 +332,7 @@ def test_an_error_in_a_users_code_fails_its_trial_only(tmp_path, capsys):
         assert failed.why == f"RuntimeError: this batch cannot be read ({where})"
 
 
+@pytest.mark.long
 def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tmp_path, capsys):
     """A callback of the program does: the error may belong to any trial of its wave."""
     base = replaced("data", "!unruly.marked {seed: 1}")
@@ -385,6 +387,7 @@ def worker_of(workdir: Path) -> int:
     return json.loads(next(workdir.glob("waves/*/lock")).read_text())["pid"]
 
 
+@pytest.mark.long
 def test_kills_and_stops_do_not_change_a_trial(tmp_path):
     """Those of the command, and of the worker that it starts, which ends with the command."""
     file = write_sweep(tmp_path, SLOW, more="checkpoints: final")
@@ -432,6 +435,7 @@ def test_two_workers_share_the_trials(tmp_path):
     assert rows(trial) == rows(solo(trial, tmp_path / "alone"))
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_started_again(tmp_path):
     file = write_sweep(tmp_path, SLOW, trials=4)
     workdir = tmp_path / "sweep"
@@ -444,6 +448,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
     assert len(folders(workdir)) == 4 + 2
 
 
+@pytest.mark.long
 def test_a_wave_that_kills_its_worker_is_split_until_the_trial_that_does_it_fails(tmp_path):
     base = replaced("data", "!unruly.deadly {seed: 1}", replaced("steps_per_call", "1"))
     file = write_sweep(tmp_path, base, more="seeds: 2", trials=1)
@@ -505,6 +510,7 @@ def test_a_wave_has_the_useful_width(tmp_path):
 # vmap, if the file asks for it.
 
 
+@pytest.mark.long
 def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path, capsys):
     base = replaced("steps", "40", replaced("data", "!data.digits {batch_size: 64}"))
     base = replaced("model", "!models.mlp {width: 8}", base)
@@ -544,6 +550,7 @@ def test_kernels_that_may_wait_for_each_other_are_refused_under_vmap(tmp_path, c
     assert len(said.splitlines()) <= 4 and not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.long
 def test_muon_soap_and_shampoo_are_planned_under_vmap(tmp_path):
     for name in ("muon", "soap", "shampoo"):
         base = replaced("optimizer", GROUPS.format(matrices=name))
@@ -551,6 +558,7 @@ def test_muon_soap_and_shampoo_are_planned_under_vmap(tmp_path):
         assert sweep(file, tmp_path / name / "sweep", "--plan_only") == 0
 
 
+@pytest.mark.long
 def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
     space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e-2]}"
     file = write_sweep(tmp_path, space=space, more="vmap: 4")
@@ -563,6 +571,7 @@ def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
 # Machines that cannot compute it so.
 
 
+@pytest.mark.long
 def test_a_wave_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch, capsys):
     inner = WaveRunner._compute_blocks
 

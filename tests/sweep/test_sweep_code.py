@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep_fuzz import Answer
 from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
@@ -190,6 +190,7 @@ def refused(answer: Answer, *files: str) -> None:
     assert len(answer.said.splitlines()) <= 7
 
 
+@pytest.mark.long
 def test_the_ledger_has_the_code_that_planned_the_sweep_and_each_trial_its_own(place):
     (first, late) = place.lines()
     assert sorted(first["code"]) == ["the_lab/__init__.py", "the_lab/data.py", "the_lab/nets.py"]
@@ -241,6 +242,7 @@ def test_the_command_itself_refuses_it_before_it_starts_workers(place, monkeypat
     assert ALLOW in started[0] and started[0][started[0].index("work") + 1] == str(place.sweep)
 
 
+@pytest.mark.long
 def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
     before = place.trials()
     place.edit(text="def unused():\n    return 1\n")
@@ -273,6 +275,7 @@ def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
     assert place.work().code == 0
 
 
+@pytest.mark.long
 def test_code_that_was_edited_is_refused_by_an_extension(place):
     assert place.work().code == 0
     place.edit()
@@ -303,6 +306,7 @@ def test_a_wave_that_other_code_began_goes_on_if_that_is_allowed(fresh):
     assert "2 trials were resumed with code that had changed." in page, page
 
 
+@pytest.mark.long
 def test_a_wave_whose_state_is_another_one_with_the_allowed_code_begins_anew(fresh):
     fresh.plan()
     fresh.begin(8)
@@ -316,6 +320,7 @@ def test_a_wave_whose_state_is_another_one_with_the_allowed_code_begins_anew(fre
     assert "resumed with code" not in fresh.report()
 
 
+@pytest.mark.long
 def test_a_wave_that_other_code_began_is_refused_with_the_option_that_continues_it(fresh):
     """The sweep has gone over to other code, and the wave has not."""
     fresh.plan()
@@ -331,7 +336,7 @@ def test_a_wave_that_other_code_began_is_refused_with_the_option_that_continues_
     assert fresh.work(ALLOW).code == 0
 
 
-@pytest.mark.parametrize("state", ["the same", "another"])
+@short.parametrize("state", ["the same", "another"])
 def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh, state):
     poisoned = BASE.replace("!the_lab.data.points", "!the_lab.data.poisoned {at: [6]}")
     (fresh.folder / "base.yaml").write_text(f"{poisoned}on_nonfinite: rollback\n")
@@ -362,6 +367,7 @@ def test_a_module_that_a_later_wave_imports_is_compared_when_it_is_imported(plac
     assert list(place.lines()[-1]["changed"]) == ["the_lab/late.py"]
 
 
+@pytest.mark.long
 def test_a_worker_keeps_the_code_that_it_has_imported(fresh):
     """Another process goes over to other code meanwhile; the trials say which one they had."""
     fresh.plan()
@@ -400,6 +406,7 @@ def other_process(place: Place, *words: str) -> int:
     return subprocess.run(command, env=runs.environment(PYTHONPATH=paths)).returncode
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
     base = (fresh.folder / "base.yaml").read_text()
     for old, new in (("steps: 12", "steps: 1000000"), ("_every: 4", "_every: 1000")):
@@ -433,7 +440,7 @@ def rewrite(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     append(folder, [each for each in kept if keep(each)])
 
 
-@pytest.mark.parametrize("ledger", [True, False])
+@short.parametrize("ledger", [True, False])
 def test_a_sweep_of_an_earlier_version_goes_on_with_the_code_of_its_next_worker(place, ledger):
     if ledger:
         rewrite(place.sweep, lambda event: event["event"] != "code")

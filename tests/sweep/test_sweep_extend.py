@@ -320,6 +320,7 @@ def test_an_extension_that_was_taken_for_dead_undoes_none_that_was_made_meanwhil
     assert code == 0 and stored.revision == 3
 
 
+@pytest.mark.long
 def test_a_plan_of_the_first_format_is_extended(folder):
     sweep, _ = begun(folder, SWEEP_TEXT)
     first_format(sweep / "plan.json")

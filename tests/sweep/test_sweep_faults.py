@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.faults import Faults, fail
 from tests.sweep.test_sweep import folders, rows, sweep, write_sweep
 from trainer.messages import UserError
@@ -100,6 +100,7 @@ def check_fault(place: Place, number: int, code: int) -> None:
     shutil.rmtree(workdir)
 
 
+@pytest.mark.long
 def test_an_error_of_the_disk_ends_a_worker_with_a_sentence_and_costs_nothing(place):
     """In the claims of waves above all, where the first 60 operations are."""
     numbers = [*range(0, 60, 5), *range(60, len(place.seen), 60)]
@@ -113,13 +114,13 @@ def test_a_full_disk_is_named_where_the_error_of_an_open_file_does_not_name_it(p
         check_fault(place, number, errno.ENOSPC)
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
+@short.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
 def test_an_error_of_the_disk_in_any_file_operation_of_a_worker_costs_nothing(place, code):
     for number in range(APART * ERRORS.index(code), len(place.seen), APART * len(ERRORS)):
         check_fault(place, number, code)
 
 
+@pytest.mark.long
 def test_a_worker_whose_wave_is_taken_over_while_it_begins_leaves_the_wave(place):
     """It could be, where one host does not see the locks of another."""
     number = next(n for n, each in enumerate(place.seen) if "open" in each and "run.json." in each)

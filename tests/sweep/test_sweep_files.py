@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
@@ -57,7 +57,7 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("damage", CONTENTS)
+@short.parametrize("damage", CONTENTS)
 def test_a_wave_whose_file_is_damaged_is_computed_again(place, copied, damage):
     sweep = copied("stopped")
     CONTENTS[damage](wave_of(sweep))
@@ -184,6 +184,7 @@ def test_damaged_winners_are_refused_with_the_way_to_choose_them_again(copied, c
     assert file.read_text() == text
 
 
+@pytest.mark.long
 def test_commands_answer_damaged_files_with_a_sentence_and_workers_go_on(place):
     """A hundred random damages; `make fuzz_sweep` makes 5,000."""
     wrong = [each for n in range(100) for each in place.try_one(n, random.Random(f"short {n}"))]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import POISONED, folders, replaced, rows, sweep, write_sweep
 from trainer.__main__ import main
 from trainer.sweep import local
@@ -55,7 +55,7 @@ def long(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("phase", "number"), [("finish", 5), ("move", 8), ("discard", 9)])
+@short.parametrize(("phase", "number"), [("finish", 5), ("move", 8), ("discard", 9)])
 def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, long, phase, number):
     """The trials that it moved are not computed again, and no wave is left that blocks others."""
     workdir = tmp_path / "sweep"
@@ -74,6 +74,7 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, lo
     assert results(workdir) == results(long.parent / "undisturbed")
 
 
+@pytest.mark.long
 def test_what_a_worker_killed_at_the_very_end_left_is_removed(tmp_path, capsys):
     file = write_sweep(tmp_path)
     file.write_text(file.read_text().replace("final: {seeds: 2}", "final: null"))

@@ -451,6 +451,7 @@ def test_arms_that_differ_only_in_whether_they_repeat_a_default_share_a_program(
 # The command.
 
 
+@pytest.mark.long
 def test_the_examples_of_the_pages_have_one_plan_in_yaml_and_in_gin(tmp_path, capsys, monkeypatch):
     for name in ("mine.yaml", "mine.gin"):
         (tmp_path / name).write_text(_example(name))

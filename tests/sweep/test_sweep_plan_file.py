@@ -169,6 +169,7 @@ def test_infinities_are_kept_in_a_file_that_is_strict_json(folder):
     json.loads((folder / "sweep/plan.json").read_text(), parse_constant=refuse)
 
 
+@pytest.mark.long
 def test_equal_plans_give_equal_bytes_in_processes_with_other_hashes(folder):
     planned(folder, TREES)
     code = """
@@ -307,6 +308,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, mon
     assert check_same(folder / "sweep", definition, make_plan(definition))
 
 
+@pytest.mark.long
 def test_processes_that_start_a_sweep_together_write_one_plan(folder):
     digest = planned(folder, GOOD).content_digest
     # They only read the file of the sweep: one that rewrites it leaves it empty for a moment.

@@ -533,6 +533,7 @@ def test_a_table_that_cannot_be_drawn_does_not_end_the_sweep(tmp_path, monkeypat
     assert screen.lines[1:] == ["one", ""]
 
 
+@pytest.mark.long
 def test_the_results_are_printed_at_the_end_and_a_fault_of_theirs_ends_nothing(
     tmp_path, capsys, monkeypatch
 ):

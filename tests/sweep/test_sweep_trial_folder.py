@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.sweep.wave import Wave
@@ -21,7 +21,7 @@ def computed(folder: Path, more: str) -> tuple[Path, list[str]]:
     return trial, [f"--config={trial / 'config.yaml'}", f"--workdir={trial}"]
 
 
-@pytest.mark.parametrize("more", [[], ["--set", "steps=40"], ["--allow_changed=config"]])
+@short.parametrize("more", [[], ["--set", "steps=40"], ["--allow_changed=config"]])
 def test_the_folder_of_a_trial_without_checkpoint_is_refused(tmp_path, capsys, more):
     trial, command = computed(tmp_path, "")
     before = {file.name: file.read_bytes() for file in trial.iterdir()}
@@ -31,6 +31,7 @@ def test_the_folder_of_a_trial_without_checkpoint_is_refused(tmp_path, capsys, m
     assert {file.name: file.read_bytes() for file in trial.iterdir()} == before
 
 
+@pytest.mark.long
 def test_the_folder_of_a_trial_with_a_checkpoint_continues_as_a_run(tmp_path, capsys):
     trial, command = computed(tmp_path, "checkpoints: final")
     assert main([*command, "--set", "steps=30", "--allow_changed=steps"]) == 0
@@ -38,6 +39,7 @@ def test_the_folder_of_a_trial_with_a_checkpoint_continues_as_a_run(tmp_path, ca
     assert runs.lines(trial)[-1]["step"] == 30
 
 
+@pytest.mark.long
 def test_a_trial_computed_alone_that_could_not_be_moved_is_not_computed_again(
     tmp_path, monkeypatch, capsys
 ):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.workdir import check_files
@@ -65,7 +65,7 @@ def test_a_pipe_is_refused(workdir, name):
         check_files(workdir)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("command", "name"),
     [
         ("train", "nonfinite.json"),
@@ -118,6 +118,7 @@ def test_a_run_ends_with_a_sentence_when_the_current_folder_was_deleted(
     assert main([*command, f"--workdir={tmp_path / 'run'}", "--until=1"]) == 75
 
 
+@pytest.mark.long
 def test_a_mistake_is_reported_also_when_the_current_folder_was_deleted(
     stopped, tmp_path, monkeypatch, capfd
 ):

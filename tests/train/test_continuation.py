@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import rows
 from tests.train.test_warm_start import params, stop_at_once
 from trainer import checkpoint, config
@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("more", CASES.values(), ids=CASES)
+@short.parametrize("more", CASES.values(), ids=CASES)
 def test_a_continuation_has_the_bits_of_the_run_that_it_continues(tmp_path, more):
     whole = train_whole(tmp_path / "whole", more)
     text = more + ALL.format(every=4)
@@ -101,6 +101,7 @@ def test_a_continuation_has_the_bits_of_the_run_that_it_continues(tmp_path, more
         assert_same_end(tmp_path / "followed" / "run", whole)
 
 
+@pytest.mark.long
 def test_a_continuation_resumes_without_the_other_run(tmp_path):
     """Step 8, with which it begins, was evaluated by the other run."""
     other = train_whole(tmp_path / "whole", "experiment.eval_every = 4\n")
@@ -149,7 +150,7 @@ def gradients_of(run: Path, steps: range) -> list[dict[str, np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
+@short.parametrize("count", [0, 1, 5])
 def test_a_state_that_follows_k_gradients_is_that_of_bare_optax(tmp_path, monkeypatch, count):
     whole = train_whole(tmp_path / "whole", every=1)
     stop_at_once(monkeypatch)
@@ -268,6 +269,7 @@ def test_skipped_batches_need_the_counters_of_rollback(tmp_path, capsys):
     assert "went back between step 4 and step 8" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_other_commands_know_where_a_continuation_began(tmp_path, other, capsys):
     assert continued(tmp_path / "a", other, "'step': 8", "") == 0
     run = tmp_path / "a" / "run"

@@ -16,8 +16,6 @@ import pytest
 
 from tests import runs, shard_cases
 
-pytestmark = pytest.mark.laws
-
 BOUND = 300  # seconds for all runs of a process, which take about 15 on idle cores
 
 
@@ -73,6 +71,7 @@ def samples(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_processes_that_tensor_divides_read_the_same_examples(trained):
     _, alone, (first, second) = trained
     assert first["across"]["shard"] == second["across"]["shard"] == [0, 1]
@@ -125,6 +124,7 @@ def old() -> Old:
 """
 
 
+@pytest.mark.long
 def test_a_data_set_that_takes_no_part_is_refused_where_tensor_divides_processes(
     tmp_path, monkeypatch
 ):

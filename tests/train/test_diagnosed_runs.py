@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from optim.paths import flatten, unflatten
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.config import load
@@ -64,6 +64,7 @@ def diagnosed(rows: list[dict[str, Any]]) -> list[int]:
     return [row["step"] for row in rows if any(map(is_diagnostic, row))]
 
 
+@pytest.mark.long
 def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
     """From the parameters of checkpoints, and a gradient that the trainer does not compute."""
     more = (
@@ -98,7 +99,7 @@ def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
         assert row["gradient_cosine"] == pytest.approx(cosine, abs=1e-3)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "more",
     [
         "",
@@ -124,6 +125,7 @@ def test_diagnostics_change_no_bit_of_a_run(tmp_path, more):
     assert runs.lines(again) == rows
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_noise_scale_of_an_uninterrupted_one(tmp_path):
     more = (
         "experiment.diagnostics = ['noise_scale']\nexperiment.data = @data.digits()\n"
@@ -154,7 +156,7 @@ def counted(clipped: list[bool]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("steps", [1, 16])
-@pytest.mark.parametrize("asked", ["'all'", "['clipped']"])
+@short.parametrize("asked", ["'all'", "['clipped']"])
 def test_clipped_is_the_share_of_steps_since_the_last_row(tmp_path, steps, asked):
     each, workdir, again = (tmp_path / name for name in ("each", "run", "again"))
     more = CLIPPED + f"experiment.steps_per_call = {steps}\n"
@@ -174,6 +176,7 @@ def test_clipped_is_the_share_of_steps_since_the_last_row(tmp_path, steps, asked
     assert runs.lines(again) == runs.lines(workdir)
 
 
+@pytest.mark.long
 def test_the_trials_of_a_sweep_count_as_runs_alone_do_across_cuts(tmp_path):
     """Each has a bound of its own, and waits between two rows for the others, in another wave."""
     optimizer = (
@@ -212,7 +215,7 @@ def test_a_run_that_lost_its_counts_leaves_the_share_out_of_one_row(tmp_path):
     assert shares(workdir) == {**shares(whole), 6: None}
 
 
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@short.parametrize("policy", ["skip", "rollback"])
 def test_steps_that_are_not_finite_are_not_clipped(tmp_path, policy):
     more = (
         f"experiment.on_nonfinite = '{policy}'\nexperiment.data = @unruly.poisoned()\n"
@@ -276,6 +279,7 @@ def test_the_logged_norm_is_the_one_that_clip_norm_bounds(tmp_path):
         assert not all(np.array_equal(free[p], below[p]) for p in free)
 
 
+@pytest.mark.long
 def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):
     file = tmp_path / "notes"
     more = f"experiment.hooks = [@unruly.note()]\nunruly.note.file = '{file}'\n"
@@ -286,7 +290,7 @@ def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):
         assert names and all(metrics[name] == rows[step][name] for name in names)
 
 
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@short.parametrize("policy", ["skip", "rollback"])
 def test_steps_that_are_not_finite_are_diagnosed_as_they_would_have_been_made(tmp_path, policy):
     """Batch 5 belongs to the logged step 6, batch 7 to a step that is not logged."""
     more = (
@@ -344,6 +348,7 @@ def test_a_logged_step_is_a_block_of_its_own_only_if_it_is_diagnosed(tmp_path):
     assert ends(2, **asked) == [2, 4, 5, 7, 8, 9, 10, 12, 14, 15, 16, 18, 19, 20, 21, 22]
 
 
+@pytest.mark.long
 def test_a_run_of_several_devices_has_the_same_bits_with_diagnostics():
     found = runs.on_four_devices(DEVICES)
     assert found["equal"] and found["diagnosed"] == [2, 4, 5]

@@ -17,14 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.processes import BOUND, Several, explicit, free_port
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.train import multihost, peers
-
-pytestmark = pytest.mark.laws
 
 
 @pytest.fixture
@@ -123,6 +121,7 @@ def test_processes_with_different_process_counts_are_refused():
     assert all("number 1 of 2" in sentence for sentence in said), said
 
 
+@pytest.mark.long
 def test_an_unrelated_connection_to_the_port_is_ignored():
     port, refused = free_port(), []
     thread = threading.Thread(target=lambda: refused.extend(together(join(port, 0, wait=2))))
@@ -203,7 +202,7 @@ def test_the_other_processes_exit_when_one_is_killed(met, victim):
         assert "Start the same command again on each" in line
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@short.parametrize("victim", [0, 2])
 def test_the_other_processes_exit_when_one_hangs(met, victim):
     met.all[victim].send_signal(signal.SIGSTOP)
     others = [index for index in range(3) if index != victim]
@@ -219,7 +218,7 @@ def test_the_other_processes_exit_when_one_hangs(met, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("code", [1, 2])
+@short.parametrize("code", [1, 2])
 def test_the_other_processes_exit_when_one_fails(met, victim, code):
     met.order(victim, str(code))
     assert met.codes(0, 1, 2) == [code, code, code]
@@ -243,6 +242,7 @@ def test_processes_that_end_together_print_nothing(met):
     assert [met.said(index) for index in range(3)] == ["met\n"] * 3
 
 
+@pytest.mark.long
 def test_processes_waiting_for_the_last_one_to_join_are_not_reported_as_gone(three):
     late = "import time; time.sleep(4)\n" + PEER
     every = three(lambda index: [sys.executable, "-c", late if index == 2 else PEER])
@@ -333,6 +333,7 @@ def train(tmp_path, monkeypatch, three) -> Callable[..., Several]:
     return start
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_run_of_three_processes_ends_with_the_same_bits_if_one_is_killed_stopped_or_fails(
     tmp_path, train

@@ -15,8 +15,6 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.train.nonfinite import replay_command
 
-pytestmark = pytest.mark.laws
-
 
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +31,7 @@ unruly.mislabelled.at = (6,)
 """
 
 
+@pytest.mark.long
 def test_labels_outside_of_the_classes_are_named(tmp_path, capfd):
     workdir = tmp_path / "it's a run"
     halted(tmp_path, workdir, LABELS)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
@@ -38,8 +38,6 @@ from trainer.train.stopwatch import Clock, Stopwatch
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter
-
-pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +114,7 @@ def test_a_run_rolls_back_and_skips_the_batch(tmp_path):
     assert [row["step"] for row in runs.lines(workdir)] == [3, 5, 6, 9, 10, 12, 15, 18, 20]
 
 
-@pytest.mark.parametrize("until", [[4], [9], [10, 11], [13, 14]])
+@short.parametrize("until", [[4], [9], [10, 11], [13, 14]])
 def test_a_run_that_rolls_back_is_resumed_exactly(tmp_path, until):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15)", "experiment.keep_latest = 1\n")
     workdir, whole = tmp_path / "run", tmp_path / "whole"
@@ -155,7 +153,7 @@ CHAIN = "(4, 33, 34, 35, 36, 37, 38, 39, 40)"  # each but the first is met befor
 EVERY_TEN = "experiment.steps = 60\nexperiment.save_every = 10\n"
 
 
-@pytest.mark.parametrize("keep", [1, 2, 50])
+@short.parametrize("keep", [1, 2, 50])
 def test_a_run_may_roll_back_below_every_checkpoint(tmp_path, keep):
     more = f"{EVERY_TEN}experiment.keep_latest = {keep}\n"
     config, workdir = poisoned(tmp_path, "rollback", CHAIN, more), tmp_path / "run"
@@ -209,7 +207,7 @@ DYING = """
 """
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "moment",
     [
         "the turn is noted",
@@ -237,6 +235,7 @@ def test_a_run_that_is_killed_during_a_rollback_is_resumed_exactly(tmp_path, mom
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+@pytest.mark.long
 def test_rollbacks_that_cannot_be_read_are_an_error(tmp_path, capfd):
     config, workdir = poisoned(tmp_path, "rollback"), tmp_path / "run"
     assert runs.train(config, workdir, "--until=14") == 75
@@ -292,6 +291,7 @@ def test_repeated_rollbacks_go_back_further():
 # Replay.
 
 
+@pytest.mark.long
 def test_replay_names_the_operation_that_was_not_finite(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.loss = @unruly.loss()\n")
     workdir = tmp_path / "run"
@@ -305,6 +305,7 @@ def test_replay_names_the_operation_that_was_not_finite(tmp_path, capsys):
     assert sorted(path.stat().st_mtime_ns for path in workdir.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     config = poisoned(tmp_path, "halt", "(6,)", "unruly.poisoned.factor = 1e30\n")
     workdir = tmp_path / "run"
@@ -318,6 +319,7 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     assert "is finite" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15, 16)", "experiment.keep_latest = 1\n")
     workdir = tmp_path / "run"
@@ -355,6 +357,7 @@ def test_replay_refuses_a_step_that_the_run_does_not_have(tmp_path, config, caps
 # Stopping.
 
 
+@pytest.mark.long
 def test_a_signal_in_the_evaluation_leaves_it_for_the_next_process(tmp_path, config, monkeypatch):
     import unruly  # type: ignore[import-not-found]
 
@@ -418,7 +421,7 @@ def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("argv", "code"), [("None", 0), ("sys.argv[1:]", -signal.SIGTERM)])
+@short.parametrize(("argv", "code"), [("None", 0), ("sys.argv[1:]", -signal.SIGTERM)])
 def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(
     tmp_path, config, argv, code
 ):
@@ -576,6 +579,7 @@ def test_a_kill_is_recognized_by_the_lineage(tmp_path):
         assert was_killed(file) is killed
 
 
+@pytest.mark.long
 def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
     config = runs.write_config(
         tmp_path,
@@ -617,6 +621,7 @@ def test_a_data_set_that_ends_is_named(tmp_path, capfd):
     assert f"error: {config}:1: The data set's train(batch_index, seed) ended" in told
 
 
+@pytest.mark.long
 def test_deleted_metrics_are_reported(tmp_path, config, capfd):
     assert runs.train(config, tmp_path / "run", "--until=9") == 75
     (tmp_path / "run" / "metrics.jsonl").unlink()
@@ -637,6 +642,7 @@ def steps(watchdog: Watchdog, count: int, seconds: float) -> int:
     return count + 1
 
 
+@pytest.mark.long
 def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads_if_these_are_asked_for(
     tmp_path,
 ):
@@ -658,6 +664,7 @@ def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads_if_these_ar
         assert (printed.count("hread 0x") >= 2) == stacks
 
 
+@pytest.mark.long
 def test_the_stacks_are_printed_when_nothing_has_moved_for_minutes(tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.train.watchdog._STALLED", 1.2)
     said: list[str] = []
@@ -671,6 +678,7 @@ def test_the_stacks_are_printed_when_nothing_has_moved_for_minutes(tmp_path, mon
     assert len(said) == 2, said
 
 
+@pytest.mark.long
 def test_lines_about_slow_steps_are_limited():
     said: list[str] = []
     once = SlowLines(math.inf)
@@ -687,6 +695,7 @@ def test_lines_about_slow_steps_are_limited():
     assert often.take()
 
 
+@pytest.mark.long
 def test_steps_as_slow_as_the_others_are_not_reported():
     for multiple, count in ((30.0, 0), (2.0, 1)):  # the second one shows what would be told
         said: list[str] = []
@@ -697,6 +706,7 @@ def test_steps_as_slow_as_the_others_are_not_reported():
         assert len(said) == count, said
 
 
+@pytest.mark.long
 def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones():
     """The trials of a sweep: the host starts a step of each, and waits when all are started."""
     said: list[str] = []
@@ -716,6 +726,7 @@ def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones():
     assert found and 0.03 <= float(found[1]) < 0.038, said  # without the evaluations
 
 
+@pytest.mark.long
 def test_a_process_that_was_stopped_is_not_slow(tmp_path):
     text = "import os, signal, sys, time\n"
     text += "from trainer.train.watchdog import SlowLines, Watchdog\n"
@@ -740,7 +751,7 @@ def test_without_a_multiple_steps_are_not_watched():
         watchdog.begin_block(1, 1)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("options", "what"),
     [([1], "step 16"), ([2], "the block of steps 15 to 16"), ([1, "--trace"], "step 16")],
 )
@@ -755,6 +766,7 @@ def test_a_run_is_watched(tmp_path, capfd, options, what):
     assert stacks == ("--trace" in options)
 
 
+@pytest.mark.long
 def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, config, monkeypatch):
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     assert runs.train(config, whole) == 0

@@ -12,7 +12,7 @@ import pytest
 import scipy.linalg  # noqa: F401  # loads the library with which jax decomposes matrices
 from threadpoolctl import ThreadpoolController
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer.train import runtime
 from trainer.train.runtime import use_openblas_threads
@@ -69,7 +69,7 @@ def test_the_number_that_the_user_has_set_is_kept(tmp_path, monkeypatch):
     assert set(loaded()) == {2} and os.environ[VARIABLE] == "2"
 
 
-@pytest.mark.parametrize(("began", "threads"), [(1, 1), (2, 2), (None, 2), ("-", 2)])
+@short.parametrize(("began", "threads"), [(1, 1), (2, 2), (None, 2), ("-", 2)])
 def test_a_run_keeps_the_number_that_it_began_with(tmp_path, capsys, began, threads):
     """A run.json of the first version has none: it began with the default of the library."""
     config, workdir = runs.write_config(tmp_path), tmp_path / "run"
@@ -127,6 +127,7 @@ def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, content):
     assert use_openblas_threads(tmp_path) == 1
 
 
+@pytest.mark.long
 def test_the_number_is_set_before_a_command_loads_the_library(tmp_path):
     code = """
 import sys, json

@@ -24,8 +24,6 @@ from trainer.train import multihost
 from trainer.workdir import compare
 from trainer.workdir.changes import RunChanged, refuse_changes
 
-pytestmark = pytest.mark.laws
-
 CONFIG = """
 experiment.data = @data.digits()
 data.digits.batch_size = 96
@@ -102,6 +100,7 @@ def values(workdir: Path, step: int) -> dict[str, Any]:
     return runs.leaves(checkpoint.load_params(workdir, step, "params"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_processes_found_by_slurm_and_by_open_mpi_and_four_instead_of_two_have_the_same_bits(
     tmp_path: Path, start: Start

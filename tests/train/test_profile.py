@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer.messages import UserError
 from trainer.train import profile as profile_module
 from trainer.train.profile import Operation, Profile, _own_seconds, readable
@@ -30,7 +30,7 @@ def config(tmp_path):
     return runs.write_config(tmp_path)
 
 
-@pytest.mark.parametrize("more", [[], ["--set=steps_per_call=1"]])
+@short.parametrize("more", [[], ["--set=steps_per_call=1"]])
 def test_a_profile_names_the_costliest_operations_and_changes_no_bit(
     tmp_path, config, capsys, more
 ):
@@ -64,6 +64,7 @@ def test_a_profile_names_the_costliest_operations_and_changes_no_bit(
     assert "the run makes the steps 21 to 40. Name some of these" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_number_of_steps_comes_after_the_warm_up_in_whole_blocks(tmp_path, config, capsys):
     assert runs.train(config, tmp_path / "run", "--profile=2") == 0
     assert "The steps 11 to 12 are profiled" in capsys.readouterr().err
@@ -105,6 +106,7 @@ def test_steps_beyond_the_run_leave_no_folder(tmp_path, config, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_stops_in_its_profile_says_so(tmp_path, config, capsys):
     more = "experiment.data = @unruly.raising()\nunruly.raising.seed = 0\nunruly.raising.at = 12\n"
     failing = Path(runs.write_config(tmp_path, more))

@@ -22,8 +22,6 @@ from trainer.__main__ import main
 from trainer.checkpoint import leaf_file, reading
 from trainer.train.multihost import calls_to_next_sync
 
-pytestmark = pytest.mark.laws
-
 
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +125,7 @@ def test_a_stop_in_the_last_evaluation_does_not_add_a_checkpoint(tmp_path, monke
 # At random moments.
 
 
+@pytest.mark.long
 def test_killed_runs_end_with_the_same_bits():
     command = [sys.executable, "-m", "tests.chaos", "--kills=8", "--stops=3", "--seed=4"]
     done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), capture_output=True)
@@ -149,6 +148,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, conf
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+@pytest.mark.long
 def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
     tmp_path, config, capfd, monkeypatch
 ):
@@ -232,6 +232,7 @@ def test_another_config_is_refused_and_named(tmp_path, config, capsys, change, n
     assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_another_batch_size_is_refused(tmp_path, capsys):
     more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
@@ -277,6 +278,7 @@ def test_a_change_that_only_alters_bits_is_announced(tmp_path, config, monkeypat
     assert "xla_flags" in (said := capfd.readouterr().err) and "bits may differ" in said
 
 
+@pytest.mark.long
 def test_a_run_on_four_devices_resumes_on_one_two_and_eight(tmp_path, config, monkeypatch):
     def on(devices: int, workdir: Path, *more: str) -> tuple[int, str]:
         monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
@@ -465,6 +467,7 @@ def slow() -> Slow:
 """
 
 
+@pytest.mark.long
 def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
     (tmp_path / "lab_of_tests.py").write_text(SLOW)
     monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
@@ -476,6 +479,7 @@ def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
     assert runs.ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
 
 
+@pytest.mark.long
 def test_two_processes_with_different_configs_are_refused(tmp_path):
     config = runs.write_config(tmp_path, "experiment.data = @data.digits()\n")
     every = together(config, tmp_path / "run", mistake=["--set=seed=3"])
@@ -512,6 +516,7 @@ def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
     assert record["lineage"][-1]["exit"] == "failed"
 
 
+@pytest.mark.long
 def test_a_user_error_in_one_process_ends_all_with_exit_code_2(tmp_path, config):
     with_mistake = ["--vocabulary=no_such_lab"]
     every = together(config, tmp_path / "run", mistake=with_mistake)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.train.stuck_parameters import _checksum
 
@@ -37,6 +37,7 @@ def said(tmp_path: Path, capfd: pytest.CaptureFixture[str], *bindings: str) -> l
     return [line for line in capfd.readouterr().err.splitlines() if "moved" in line]
 
 
+@pytest.mark.long
 def test_a_group_that_rounding_keeps_from_moving_is_reported_once(tmp_path, capfd):
     (line,) = said(tmp_path, capfd)
     assert "from step 0 to 3 no bfloat16 parameter of group 'weights' moved" in line
@@ -52,7 +53,7 @@ def test_a_group_that_rounding_keeps_from_moving_is_reported_once(tmp_path, capf
 SGD = "weights/optim.group.optimizer = @own/optax.sgd()"
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "bindings",
     [
         ["optim.optimizer.low_precision = 'master'"],

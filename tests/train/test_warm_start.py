@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import assert_equal, folders, replaced, solo, sweep, write_sweep
 from trainer import checkpoint, config
 from trainer.__main__ import main
@@ -129,7 +129,7 @@ def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     assert runs.train(config, tmp_path / "run", "--until=2") == 75
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["in a wave", "alone"])
+@short.parametrize("alone", [False, True], ids=["in a wave", "alone"])
 def test_the_trials_of_a_sweep_begin_as_their_runs_alone_do(tmp_path, other, alone):
     warm_start = f"{{from: {other}, rename: {{head/.*: null}}, fresh: [head/.*]}}"
     # An optimizer whose first state depends on a float that the trials search.
@@ -148,6 +148,7 @@ def test_the_trials_of_a_sweep_begin_as_their_runs_alone_do(tmp_path, other, alo
         assert count_warm_starts(trial) == count_warm_starts(run) == 1
 
 
+@pytest.mark.long
 def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys):
     def started(folder: str, *more: str) -> int:
         return runs.train(config, tmp_path / folder, *more)
@@ -173,7 +174,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
     assert "began with a warm start" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("entries", "words"),
     [
         ("'renam': {}", "an entry 'renam'"),
@@ -182,8 +183,14 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
         ("'rename': {'head/.*': None}, 'fresh': ['(([a-z_/]*)*)*X']", "takes too long"),
         ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
         ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
-        ("'fresh': ['head/.*']", "Leave these out with the rule 'head/.*': None (null in YAML)"),
-        ("'fresh': ['.*/bias', 'head/kernel']", "Leave these out with the rule '.*/bias': None"),
+        (
+            "'fresh': ['head/.*']",
+            "Leave these out with the rule 'head/.*': None (null in YAML)",
+        ),
+        (
+            "'fresh': ['.*/bias', 'head/kernel']",
+            "Leave these out with the rule '.*/bias': None",
+        ),
         ("'fresh': ['tail/.*']", "matches no parameter of this run"),
         ("'fresh': 'head/.*'", "fresh must be a list of patterns"),
         ("'rename': ['head/.*']", "rename must be a dict"),
@@ -191,6 +198,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
         ("'optimizer': 'kept'", "'keep' or 'reset'"),
         ("'step': 7", "no checkpoint of step 7"),
     ],
+    lambda case: case[0].partition(":")[0],
 )
 def test_a_rule_that_does_not_fit_is_a_user_error(tmp_path, other, capsys, entries, words):
     capsys.readouterr()

@@ -133,6 +133,7 @@ def test_a_finished_run_with_other_versions_says_so(finished, tmp_path, capfd, m
     assert "Changed since this run stopped: jax: " in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_more_steps_and_the_options_that_look_at_steps_are_not_answered_at_once(
     finished, tmp_path, capfd
 ):

@@ -578,6 +578,7 @@ def test_the_folder_of_a_run_is_recognized_without_some_of_its_files(
     assert configs.load([folder / "config.yaml"]).root == CONFIG
 
 
+@pytest.mark.long
 def test_a_run_may_write_its_output_to_a_file_in_its_folder(folder: Path, tmp_path: Path) -> None:
     """As by `python -m trainer --workdir=runs/a > runs/a/output`."""
     folder.mkdir(parents=True)
@@ -799,6 +800,7 @@ def test_only_one_of_four_simultaneous_processes_gets_the_lock(hold: Callable[..
     assert answers == ["", "", "", "1"]
 
 
+@pytest.mark.long
 def test_a_process_that_wakes_up_after_a_take_over_cannot_write(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
@@ -944,6 +946,7 @@ ZOMBIE = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [4])
 def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder: Path) -> None:
     import jax

@@ -92,6 +92,7 @@ def test_the_tab_shows_the_config_and_the_final_metrics_of_a_run(tmp_path):
     same(cells, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_runs_of_different_configs_have_the_columns_of_all(tmp_path):
     config = runs.write_config(tmp_path)
     for name, more in (

@@ -173,7 +173,6 @@ def test_a_run_that_was_stopped_continues_the_same_run(tmp_path: Path, loggers: 
     assert [again[name].rows for name in NAMES] == [both[name].rows for name in NAMES]
 
 
-@pytest.mark.laws
 def test_a_run_that_was_killed_is_logged_as_one_that_was_not(tmp_path: Path, loggers: None) -> None:
     config, folder = runs.write_config(tmp_path, "experiment.steps = 400\n"), tmp_path / "run"
     slow = "data=!unruly.sleepy {at: 1, seconds: 0.03, every: true}"
@@ -288,7 +287,6 @@ def test_a_trial_that_is_computed_again_is_one_run(tmp_path: Path, loggers: None
     assert again.id == other.id
 
 
-@pytest.mark.laws
 def test_one_of_several_processes_of_a_run_logs_it(tmp_path: Path, loggers: None) -> None:
     config, folder = runs.write_config(tmp_path), tmp_path / "run"
     options = [*runs.options(config, folder, *BOTH), "--set", "data=!data.digits {batch_size: 32}"]
@@ -298,7 +296,6 @@ def test_one_of_several_processes_of_a_run_logs_it(tmp_path: Path, loggers: None
         same_rows(run, folder)
 
 
-@pytest.mark.laws
 def test_the_runs_of_verify_are_not_logged(tmp_path: Path, loggers: None) -> None:
     config, folder = runs.write_config(tmp_path), tmp_path / "runs"
     assert main(["verify", *runs.options(config, folder, *BOTH), "--steps=2"]) == 0

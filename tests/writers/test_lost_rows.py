@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import writers
 from trainer.engine.program import Program
 from trainer.train.rows import LoggedRows, expected_rows
@@ -178,6 +178,7 @@ def test_tensorboards_events_are_put_back(change: Any, tmp_path: Path) -> None:
 EVERY = {"log_every": 3, "eval_every": 5, "steps": 20}
 
 
+@pytest.mark.long
 def test_the_expected_rows_are_those_that_the_loop_writes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(runs.LAB)
     config = runs.write_config(tmp_path, "experiment.save_every = 100\n")
@@ -252,7 +253,7 @@ def lose_one_to_zeros(path: Path) -> None:
 LOST = {lose_the_file: 4, lose_all: 4, lose_the_last: 1, lose_the_first: 1, lose_one_to_zeros: 2}
 
 
-@pytest.mark.parametrize("lose", LOST)
+@short.parametrize("lose", LOST)
 def test_rows_lost_between_two_starts_are_reported(stopped, capfd, lose):
     config, workdir = stopped
     lose(workdir / "metrics.jsonl")
@@ -271,6 +272,7 @@ def test_rows_lost_between_two_starts_are_reported(stopped, capfd, lose):
     assert "Nothing to do" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_without_lost_rows_reports_none(stopped, capfd):
     config, workdir = stopped
     capfd.readouterr()

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.config import Call, dump, load
-
-pytestmark = pytest.mark.laws
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
@@ -35,7 +33,7 @@ def exit_of(workdir: Path) -> str:
 
 
 @needs_full
-@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
+@short.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
 def test_a_console_on_a_full_disk_does_not_stop_a_run(tmp_path, streams):
     config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
     with FULL.open("w") as full:
@@ -48,6 +46,7 @@ def test_a_console_on_a_full_disk_does_not_stop_a_run(tmp_path, streams):
     assert (exit_of(workdir), len(runs.lines(workdir))) == ("done", 20)
 
 
+@pytest.mark.long
 def test_a_run_without_stdout_trains_without_a_console(tmp_path):
     config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
     shell = 'exec "$@" >&-'
@@ -57,6 +56,7 @@ def test_a_run_without_stdout_trains_without_a_console(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.long
 def test_a_run_piped_to_tee_saves_when_ctrl_c_ends_both(tmp_path):
     more = "experiment.steps = 100_000\nexperiment.save_every = 100_000\n"
     more += "experiment.eval_every = 100_000\n"  # as Ctrl-C in `python -m trainer ... | tee log`
@@ -92,7 +92,7 @@ def test_the_second_signal_ends_a_process_whose_stderr_cannot_be_written():
     assert (said, run.returncode) == ("SIGTERM\n", 128 + signal.SIGTERM)
 
 
-@pytest.mark.parametrize("command", ["config", "explain"])
+@short.parametrize("command", ["config", "explain"])
 def test_a_command_ends_quietly_when_its_reader_closes_the_pipe(tmp_path, command):
     given = runs.files(runs.write_config(tmp_path))
     reading, writing = os.pipe()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import folders, replaced, solo, sweep, write_sweep
 from tests.sweep.test_sweep_trial_folder import computed
 from trainer import config as configs
@@ -73,6 +73,7 @@ def test_the_folder_of_a_summary_may_be_a_text(tmp_path):
     assert read_summary(str(tmp_path)) == read_summary(tmp_path) == Summary("done", 3)
 
 
+@pytest.mark.long
 def test_a_stopped_run_says_so_and_ends_with_the_summary_of_an_uninterrupted_one(config, tmp_path):
     assert runs.train(config, tmp_path / "one") == 0
     assert runs.train(config, tmp_path / "two", "--until=11") == 75
@@ -126,6 +127,7 @@ def test_every_row_has_examples_epochs_and_seconds(config, tmp_path):
     assert runs.lines(tmp_path / "single") == runs.lines(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_seconds_are_those_of_the_steps_alone(tmp_path):
     more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.seconds = 0.05\n"
     more += "unruly.sleepy.every = True\n"
@@ -180,7 +182,7 @@ def test_a_trial_has_the_summary_of_its_run_alone(tmp_path):
         assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize("more", ["", "vmap: 3"])
+@short.parametrize("more", ["", "vmap: 3"])
 def test_the_seconds_of_a_trial_are_its_share_of_those_of_its_wave(tmp_path, monkeypatch, more):
     import time
 

@@ -299,6 +299,7 @@ def test_files_longer_than_a_block_are_read_from_the_end(
     assert rows(path) == [{"step": 10, "x": 1}]
 
 
+@pytest.mark.long
 def test_a_long_file_is_opened_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with open(path, "w") as file:

@@ -1,0 +1,149 @@
+"""Finds the tests of what differs from a commit, for `make test CHANGED=COMMIT`.
+
+`python -m tests.changed COMMIT` prints the folders to give to pytest: those of each room of which a
+file imports, directly or not, a file that differs in the working tree, and always tests/house.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.house_measures import PACKAGES, ROOT, Module, imports, modules, ours
+from trainer.config.vocabulary import SWEEP
+
+ROOMS = sorted({file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")})
+# What every test depends on.
+EVERYWHERE = ("conftest.py", "pyproject.toml", "requirements.lock", "requirements-test.lock")
+
+
+def main() -> int:
+    """Prints the folders; returns 2 for a commit that git does not know."""
+    if len(sys.argv) != 2:
+        print("Name one commit: python -m tests.changed COMMIT", file=sys.stderr)
+        return 2
+    differs = _git("diff", "--name-only", "-z", sys.argv[1], "--")
+    new = _git("ls-files", "--others", "--exclude-standard", "-z")
+    if differs is None or new is None:
+        return 2
+    files = {name for name in (differs + new).split("\0") if name}
+    for room in rooms(files):
+        print(
+            *(folder for folder in (f"tests/{room}", *_product(room)) if (ROOT / folder).exists())
+        )
+    return 0
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(["git", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _product(room: str) -> list[str]:
+    """Returns the folder of the product that has the name of a room of the tests."""
+    return [room if room in PACKAGES else f"trainer/{room}"]
+
+
+def rooms(files: Iterable[str]) -> list[str]:
+    """Returns the rooms whose tests depend on files.
+
+    Args:
+        files: the paths of what differs, such as "trainer/sweep/plan.py".
+    """
+    files = set(files)
+    if files & set(EVERYWHERE):
+        return ROOMS
+    known = {*_arrows(), *_of_tests()}
+    changed = {ours(_module(file), known) for file in files}
+    folders = {file.partition("/")[0] for file in files if "/" in file}
+    found = {"house"} | {part for file in files for part in file.split("/")[:2]}
+    for room in ROOMS:
+        own = ".".join(["trainer", room] if room not in PACKAGES else [room])
+        roots = {name for name in _arrows() if name == own or name.startswith(f"{own}.")}
+        roots |= _imported_by_tests(room)
+        if changed & _reached(roots) or folders & _folders_in_tests(room):
+            found.add(room)
+    return [room for room in ROOMS if room in found]
+
+
+def _module(file: str) -> str:
+    """Returns the dotted name of a Python file; of another file, that of its folder."""
+    path = Path(file)
+    return ".".join((path.with_suffix("") if path.stem != "__init__" else path.parent).parts)
+
+
+@cache
+def _arrows() -> Mapping[str, set[str]]:
+    """Returns the modules that each module of the product imports, also by names in configs."""
+    every = modules()
+    known = {module.name for module in every}
+    arrows = {module.name: _targets(module, known) for module in every}
+    by_name = {f"trainer.{name}" for name in SWEEP.modules.values()}
+    arrows["trainer.config.vocabulary"] |= {*SWEEP.modules.values(), *by_name} & known
+    return arrows
+
+
+def _targets(module: Module, known: set[str]) -> set[str]:
+    return {target for name, _ in imports(module) if (target := ours(name, known))}
+
+
+def _reached(roots: Iterable[str]) -> set[str]:
+    """Returns what modules import, directly or not, with themselves."""
+    found, left = set(), list(roots)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += _arrows().get(name, ())
+    return found
+
+
+@cache
+def _of_tests() -> Mapping[str, Module]:
+    """Reads the modules of tests/, but for the packages of labs and the folders of data."""
+    files = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests").glob("*/test_*.py")]
+    return {
+        (name := _module(str(file.relative_to(ROOT)))): Module(
+            name, str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))
+        )
+        for file in files
+    }
+
+
+@cache
+def _imported_by_tests(room: str) -> set[str]:
+    """Returns what the tests of a room import: modules of tests/, and of the product.
+
+    The command line imports the whole product, and is left out: a test that calls it is in the room
+    that it is about.
+    """
+    every = _of_tests()
+    known = {*_arrows(), *every} - {"trainer.__main__"}
+    helpers, found = [name for name in every if name.startswith(f"tests.{room}.")], set()
+    while helpers:
+        for target in _targets(every[helpers.pop()], known):
+            if target in every and target not in found:
+                helpers.append(target)
+            found.add(target)
+    return found
+
+
+@cache
+def _folders_in_tests(room: str) -> set[str]:
+    """Returns the folders without tests and product that a test of a room names in a string."""
+    others = {"benchmarks", "configs", "docs", "experiments"}
+    texts = _strings(x.tree for name, x in _of_tests().items() if name.startswith(f"tests.{room}."))
+    return others & {text.partition("/")[0] for text in texts if " " not in text}
+
+
+def _strings(trees: Iterable[ast.AST]) -> Iterator[str]:
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

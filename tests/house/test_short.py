@@ -1,0 +1,71 @@
+"""Which tests the short suite runs: the covering arrays, and that they leave out nothing."""
+
+from itertools import combinations, product
+
+import pytest
+
+from tests import laws_table, short
+from tests.laws_table import CHECKS, ROWS, SHORT, Check
+
+
+def test_a_covering_array_has_every_value_and_every_pair_and_few_cases() -> None:
+    # Of 4 x 3 x 3 x 2 cases; 12 pairs of the two largest factors are the least number.
+    cases = list(product("abcd", "xyz", "123", "+-"))
+    pairs = [lambda x, i=i: x[i] for i in range(4)]
+    found = short.covering(cases, pairs)
+    for i, j in combinations(range(4), 2):
+        assert {(x[i], x[j]) for x in found} == {(x[i], x[j]) for x in cases}
+    assert 12 <= len(found) <= 15
+
+
+def test_pairs_that_no_case_has_are_not_asked_for() -> None:
+    cases = ["ax", "bx", "by"]
+    assert short.covering(cases, [lambda x: x[0], lambda x: x[1]]) == cases
+    assert short.covering(cases, [lambda x: x[0]]) == ["ax", "bx"]
+    assert short.covering(cases, [lambda x: x[0]], each=[lambda x: x[1]]) == ["ax", "by"]
+
+
+def test_cases_that_are_left_out_are_long() -> None:
+    def marks(decorator: pytest.MarkDecorator) -> list[tuple[object, list[str]]]:
+        values = decorator.mark.args[1]
+        return [(x.values, [mark.name for mark in x.marks]) for x in values]
+
+    found = marks(short.parametrize("x", ["aa", "ab", "bb"], lambda x: x[0]))
+    assert found == [(("aa",), []), (("ab",), ["long"]), (("bb",), [])]
+    found = marks(short.parametrize("x", [(1, 2), (3, 4)]))  # one argument that is a tuple
+    assert found == [(((1, 2),), []), (((3, 4),), ["long"])]
+    assert marks(short.parametrize(("x", "y"), [(1, 2)])) == [((1, 2), [])]
+
+
+def of_one_check(check: Check) -> set[frozenset[tuple[str, object]]]:
+    """Returns the values and the pairs that the tests of a check have."""
+    found = set()
+    for law in check.laws:
+        values = {"law": law, "family": check.row.family}
+        values |= {"layout": check.layout, "dtype": check.dtype}
+        found |= {frozenset(each) for n in (1, 2) for each in combinations(values.items(), n)}
+    return found
+
+
+def test_every_pair_of_law_family_layout_and_dtype_is_tested_in_the_short_suite() -> None:
+    wanted = set().union(*map(of_one_check, CHECKS))
+    # 9 laws, 14 families, 3 layouts and 5 dtypes, of which each pair exists but for some of laws
+    # and layouts, and of dtypes and several devices.
+    assert len(wanted) > 9 + 14 + 3 + 5 + 14 * (9 + 3 + 5)
+    assert wanted == set().union(*map(of_one_check, SHORT))
+    assert {x.row.name for x in SHORT if x.layout == "one device"} == {row.name for row in ROWS}
+
+
+def test_a_pair_that_is_left_out_would_be_seen() -> None:
+    private = [x for x in SHORT if x.row.family == "Privacy" and x.dtype == "mixed"]
+    assert len(private) == 1
+    left = set().union(*map(of_one_check, set(SHORT) - set(private)))
+    assert frozenset({("law", 8), ("family", "Privacy")}) in left
+    assert frozenset({("dtype", "mixed"), ("family", "Privacy")}) not in left
+
+
+@pytest.mark.parametrize("layout", laws_table.HOWS)
+def test_the_ways_to_call_a_step_are_tested_in_the_short_suite(layout: str) -> None:
+    quick = [x.values for x in laws_table.ways(layout) if not x.marks]
+    assert {row.family for row, _ in quick} == {row.family for row in ROWS}
+    assert {how for _, how in quick} == set(laws_table.HOWS[layout])
