@@ -37,7 +37,7 @@ help:
 	@echo 'make chaos_distributed  kill, stop or break one of three processes, and kill one of four at seven moments'
 	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
 	@echo 'make power_loss  cut the power of a run after each file operation, and restart it from what is left (5 minutes)'
-	@echo 'make laws    the tests of which `make test` takes a part: eager updates of every optimizer on'
+	@echo 'make laws    the tests of which `make test_all` takes a part: eager updates of every optimizer on'
 	@echo '             explicit axes, errors of the disk in four times as many file operations, and every'
 	@echo '             optimizer of matrices on nine meshes'
 	@echo 'make lint    ruff and pyright'
@@ -61,16 +61,22 @@ OF_ROOM = $(if $(filter $(ROOM),$(ROOMS)),$(wildcard tests/$(ROOM) trainer/$(ROO
 	there is no ROOM=$(ROOM): tests/ has $(ROOMS)))
 # As many processes as there are cores, and memory for them; a file of tests stays in one process.
 PYTEST := $(RUN) -m pytest -n auto --dist=loadfile
+PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
+# pyright takes half a minute of one core: it runs beside the tests, and prints only what it finds.
+BESIDE_PYRIGHT = $(PYRIGHT) >$(VENV)/pyright.txt 2>&1 & pyright=$$!; $(1); tests=$$?; \
+	wait $$pyright || { cat $(VENV)/pyright.txt; exit 1; }; exit $$tests
 
-test: lint
+test: $(VENV)/.test
+	$(RUN) -m ruff check .
 ifdef CHANGED
-	folders=$$($(RUN) -m tests.changed $(CHANGED)) && $(PYTEST) $$folders $(ARGS)
+	folders=$$($(RUN) -m tests.changed $(CHANGED)) && { $(call BESIDE_PYRIGHT,$(PYTEST) $$folders $(ARGS)); }
 else
-	$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS)
+	$(call BESIDE_PYRIGHT,$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS))
 endif
 
-test_all: lint
-	$(PYTEST) $(ARGS)
+test_all: $(VENV)/.test
+	$(RUN) -m ruff check .
+	$(call BESIDE_PYRIGHT,$(PYTEST) $(ARGS))
 
 seeded_faults: $(VENV)/.test
 	$(RUN) -m tests.seeded_faults $(ARGS)
@@ -135,7 +141,7 @@ laws: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
+	$(PYRIGHT)
 
 wheel: $(VENV)/.project
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .

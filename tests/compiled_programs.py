@@ -4,11 +4,14 @@ Much of the time of the tests is that of compiling, mostly the same programs: in
 processes, in the processes that they start, and in the next session. A folder in the checkout keeps
 them, and not that of the user, which tests would read and fill. jax finds a program by a hash of
 its operations, its options and the versions; it has the bits of one that is compiled again.
+
+The variable LOCKSTEP_COMPILED names another folder, which several checkouts on a machine may share,
+also at the same time: `LOCKSTEP_COMPILED=~/.cache/lockstep-tests make test`.
 """
 
 import hashlib
+import os
 import platform
-import shutil
 import zlib
 from pathlib import Path
 
@@ -16,14 +19,16 @@ _MOST_BYTES = 2**30
 
 
 def folder() -> Path:
-    """Returns the folder, one for each kind of CPU, whose programs others may not execute."""
+    """Returns the folder, one for each kind of CPU: others may not execute its programs."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = [platform.processor()]
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
     name = hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:16]
-    return Path(__file__).resolve().parents[1] / ".compiled" / name
+    named = os.environ.get("LOCKSTEP_COMPILED")
+    root = Path(named).expanduser() if named else Path(__file__).parents[1] / ".compiled"
+    return root.resolve() / name
 
 
 def clean() -> None:
@@ -36,15 +41,24 @@ def clean() -> None:
     checked = folder().with_suffix(".checked")
     last = checked.stat().st_mtime if checked.exists() else 0.0
     checked.touch()
-    files = [(file, file.stat()) for file in folder().iterdir()]
-    if sum(stat.st_size for _, stat in files) > _MOST_BYTES:
-        shutil.rmtree(folder())
-        folder().mkdir()
-        return
+    files = [(file, stat) for file in folder().iterdir() if (stat := _stat(file))]
+    full = sum(stat.st_size for _, stat in files) > _MOST_BYTES
     for file, stat in files:
-        if stat.st_mtime < last:
-            continue
-        try:
-            zlib.decompress(file.read_bytes())
-        except zlib.error:
+        if full or (stat.st_mtime >= last and not _whole(file)):
             file.unlink(missing_ok=True)
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    """Returns what the system says of a file, or None if another session has just removed it."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _whole(file: Path) -> bool:
+    try:
+        zlib.decompress(file.read_bytes())
+    except (zlib.error, FileNotFoundError):
+        return False
+    return True

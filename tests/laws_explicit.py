@@ -3,7 +3,7 @@
 Every float of a row is on a schedule or an input of the step, on meshes with explicit axes, in
 jitted and, for the rows of `EAGER`, in eager updates; laws_sharded.py has automatic axes.
 `python -m tests.laws_explicit` prints one line of JSON a row: {"row": name, "4x2, jit": "", ...},
-an empty string where the laws hold; `python -m tests.laws_explicit NAME...` those of some rows.
+an empty string where the laws hold; `python -m tests.laws_explicit 'optim.muon-8, jit'` some of it.
 test_explicit_axes.py runs it once, and makes tests of them.
 """
 
@@ -47,7 +47,7 @@ from tests.laws_harness import (
     with_floats,
     wrappers,
 )
-from tests.laws_table import EAGER, ROWS, Row
+from tests.laws_table import EAGER, ROWS, Row, case_name
 
 # Otherwise the operations of an eager update are in flight together, and deadlock on few cores.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -160,18 +160,18 @@ def run(row: Row, name: str, how: str) -> None:
 def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="optax")
     for row in ROWS:
-        if row.name not in sys.argv and len(sys.argv) > 1:
-            continue
-        found = {"row": row.name}
+        found = {}
         for mesh, how in COLUMNS:
-            if how == "eager" and row not in EAGER:
+            asked = case_name(row, f"{mesh}, {how}") in sys.argv or len(sys.argv) == 1
+            if not asked or (how == "eager" and row not in EAGER):
                 continue
             try:
                 run(row, mesh, how)
                 found[f"{mesh}, {how}"] = ""
             except Exception:
                 found[f"{mesh}, {how}"] = traceback.format_exc()[-1500:]
-        print(json.dumps(found), flush=True)
+        if found:
+            print(json.dumps({"row": row.name, **found}), flush=True)
 
 
 if __name__ == "__main__":

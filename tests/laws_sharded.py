@@ -1,7 +1,7 @@
 """Law 7 for the whole table, in one process with four simulated devices.
 
 `python -m tests.laws_sharded` prints one line of JSON a row: {"row": name, "jit": "", ...}, an
-empty string where the law holds; `python -m tests.laws_sharded NAME...` those of some rows.
+empty string where the law holds; `python -m tests.laws_sharded 'optim.muon-jit'` some of it.
 test_laws_sharded.py runs it once and makes tests of the lines.
 """
 
@@ -14,6 +14,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import traceback
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from tests.laws_harness import (
     to_host,
     tree_to_split,
 )
-from tests.laws_table import ROWS, Row
+from tests.laws_table import ROWS, Row, case_name
 
 STEPS = 3
 
@@ -58,8 +59,8 @@ def shard_state(mesh: Mesh, state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-def run(row: Row, mesh: Mesh) -> dict[str, Any]:
-    """Runs a row unsharded, under jit with named shardings, and in shard_map."""
+def run(row: Row, mesh: Mesh, ways: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """Runs a row unsharded, and in some of the ways of `WAYS`."""
     optimizer, start = make_optimizer(row), tree_to_split(row, rows=4, columns=3)
     state = to_host(optimizer.init(start))
     host = to_host(start)
@@ -71,7 +72,7 @@ def run(row: Row, mesh: Mesh) -> dict[str, Any]:
     for _ in range(STEPS):
         carry = to_host(alone(carry))
     found: dict[str, Any] = {"row": row.name, "refused": False}
-    for name, check in (("jit", _jit), ("shard_map", _shard_map), ("parts", _parts)):
+    for name, check in ways.items():
         try:
             refused = check(row, optimizer, laws_step, mesh, (host, state), carry)
             found[name] = ""
@@ -156,12 +157,21 @@ def _compare(row: Row, found: Any, wanted: Any) -> None:
     jax.tree.map(split_close(row), numbers(to_host(found[0])), numbers(to_host(wanted[0])))
 
 
+# Under jit with named shardings, in shard_map, and in shard_map on parts of parameters.
+WAYS = {"jit": _jit, "shard_map": _shard_map, "parts": _parts}
+
+
 def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="optax")
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
     for row in ROWS:
-        if row.name in sys.argv or len(sys.argv) == 1:
-            print(json.dumps(run(row, mesh)), flush=True)
+        asked = {
+            how: check
+            for how, check in WAYS.items()
+            if case_name(row, how) in sys.argv or len(sys.argv) == 1
+        }
+        if asked:
+            print(json.dumps(run(row, mesh, asked)), flush=True)
 
 
 if __name__ == "__main__":

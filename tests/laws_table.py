@@ -650,13 +650,32 @@ def marks(row: Row, layout: str, dtype: str = DTYPES[0]) -> Any:
     return () if Check(row, layout, dtype) in SHORT else pytest.mark.long
 
 
+def case_name(row: Row, how: str) -> str:
+    """Returns the name that a row has with a way to call a step, in tests and on command lines."""
+    return f"{row.name}-{how}"
+
+
 def ways(layout: str) -> list[Any]:
-    """Returns the values of a test's arguments `row` and `how`, for a layout of several devices."""
+    """Returns the values of a test's arguments `row` and `how`, for a layout of several devices.
+
+    Of the short checks, each family has one way to call a step, and each way occurs.
+    """
+    every = [
+        (row, how) for row in ROWS for how in HOWS[layout] if "eager" not in how or row in EAGER
+    ]
+    quick = short.covering(
+        [case for case in every if not marks(case[0], layout)],
+        pairs=[lambda case: case[0].family],
+        each=[lambda case: case[1]],
+    )
     return [
-        pytest.param(row, how, id=f"{row.name}-{how}", marks=marks(row, layout))
-        for row in ROWS
-        for how in HOWS[layout]
-        if "eager" not in how or row in EAGER
+        pytest.param(
+            row,
+            how,
+            id=case_name(row, how),
+            marks=() if (row, how) in quick else pytest.mark.long,
+        )
+        for row, how in every
     ]
 
 

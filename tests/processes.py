@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tests import runs
 
-BOUND = 120  # seconds that anything here may take; most takes far less
-
 
 def free_port() -> int:
     with socket.socket() as free:
@@ -71,7 +69,7 @@ class Several:
         stdin.flush()
 
     def wait_for(self, happened: Callable[[], bool]) -> None:
-        until = time.monotonic() + BOUND
+        until = time.monotonic() + runs.LONG
         while not happened():
             running = all(process.poll() is None for process in self.all)
             assert running and time.monotonic() < until, self._everything()
@@ -80,7 +78,7 @@ class Several:
     def codes(self, *indices: int) -> list[int]:
         """Waits for the ends of some processes, by default all; returns their exit codes."""
         try:
-            return [self.all[index].wait(BOUND) for index in indices or range(len(self.all))]
+            return [self.all[index].wait(runs.LONG) for index in indices or range(len(self.all))]
         except subprocess.TimeoutExpired:
             raise AssertionError(self._everything()) from None
 

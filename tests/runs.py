@@ -21,6 +21,8 @@ __all__ = ["leaves"]
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "tests" / "lab"
 
+# Seconds for what ends by itself, on however busy a machine: past them, it hangs.
+LONG = 1500
 # Settings with which a shipped config is read here: its mesh needs more devices.
 ELSEWHERE = {"gpt_1b.gin": ["mesh=null"]}
 

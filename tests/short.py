@@ -6,7 +6,8 @@
   family of the optimizer and the dtype. A covering array keeps a few of them short.
 - A slow test without a table is marked `@pytest.mark.long` if a quicker one looks at the same code.
   What decides that files are whole and runs resume has at least one short case each.
-- All else, most of all what takes less than a second, is short.
+- All else, most of all what takes less than a second, is short. Property tests draw a quarter of
+  their examples, which `examples` says.
 
 Whether that is enough is measured: `make seeded_faults`.
 """
@@ -16,6 +17,9 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 import pytest
+
+# The part of their examples that property tests draw; tests/suite.py sets it.
+DRAWN = 1.0
 
 Case = TypeVar("Case")
 Factor = Callable[[Case], Hashable]
@@ -79,3 +83,8 @@ def parametrize(
         for case in every
     ]
     return pytest.mark.parametrize(names, values, ids=ids)
+
+
+def examples(count: int) -> int:
+    """Returns how many examples a property test draws: all of `count`, or a quarter of them."""
+    return max(1, round(DRAWN * count))

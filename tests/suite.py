@@ -5,6 +5,7 @@
 
 import ctypes
 import gc
+import importlib
 import os
 import resource
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import pytest
 
+from tests import short
 from trainer.engine.memory import host_memory
 
 # A test process needs less than 2 GB, and starts others at times.
@@ -20,6 +22,9 @@ _PROCESS = 2.5e9
 # Memory is given back where a process holds so many bytes, and so many more than after the last
 # time; that takes half a second.
 _MUCH, _MORE = 1.2e9, 0.4e9
+# Objects after which the garbage collector looks at young ones. Python's 700 would have it look at
+# all objects every few traces, for a tenth of the time of the tests.
+_YOUNG = 20_000
 
 # The number of long tests that a process leaves out.
 _LEFT_OUT = pytest.StashKey[int]()
@@ -33,6 +38,9 @@ _SELF, _CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    if config.option.markexpr == "not long":
+        short.DRAWN = 0.25
     config.stash[_LEFT_OUT] = 0
     config.stash[_TOLD] = []
 
@@ -42,6 +50,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = host_memory() or _PROCESS
     return max(1, min(cores or 1, int(memory // _PROCESS)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spares the garbage collector the tests themselves, which all live to the end."""
+    # Plugins of hypothesis ask the collector who refers to an object, when it is imported.
+    importlib.import_module("hypothesis")
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,7 +24,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from optim.paths import flatten
-from tests.runs import ROOT
+from tests.runs import LONG, ROOT
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import (
@@ -1079,9 +1079,9 @@ SHARDED = """
 @pytest.mark.long
 def test_a_checkpoint_of_four_devices_restores_on_one_two_and_eight(home: Path) -> None:
     saver = _python(SHARDED, home, "save", devices=4)
-    assert saver.communicate(timeout=120) == ("done 4\n", "")
+    assert saver.communicate(timeout=LONG) == ("done 4\n", "")
     readers = {n: _python(SHARDED, home, "restore", devices=n) for n in (1, 2, 8)}
-    said = {n: reader.communicate(timeout=120) for n, reader in readers.items()}
+    said = {n: reader.communicate(timeout=LONG) for n, reader in readers.items()}
     assert said == {n: (f"done {n}\n", "") for n in readers}
     assert checkpoint.check(home) == {1: []}
 
@@ -1126,7 +1126,7 @@ def _two_processes(home: Path, task: str) -> list[str]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     both = [_python(TWO_PROCESSES, home, task, rank, port) for rank in (0, 1)]
-    told = [process.communicate(timeout=120) for process in both]
+    told = [process.communicate(timeout=LONG) for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     return [out.splitlines()[-1] for out, _ in told]
 
@@ -1202,7 +1202,7 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
         checkpoints.save(2, {"x": jnp.ones(3)})
         checkpoints.wait()
     """
-    assert (process := _python(code, home)).communicate(timeout=60) == ("", "")
+    assert (process := _python(code, home)).communicate(timeout=LONG) == ("", "")
     assert process.returncode == 9
     assert checkpoint.check(home) == {2: []}
     assert [path.name for path in (home / "removed").iterdir()] == ["1"]
@@ -1211,6 +1211,7 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
     assert [path.name for path in home.iterdir()] == ["3"]
 
 
+@pytest.mark.long
 def test_orbax_is_not_imported_before_the_first_save() -> None:
     code = """
         import sys
@@ -1219,7 +1220,7 @@ def test_orbax_is_not_imported_before_the_first_save() -> None:
         checkpoints.latest(), checkpoints.wait(), checkpoints.close()
         print([name for name in sys.modules if name.startswith(("orbax", "tensorstore"))])
     """
-    assert _python(code).communicate(timeout=60) == ("[]\n", "")
+    assert _python(code).communicate(timeout=LONG) == ("[]\n", "")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ def same(a, b):
         np.testing.assert_array_equal(np.asarray(a[name]), np.asarray(b[name]), name)
 
 
+@pytest.mark.long
 def test_the_parameters_that_are_evaluated_are_exported_with_the_config(run, tmp_path, capsys):
     file = tmp_path / "net.safetensors"
     assert export(run, file) == 0

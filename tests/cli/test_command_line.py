@@ -12,6 +12,7 @@ import sys
 import optax
 import pytest
 
+from tests import short
 from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.cli import commands, options
@@ -603,7 +604,7 @@ def refused_options(options, capsys):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "config", "explain", "verify"])
+@short.parametrize("command", ["train", "config", "explain", "verify"])
 def test_a_value_of_the_config_given_as_an_option_gets_a_hint_to_set(command, capsys):
     names = {each.name for each in dataclasses.fields(Experiment)}
     for name in names - ({"steps"} if command == "verify" else set()):  # which is its own option

@@ -266,6 +266,7 @@ def test_a_space_of_ours_is_a_decade_around_its_point():
 # The command.
 
 
+@pytest.mark.long
 def test_the_list_has_every_optimizer_and_part(capsys):
     assert main(["optimizers"]) == 0
     text = capsys.readouterr().out

@@ -63,6 +63,7 @@ def test_the_bytes_of_a_device_are_those_of_the_closed_form(found: dict[str, Any
     assert f"{total:,} bytes of the 1 MB of a device: {10**6 - total:,} bytes remain" in said
 
 
+@pytest.mark.long
 def test_gradients_of_microbatches_are_held_in_float32(found: dict[str, Any]):
     said = found["compiled"]["out"]
     assert cells(said, "parameters ") == ["356"] and cells(said, "gradients (float32")[-1] == "712"
@@ -102,6 +103,7 @@ def test_no_device_of_a_gpt_with_muon_gathers_all_matrices(tmp_path: Path):
     assert "rematerialization" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_compiled_plan_says_whose_compiler_it_is_and_what_devices_exchange(found: dict[str, Any]):
     said = found["compiled"]["out"]
     assert "memory of a device, as a CPU's compiler plans it: " in said

@@ -66,6 +66,7 @@ def _optimizers() -> list[str]:
     return kept
 
 
+@pytest.mark.long
 def test_the_inputs_of_the_program_do_not_depend_on_written_defaults(tmp_path):
     """Another set of inputs has other bits; lists of floats become inputs if they are written."""
     names = _optimizers()
@@ -82,6 +83,7 @@ def test_the_inputs_of_the_program_do_not_depend_on_written_defaults(tmp_path):
         assert load_program(full).inputs.values == load_program(config).inputs.values, name
 
 
+@pytest.mark.long
 def test_a_run_of_the_full_config_has_the_same_rows(tmp_path, capsys):
     config = write_config(tmp_path)
     assert train(config, tmp_path / "run") == 0
@@ -133,6 +135,7 @@ def hook(step, metrics=None, params=None): ...
 """
 
 
+@pytest.mark.long
 def test_defaults_that_a_config_cannot_say_are_comments(tmp_path, monkeypatch):
     (tmp_path / "lab_of_defaults.py").write_text(DEFAULTS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -207,6 +210,7 @@ def test_the_files_of_trials_are_those_of_their_configs():
             }
 
 
+@pytest.mark.long
 def test_the_folder_of_a_trial_has_its_full_config(tmp_path):
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
     found = folders(tmp_path / "sweep")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests import short
 from trainer.config import Config, ConfigError, digest, dump, load
 
 CORPUS = sorted((Path(__file__).parent / "gin_corpus").glob("*.gin"))
@@ -33,7 +34,7 @@ optimizer: !optim.optimizer
 BREAKS = ["\x85", "\u2028", "\u2029"]  # PyYAML and str.splitlines end a line here, an editor none
 TEXT = st.text(st.characters() | st.sampled_from(["\n", *BREAKS, "\r", "\x0b", "\x0c", "\x1c"]))
 SETTINGS = settings(
-    max_examples=200,
+    max_examples=short.examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

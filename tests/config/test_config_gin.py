@@ -11,6 +11,7 @@ from gin import config_parser
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests import short
 from tests.gin_engine import FUNCTIONS, engine
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
@@ -161,7 +162,9 @@ def _accepted(layers: list[list[str]]) -> tuple[Tree, list[list[str]]]:
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=short.examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1"], ["a/f.x = 2", "m = 3"], ["f.x = 4"]])
@@ -172,7 +175,9 @@ def test_random_scopes_have_the_meaning_that_gin_gives_them(layers):
     assert same(tree, expected), diff(tree, expected)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=short.examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
 def test_a_line_is_refused_if_and_only_if_it_changes_nothing(layers):
@@ -241,7 +246,9 @@ def roots(functions: st.SearchStrategy[str]) -> st.SearchStrategy[Call]:
     return st.builds(Call, st.just("experiment"), items)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=short.examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(roots(st.sampled_from(FUNCTIONS[1:])))
 def test_random_configs_survive_a_round_trip_through_yaml_gin_and_the_gin_library(root):
     text = gin_text(root)

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import short
 from trainer.config import Call, Config, ConfigError, diff, digest, dump, leaves, load
 from trainer.config.tree import same
 
@@ -217,7 +218,9 @@ plain_trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=short.examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(plain_trees)
 def test_any_yaml_reader_reads_the_canonical_form_alike(tree):
     """PyYAML's own loader knows no tag of ours, and has YAML 1.1's rules for scalars."""

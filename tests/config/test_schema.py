@@ -74,6 +74,7 @@ def mistakes(validator: Any, text: str) -> list[str]:
     return [error.message for error in validator.iter_errors(as_an_editor(text))]
 
 
+@pytest.mark.long
 def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     printed = capsys.readouterr().out

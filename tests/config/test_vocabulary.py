@@ -73,6 +73,7 @@ def test_every_name_of_the_vocabulary_is_called(report: tuple[Path, dict[str, An
         assert calls[name]["called"], calls[name]["why"]
 
 
+@pytest.mark.long
 def test_only_data_sets_touch_files(report: tuple[Path, dict[str, Any]]):
     _, calls = report
     acts = {name: call["acts"] for name, call in calls.items() if not name.startswith("data.")}
@@ -82,6 +83,7 @@ def test_only_data_sets_touch_files(report: tuple[Path, dict[str, Any]]):
     assert {name: act for name, act in acts.items() if act} == {}
 
 
+@pytest.mark.long
 def test_a_data_set_touches_only_its_folder(report: tuple[Path, dict[str, Any]]):
     home, calls = report
     installed = [Path(sys.prefix).resolve(), runs.ROOT / "trainer"]

@@ -176,6 +176,7 @@ def test_few_of_many_shards_are_open(tmp_path: Path):
     assert 0 < len(os.listdir("/proc/self/fd")) - before < 200
 
 
+@pytest.mark.long
 def test_windows_of_a_large_shard_take_little_memory(tmp_path: Path):
     # The resident memory grows by what is mapped and read ahead, and not by what the system caches.
     code = f"""

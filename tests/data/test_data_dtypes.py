@@ -168,6 +168,7 @@ def test_a_value_that_does_not_fit_into_32_bits_is_refused(folder, capfd, kind, 
         assert not (folder / "run").exists()
 
 
+@pytest.mark.long
 def test_64_bit_values_that_fit_are_trained_on_without_a_message(folder, capfd):
     for kind in ("ArrayDataset", "Own"):
         ids = {"loss": "!lots.ids", "metrics": "{}"}
@@ -179,6 +180,7 @@ def test_64_bit_values_that_fit_are_trained_on_without_a_message(folder, capfd):
         (folder / "run").rename(folder / f"run_{kind}")
 
 
+@pytest.mark.long
 def test_with_64_bits_in_jax_large_integers_are_trained_on(folder):
     with jax.enable_x64(True):
         assert train(folder, "ids", "ArrayDataset", loss="!lots.ids", metrics="{}") == 0
@@ -193,6 +195,7 @@ def test_the_advice_for_identifiers_keeps_them():
     np.testing.assert_array_equal(batch["high"].astype(np.int64) * 2**32 + batch["low"], x)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of numpy, in jax
 def test_a_later_batch_that_float32_cannot_hold_is_named_with_the_bad_step(folder, capfd):
     own = "!lots.Named {what: pixels, eval_what: fitting, plain_batches: 4}"

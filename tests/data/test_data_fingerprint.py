@@ -104,6 +104,7 @@ def test_shifted_labels_of_ones_own_data_are_refused_until_they_are_allowed(fold
     assert train(folder, "--until=4", "--allow_changed=data") == 75
 
 
+@pytest.mark.long
 def test_the_plan_says_which_fingerprint_is_used(folder):
     assert train(folder, "--until=1") == 75
     assert (
@@ -117,6 +118,7 @@ def test_the_plan_says_which_fingerprint_is_used(folder):
     assert "fingerprint of the data: that of the data set\n" in text
 
 
+@pytest.mark.long
 def test_a_data_set_with_a_fingerprint_is_not_hashed(folder):
     assert train(folder, "--until=2", data="Named") == 75
     shift_labels(folder)
@@ -143,6 +145,7 @@ def test_batches_that_nothing_decides_are_trained_on_if_the_data_have_a_fingerpr
     assert train(folder, "--until=2", data="UnseededButNamed") == 75
 
 
+@pytest.mark.long
 def test_a_run_of_an_earlier_version_which_did_not_know_its_data_is_resumed(folder, capsys):
     assert train(folder, "--until=2") == 75
     content = record(folder / "run")
@@ -159,6 +162,7 @@ def test_data_that_are_not_known_are_no_difference_of_two_runs():
     assert [str(each) for each in compare({"data": "a"}, {"data": "b"})] == ["data: a -> b"]
 
 
+@pytest.mark.long
 def test_the_trials_of_a_sweep_have_the_fingerprint_of_their_data(folder):
     assert train(folder, "--until=2") == 75
     file = write_sweep(folder, replaced("data", "!stored.Stored"), trials=1)

@@ -45,6 +45,7 @@ def test_the_data_seed_changes_the_batches_and_not_the_parameters(tmp_path):
     assert any((one[path] != three[path]).any() for path in one)
 
 
+@pytest.mark.long
 def test_replay_reads_the_batch_of_the_data_seed(tmp_path, capsys):
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (6,)\n"
     config = runs.write_config(tmp_path, more + "experiment.data_seed = 7\n")
@@ -56,6 +57,7 @@ def test_replay_reads_the_batch_of_the_data_seed(tmp_path, capsys):
     assert "Step 7 with batch 6" in said and "the data changed" not in said
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_another_data_seed(tmp_path, capfd):
     trained(tmp_path, "run", "--set=data_seed=7")
     config = runs.write_config(tmp_path)

@@ -174,6 +174,7 @@ def test_a_text_with_an_unknown_part_is_named_where_the_model_has_no_such_token(
             convert("né")
 
 
+@pytest.mark.long
 def test_a_run_ends_with_a_sentence_where_the_package_panics(tmp_path: Path, texts: Path):
     catastrophic(tmp_path)
     (texts / "bad.txt").write_text("a" * 40 + "!")

@@ -100,6 +100,7 @@ def test_a_bpe_is_that_of_the_package_and_reads_back(tmp_path: Path):
     assert ours.decode(first) == "\ufffd"
 
 
+@pytest.mark.long
 def test_two_trainings_are_equal_whatever_the_number_of_threads(tmp_path: Path):
     code = "import pathlib, sys; from trainer.data import shakespeare, tokenizer\n"
     code += "trained = tokenizer.train_bpe(shakespeare.works()[:6], 700)\n"
@@ -144,6 +145,7 @@ def test_the_end_of_text_of_a_tokenizer_is_found_or_given(tmp_path: Path):
         tokenizer.load_tokenizer(path, 300)
 
 
+@pytest.mark.long
 def test_only_a_bpe_imports_the_package(tmp_path: Path):
     code = "import sys; from trainer import data; d = data.text('books', tokenizer=sys.argv[1])\n"
     code += "next(d.train()); d.fingerprint; print('tokenizers' in sys.modules)"

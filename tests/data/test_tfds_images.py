@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from tests import photos_builder
+from tests import photos_builder, runs
 from trainer import data
 from trainer.data import images, prepare_tfds
 from trainer.data.folders import prepare_aside
@@ -227,7 +227,7 @@ def test_only_a_part_of_a_batch_is_decoded(monkeypatch: pytest.MonkeyPatch, aske
 
 
 def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + runs.LONG
     while not done() and time.monotonic() < end:
         time.sleep(0.005)
 

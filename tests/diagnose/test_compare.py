@@ -184,6 +184,7 @@ def test_attributes_are_not_counted_as_operations_and_calls_are() -> None:
     assert count_operations(text) == {"gather": 1, "call": 1}
 
 
+@pytest.mark.long
 def test_names_of_values_do_not_make_lines_differ(lowered) -> None:
     text = lowered.text
     shifted = re.sub(r"%(\d+)", lambda found: f"%{int(found[1]) + 7}", text)

@@ -283,7 +283,8 @@ class WithLayer(nn.Module):
         return nn.Dense(3)(nn.gelu(LAYERS[self.kind](self, x)))
 
 
-@short.parametrize("kind", [*LAYERS, "vit"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*LAYERS, "vit"])
 def test_a_block_has_the_bits_of_single_steps_for_every_kind_of_layer(kind):
     model = models.vit(width=16, depth=2, num_classes=3) if kind == "vit" else WithLayer(kind)
 
@@ -297,7 +298,8 @@ def test_a_block_has_the_bits_of_single_steps_for_every_kind_of_layer(kind):
     assert numbers(found) == numbers(end) and found_rows == rows
 
 
-@short.parametrize("name", ["adamw", "muon", "soap", "schedule-free", "lbfgs", "dropout"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["adamw", "muon", "soap", "schedule-free", "lbfgs", "dropout"])
 def test_trials_in_a_map_have_the_bits_of_single_runs(name):
     program = Program(experiment(**CASES[name], steps_per_call=8))
     batches = program.feed.stack([next(program.feed.batches(i)) for i in range(6)], 8)
@@ -353,8 +355,9 @@ def files(workdir: Path) -> dict[str, Any]:
     return found | {"step": newest, "params": numbers(tree)}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
-@short.parametrize("policy", ["halt", "skip", "rollback"])
+@pytest.mark.parametrize("policy", ["halt", "skip", "rollback"])
 def test_a_run_in_blocks_writes_what_a_run_of_single_steps_writes(tmp_path, policy):
     more = f"{POISONED}experiment.on_nonfinite = '{policy}'\n{EVERY}"
     path, found = runs.write_config(tmp_path, more), {}
@@ -377,6 +380,7 @@ def test_a_run_may_continue_with_blocks_of_another_length(tmp_path):
     assert files(workdir) == files(whole)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 def test_a_trace_computes_single_steps_and_says_so(tmp_path, capfd):
     path = runs.write_config(tmp_path, EVERY)

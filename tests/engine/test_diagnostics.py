@@ -15,7 +15,7 @@ import pytest
 import optim
 from optim.layouts import layouts
 from optim.paths import flatten
-from tests import runs, short
+from tests import runs
 from trainer import data, losses, models
 from trainer.config import ConfigError
 from trainer.engine.contracts import ComponentError
@@ -127,7 +127,8 @@ def test_the_diagnostics_are_those_that_numpy_computes_from_the_parameters():
     assert len(values) == 8 + 5
 
 
-@short.parametrize(("clip_norm", "microbatches"), [(1e-3, 4), (1e3, 1)])
+@pytest.mark.long
+@pytest.mark.parametrize(("clip_norm", "microbatches"), [(1e-3, 4), (1e3, 1)])
 def test_steps_of_sgd_go_down_the_gradient(clip_norm, microbatches):
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=0.3))}
     of = experiment(optim.optimizer(sgd, clip_norm), microbatches=microbatches)
@@ -178,7 +179,8 @@ def test_updates_of_muon_use_all_directions():
     assert float(of_grad.stable_rank()) < 6 and 30 < float(of_muon.stable_rank()) <= 64
 
 
-@short.parametrize(("low", "rate"), [("nearest", 1e-7), ("master", 0.03)])
+@pytest.mark.long
+@pytest.mark.parametrize(("low", "rate"), [("nearest", 1e-7), ("master", 0.03)])
 def test_the_rounding_to_low_precision_is_not_part_of_an_update(low, rate):
     sgd = {"all": optim.group(".*", partial(optax.sgd, learning_rate=rate))}
     of = experiment(optim.optimizer(sgd, low_precision=low), precision="bfloat16")
@@ -360,6 +362,7 @@ def test_the_memory_of_the_diagnosis_counts_where_it_is_larger_than_that_of_the_
     assert both > step + 4 * 512 * 512
 
 
+@pytest.mark.long
 def test_trials_share_the_compiled_diagnostics(compilations):
     of = experiment(optim.optimizer(TWO))
     program = Program(of)
@@ -454,7 +457,8 @@ def half_gradients(found: Diagnosed, rows: Any) -> np.ndarray:
     return found.vector(found.gradient(), "kernel")
 
 
-@short.parametrize("microbatches", [1, 4])
+@pytest.mark.long
+@pytest.mark.parametrize("microbatches", [1, 4])
 def test_the_noise_of_a_step_is_that_of_the_two_halves_of_its_batch(microbatches: int):
     of = experiment(optim.optimizer(TWO), diagnostics=NOISE, microbatches=microbatches)
     found = Diagnosed(of)

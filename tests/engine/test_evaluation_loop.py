@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from clu import metrics as clu_metrics
 
-from tests import short
 from tests.engine.test_program import cross_entropy, experiment
 from trainer import config
 from trainer.engine import evaluation
@@ -69,7 +68,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@short.parametrize("name", MORE)
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE)
 def test_an_evaluation_in_a_loop_has_the_values_of_one_batch_after_the_other(
     name, tmp_path, monkeypatch
 ):

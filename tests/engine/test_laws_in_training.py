@@ -146,7 +146,8 @@ class WholeSet(Points):
             yield {"image": self.x[:40], "label": self.y[:40]}
 
 
-@short.parametrize("name", list(EXTRAS))
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(EXTRAS))
 def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []

@@ -339,6 +339,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
 
 
+@pytest.mark.long
 def test_named_scalars_and_metrics_of_training_are_in_the_rows_of_metrics(tmp_path, lab):
     more = """
 experiment.loss = @unruly.loss_returning()

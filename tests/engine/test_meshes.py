@@ -9,7 +9,7 @@ from tests import runs, token_cases
 from tests.engine.test_loss_contract import EXAMPLES, KERNEL, TEST
 
 # A process of its own compiles the programs of all tests, in the first one.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

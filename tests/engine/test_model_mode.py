@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests import short
 from trainer import config, models
 from trainer.engine.loading import load
 from trainer.engine.plan import make_plan
@@ -75,7 +76,7 @@ def check_against_flax(module: nn.Module, model: models.Model, in_training: dict
     assert np.all(np.asarray(calm) != 0)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("name", "value", "default"),
     [
         *((*spelling, "") for spelling in SPELLINGS),

@@ -40,6 +40,7 @@ def steps(program: Program, state: Any, first: int, last: int) -> Any:
     return state
 
 
+@pytest.mark.long
 def test_the_names_are_short_for_roles():
     for microbatches in (1, 2):
         given = {"microbatches": microbatches, "optimizer": adam()}

@@ -55,6 +55,7 @@ def rows_of(workdir):
 # Tokens.
 
 
+@pytest.mark.long
 def test_rows_count_the_tokens_of_a_data_set_that_has_them(tmp_path, config, capsys):
     counted = tmp_path / "counted"
     assert runs.train(runs.write_config(tmp_path, COUNTED), counted) == 0
@@ -221,7 +222,7 @@ print(before, memory_peak([Device()]) - before, held.sum())
 def test_the_memory_of_a_process_counts_what_it_holds_and_not_what_another_held():
     assert np.ones(2**26).sum() == 2**26  # 512 MiB, which are freed: a peak never falls
     command = [sys.executable, "-c", IN_A_PROCESS]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=runs.LONG)
     assert ended.returncode == 0, ended.stderr
     before, grown = map(int, ended.stdout.split()[:2])
     assert before < 2**29 and grown > 2**27

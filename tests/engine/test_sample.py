@@ -118,6 +118,7 @@ def test_the_cache_is_only_as_long_as_the_tokens_that_are_read():
     assert lengths == [(2, 3 + 5 - 1)]  # the last token is not read
 
 
+@pytest.mark.long
 def test_the_loop_ends_when_all_sequences_have_ended():
     calls = []
     language = trigram_language()
@@ -199,6 +200,7 @@ def continuation(prompt="abc", sampling=None, language=None, **more):
     return Continuation(language or trigram_language(), Letters(), tokens, sampling, **more)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_text_and_the_first_samples_do_not_depend_on_their_number():
     params, state = trigram_params()
     one = continuation().sample(params, state, seed=5)
@@ -333,6 +335,7 @@ def test_the_command_continues_a_prompt_with_what_the_model_learned(run, capsys)
     assert capsys.readouterr().out == "abc\n"
 
 
+@pytest.mark.long
 def test_the_command_reads_the_prompt_from_a_file_or_stdin(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "prompt").write_text("ab\n")
     assert sample(run, f"--prompt_file={tmp_path / 'prompt'}", "--temperature=0") == 0
@@ -507,6 +510,7 @@ def test_two_processes_that_divide_the_parameters_sample_the_text_of_one(lab, tm
         assert capsys.readouterr().out == f"{row['prompt']}{row['text']}\n"
 
 
+@pytest.mark.long
 def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, tmp_path):
     assert train(tmp_path, HOOK, "hooks.samples.temperature = 0\n") == 0
     rows = kept(tmp_path / "run")
@@ -529,6 +533,7 @@ def test_a_resumed_run_has_each_sample_once(lab, tmp_path):
     assert kept(workdir) == kept(tmp_path / "whole" / "run")
 
 
+@pytest.mark.long
 def test_an_evaluation_that_is_repeated_has_its_sample_once(lab, tmp_path):
     assert train(tmp_path, HOOK, until=20) == 75
     workdir = tmp_path / "run"
@@ -544,6 +549,7 @@ def test_an_evaluation_that_is_repeated_has_its_sample_once(lab, tmp_path):
     assert kept(workdir)[:2] == before
 
 
+@pytest.mark.long
 def test_binding_the_hook_again_compiles_nothing_again(tmp_path):
     traced = []
     language = trigram_language()
@@ -623,7 +629,8 @@ def test_a_hook_that_does_not_fit_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
-@short.parametrize("tokenizer", ["bytes", "bpe"])
+@pytest.mark.long
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 def test_a_run_is_sampled_without_its_text(lab, tokenizer, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 200)
     data = f"""

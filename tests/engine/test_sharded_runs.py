@@ -7,7 +7,7 @@ from tests import runs, sharded_runs, short
 CASES = [(model, name, runs.mesh_name(axes)) for model, name, axes in sharded_runs.cases()]
 # Of each model one is short: of Muon, on the mesh of all axes.
 CASES.sort(key=lambda case: case[1] != "muon")
-EACH = short.parametrize(("model", "optimizer", "mesh"), CASES, lambda case: case[0])
+EACH = short.parametrize(("model", "optimizer", "mesh"), CASES)
 
 # Differences of parameters and of an optimizer's state to the largest value of their array. Sums in
 # another order differ by rounding: of float32 for AdamW and Muon, of float64 for the others. The
@@ -29,7 +29,6 @@ def found(request):
     return runs.findings("case", "tests.sharded_runs", *cases)
 
 
-@pytest.mark.timeout(1800)  # all programs are compiled in the first test
 @EACH
 def test_twenty_steps_an_evaluation_and_a_sample_are_those_of_one_device(
     found, model, optimizer, mesh
@@ -43,7 +42,6 @@ def test_twenty_steps_an_evaluation_and_a_sample_are_those_of_one_device(
     assert case["text"]
 
 
-@pytest.mark.timeout(1800)
 @EACH
 def test_parameters_are_divided_and_stay_so(found, model, optimizer, mesh):
     case = found[f"{model} {optimizer} {mesh}"]

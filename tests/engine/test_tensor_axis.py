@@ -5,7 +5,7 @@ import pytest
 from tests import runs
 
 # A process of its own compiles the programs of all tests, in the first one.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,8 @@ weight_decay: !optax.linear_schedule {init_value: 0.3, end_value: 0.0, transitio
 """
 
 
-@short.parametrize("name", ["terse", "oddly_annotated"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["terse", "oddly_annotated"])
 def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
     name, tmp_path, monkeypatch, capsys
 ):

@@ -58,10 +58,20 @@ def test_ids_show_containers_and_functions(value: object, request: pytest.Fixtur
     assert request.node.name.endswith(f"[{wanted}]")
 
 
-def test_compiled_programs_are_kept_in_the_checkout_and_not_in_the_users_folder() -> None:
+def test_compiled_programs_are_kept_in_the_checkout_or_where_the_environment_says() -> None:
     folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
     assert jax.config.jax_compilation_cache_dir == folder
-    assert Path(folder).parents[1] == ROOT and any(Path(folder).iterdir())
+    named = os.environ.get("LOCKSTEP_COMPILED") or ROOT / ".compiled"
+    assert Path(folder).parent == Path(named).expanduser().resolve() and any(Path(folder).iterdir())
+
+
+def test_the_environment_names_the_folder_of_compiled_programs(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_COMPILED", str(tmp_path / "shared"))
+    compiled_programs.clean()
+    assert [path.is_dir() for path in (tmp_path / "shared").glob(compiled_programs.folder().name)]
+    assert compiled_programs.folder().parent == tmp_path / "shared"
+    monkeypatch.delenv("LOCKSTEP_COMPILED")
+    assert compiled_programs.folder().parent == ROOT / ".compiled"
 
 
 def test_programs_that_were_not_written_whole_are_removed(tmp_path, monkeypatch) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import short
 from tests.golden import ARCHIVE, rows_of_sweep
 from tests.runs import lines
 from trainer.__main__ import main
@@ -71,7 +70,8 @@ def test_a_finished_run_has_nothing_to_do_and_its_checkpoint_is_whole(
     assert main(["checkpoint", "check", "run"]) == 0
 
 
-@short.parametrize("name", ["stopped_sweep", "killed_sweep"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["stopped_sweep", "killed_sweep"])
 def test_an_interrupted_sweep_goes_on(
     golden: Path, monkeypatch: pytest.MonkeyPatch, name: str, capsys
 ):

@@ -9,19 +9,20 @@ import pytest
 from benchmarks import gpt, gpu
 from benchmarks.gpt_sides import available, make_sides
 from benchmarks.workload import make_gpt_workload
-from tests import short
 
 
 def tiny(optimizer, *names):
     return make_sides(make_gpt_workload(gpt.SHAPES["tiny"]), optimizer, list(names))
 
 
-@short.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_three_steps_by_hand_give_our_parameters(optimizer):
     sides = tiny(optimizer, "ours", "hand")
     gpt.check_same(sides, optimizer)
 
 
+@pytest.mark.long
 def test_sides_that_compute_something_else_are_noticed():
     sides = tiny("adamw", "ours", "hand")
     sides["hand"].steps(1)
@@ -35,7 +36,8 @@ def test_three_steps_of_torch_give_our_parameters(torch, optimizer):
     gpt.check_same(sides, optimizer)
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("workload", "optimizer", "waves"),
     [("gpt", "muon", [2]), ("vit", "adamw", [1, 2])],
 )

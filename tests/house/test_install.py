@@ -20,7 +20,6 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests import short
 from tests.runs import ROOT
 from trainer.__main__ import main
 
@@ -117,6 +116,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
     assert others == typed | page | shipped | {"trainer/data/shakespeare.txt.bz2"}
 
 
+@pytest.mark.long
 def test_the_source_distribution_holds_no_tests_and_builds_the_same_wheel(
     source: Path, wheel: Path, tmp_path: Path
 ) -> None:
@@ -155,6 +155,7 @@ def test_the_version_is_that_of_pyproject(elsewhere: Path, tmp_path: Path) -> No
     assert _run(elsewhere, "-c", code, cwd=tmp_path).stdout.split() == [version, version]
 
 
+@pytest.mark.long
 def test_the_wheel_prints_help_in_another_folder(elsewhere: Path) -> None:
     cwd = elsewhere.parent
     where = "import optim, trainer; print(trainer.__file__, optim.__file__)"
@@ -191,6 +192,7 @@ def test_a_folder_or_file_that_shadows_trainer_or_optim_is_named(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shadow", ["optim/__init__.py", "optim.py", "trainer/__init__.py"])
 def test_help_and_version_answer_beside_a_package_of_the_users(
     shadow: str, elsewhere: Path, tmp_path: Path
@@ -221,7 +223,8 @@ def test_help_answers_beside_a_package_trainer_that_has_modules_of_our_names(
     assert "--dry_run" in done.stdout and done.stderr == ""
 
 
-@short.parametrize("editable", [True, False])
+@pytest.mark.long
+@pytest.mark.parametrize("editable", [True, False])
 def test_shipped_configs_are_named_from_every_folder(
     editable: bool, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +254,7 @@ def test_shipped_configs_are_named_from_every_folder(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("editable", [True, False])
 def test_the_library_is_imported_from_another_folder(
     editable: bool, elsewhere: Path, tmp_path: Path
@@ -269,6 +273,7 @@ def test_the_library_is_imported_from_another_folder(
     assert failed.stderr.splitlines()[-1].startswith("ImportError: Lockstep needs its own package")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_a_folder_called_trainer_or_optim_without_python_files_is_ignored(
     way: str, elsewhere: Path, tmp_path: Path
@@ -279,6 +284,7 @@ def test_a_folder_called_trainer_or_optim_without_python_files_is_ignored(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_command_lockstep_works_beside_a_package_of_the_users_called_trainer(
     elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -307,6 +313,7 @@ def test_in_an_editable_install_a_package_of_the_users_called_trainer_is_named(
     assert said.startswith(f"error: The folder {str(file.parent)!r} shadows Lockstep's own package")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_a_package_in_the_current_folder_is_a_vocabulary(
     way: str, elsewhere: Path, tmp_path: Path

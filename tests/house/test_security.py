@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint, config, writers
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, integrity
@@ -147,7 +147,7 @@ def copy(run: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl", "nonfinite.json"])
+@short.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl", "nonfinite.json"])
 def test_a_pickle_in_place_of_a_file_is_not_loaded(run, tmp_path, capsys, name):
     workdir = copy(run, tmp_path / "run")
     (workdir / name).write_bytes(pickle.dumps(Bomb(tmp_path / "harm")))

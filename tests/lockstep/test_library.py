@@ -84,7 +84,12 @@ def python(code: str, cwd: Path, *path: Path | str, **more: str) -> subprocess.C
     found = os.pathsep.join(map(str, (*path, runs.ROOT)))
     env = os.environ | {"PYTHONPATH": found} | more
     return subprocess.run(
-        [sys.executable, str(script)], cwd=cwd, env=env, capture_output=True, text=True, timeout=250
+        [sys.executable, str(script)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=runs.LONG,
     )
 
 
@@ -116,6 +121,7 @@ def test_all_names_of_the_package_exist_and_are_documented():
         _ = ls.trian
 
 
+@pytest.mark.long
 def test_an_empty_folder_optim_beside_the_script_does_not_hide_the_package(tmp_path: Path):
     (tmp_path / "optim").mkdir()
     done = python("import lockstep as ls; print(ls.optim.muon.__name__)", tmp_path)
@@ -284,8 +290,9 @@ def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
         again.evaluate("tset")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vit", "gpt"])
-@short.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
 def test_the_attention_weights_of_our_transformers_can_be_captured(name: str, stacked: bool):
     """With them, numpy computes what a layer of attention returns."""
     random = np.random.default_rng(0)
@@ -415,7 +422,6 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path):
         ls.load_run(tmp_path)
 
 
-@pytest.mark.long
 def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
     trained: ls.Run, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
@@ -455,6 +461,7 @@ def test_a_notebook_that_holds_the_memory_of_a_gpu_is_told_how_to_share_it(
         ls.train(config, tmp_path / "run", quiet=True)
 
 
+@pytest.mark.long
 def test_in_a_notebook_messages_are_not_shown_as_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
@@ -578,7 +585,7 @@ def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(
     long_run: subprocess.Popen[str], tmp_path: Path
 ):
     long_run.send_signal(signal.SIGINT)  # to this process alone, as a notebook's button does
-    out, err = long_run.communicate(timeout=120)
+    out, err = long_run.communicate(timeout=runs.LONG)
     assert long_run.returncode == 0, err
     assert "stopped:" in out and "SIGINT: stopping after a checkpoint" in err
     assert ls.load_run(tmp_path / "run").summary.end == "stopped"
@@ -594,13 +601,14 @@ def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(
     assert rows["step"].tolist() == [*range(1, step + 25)]
 
 
+@pytest.mark.long
 def test_a_run_saves_and_ends_with_the_process_that_started_it(
     long_run: subprocess.Popen[str], tmp_path: Path
 ):
     """As with the restart of a notebook's kernel."""
     long_run.kill()
     run = ls.load_run(tmp_path / "run")
-    until = time.monotonic() + 100
+    until = time.monotonic() + runs.LONG
     while run.summary is None and time.monotonic() < until:
         time.sleep(0.1)
     assert run.summary is not None and run.summary.end == "stopped"
@@ -710,6 +718,7 @@ def test_trials_are_rows_with_paths_and_metrics(swept: ls.Sweep):
     assert "low" in repr(ls.load_sweep(swept.folder))
 
 
+@pytest.mark.long
 def test_reports_comparisons_and_plots_show_and_save_themselves(
     swept: ls.Sweep, trained: ls.Run, tmp_path: Path
 ):

@@ -10,7 +10,8 @@ import jax
 import pytest
 
 import lockstep as ls
-from tests.runs import ROOT, environment
+from tests import short
+from tests.runs import LONG, ROOT, environment
 from trainer import config as configs
 from trainer.engine.explanation import explain, from_json, to_json
 from trainer.engine.loading import load
@@ -57,6 +58,7 @@ def test_the_bytes_of_a_device_are_numbers_of_the_closed_form(compiled: ls.Plan)
     assert compiled.parameters["embed/kernel"].shape == (64, 8)
 
 
+@pytest.mark.long
 def test_the_compiled_step_is_that_of_a_cpu_and_its_collectives_have_axes(compiled: ls.Plan):
     step = compiled.compiled
     assert step.platform == "cpu" and step.seconds > 0 and step.memory.temporary > 0
@@ -67,6 +69,7 @@ def test_the_compiled_step_is_that_of_a_cpu_and_its_collectives_have_axes(compil
     assert "as a CPU&#x27;s compiler plans it" in compiled._repr_html_()
 
 
+@pytest.mark.long
 def test_this_process_keeps_its_devices(compiled: ls.Plan):
     assert len(jax.devices()) == 1 and compiled.placement.mesh == {"data": 2, "fsdp": 4}
     assert jax.config.values["jax_num_cpu_devices"] != 8
@@ -117,6 +120,7 @@ def test_what_does_not_fit_a_device_is_refused_and_gradients_alone_are_not(file:
     assert "they do not fit beside each other" in tight.text
 
 
+@pytest.mark.long
 def test_a_mesh_that_does_not_divide_the_devices_is_an_error_of_the_call(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -162,7 +166,7 @@ def test_the_devices_of_this_machine_are_explained_and_compiled_here(file: Path)
     assert "compiled for 1 cpu in" in here.text and "memory on this CPU: " in repr(here)
 
 
-@pytest.mark.parametrize("name", ["muon_vit.yaml", "muon_gpt.gin", "mlp_lbfgs.yaml"])
+@short.parametrize("name", ["muon_vit.yaml", "muon_gpt.gin", "mlp_lbfgs.yaml"])
 def test_a_plan_is_the_same_after_the_way_through_a_file(name: str):
     config = configs.load([str(ROOT / "configs" / name)])
     sent = explain(load(config, declared=True), config)
@@ -207,7 +211,7 @@ def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
         env=environment(JAX_COMPILATION_CACHE_DIR=""),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=LONG,
     )
     pid, said, seconds = done.stdout.split()
     assert said == "interrupted" and float(seconds) < 14, done.stderr

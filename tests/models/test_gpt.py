@@ -236,7 +236,7 @@ def numpy_gpt(p: Any, batch: Any, heads: int, arguments: Any) -> np.ndarray:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+@short.parametrize("documents", [False, True], ids=["whole", "documents"])
 @short.parametrize("name", VARIANTS, lambda name: "rope" in VARIANTS[name])
 def test_the_logits_are_those_of_numpy(name: str, documents: bool):
     arguments, batch = VARIANTS[name], text(documents=documents)
@@ -326,7 +326,7 @@ def test_a_later_token_does_not_change_what_comes_before():
     assert (np.abs(after[:, 7:] - before[:, 7:]).max(axis=-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("implementation", ["plain", "xla"])
+@short.parametrize("implementation", ["plain", "xla"])
 def test_a_document_is_computed_as_if_it_were_alone(implementation: str):
     model, tokens = small(attention=implementation), text()["tokens"]
     params = start(model, noise=0.2)
@@ -362,6 +362,7 @@ def test_every_parameter_has_a_gradient(name: str):
         assert np.mean(np.asarray(x) != 0) > 0.9, path
 
 
+@pytest.mark.long
 def test_stacked_and_separate_layers_and_remat_policies_are_the_same_function():
     batch = text(documents=True)
     params = start(small(), noise=0.2)
@@ -381,6 +382,7 @@ def test_stacked_and_separate_layers_and_remat_policies_are_the_same_function():
         jax.tree.map(close, slope, apart(gradient))
 
 
+@pytest.mark.long
 def test_remat_policies_recompute_what_they_say():
     def products(**arguments: Any) -> int:
         model, batch = small(**arguments), text()
@@ -434,6 +436,7 @@ def test_softmax_and_norms_are_float32_in_bfloat16():
         assert lines and all("bf16[" not in line.split("=")[0] for line in lines), name
 
 
+@pytest.mark.long
 def test_dropout_and_z_loss_are_of_training_alone():
     model, batch = small(dropout=0.5, z_loss=0.01), text()
     params = start(model)
@@ -448,7 +451,8 @@ def test_dropout_and_z_loss_are_of_training_alone():
     assert model.mode and model.mode(True) == {"train": True}
 
 
-@short.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_gradient_of_a_frequent_token_is_added_in_float32(precision: str):
     # 4,096 equal gradients: a sum in bfloat16 would stop where one is less than half of a unit.
     model = small(embed_dtype="bfloat16", max_length=4096, depth=1)
@@ -474,6 +478,7 @@ def test_the_gradient_of_a_frequent_token_is_added_in_float32(precision: str):
     np.testing.assert_array_equal(found[1:].astype(np.float32), 0)
 
 
+@pytest.mark.long
 def test_an_embedding_in_bfloat16_changes_its_rounding_only():
     model, other = small(embed_dtype="bfloat16", bias=True), small(bias=True)
     params = start(model, noise=0.2)
@@ -504,7 +509,7 @@ def test_the_epsilon_of_a_norm_may_be_that_of_torch(torch: Any):
 # Continuing a text.
 
 
-@pytest.mark.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
+@short.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
 @short.parametrize("name", VARIANTS, lambda name: "rope" in VARIANTS[name])
 def test_decoding_with_a_cache_agrees_with_the_whole_sequence(name: str, scan_layers: bool):
     model, batch = small(**VARIANTS[name], scan_layers=scan_layers), text()

@@ -193,6 +193,7 @@ def test_it_is_known_how_the_rate_of_each_optimizer_depends_on_the_width(name: s
         assert "4 times as wide" in told, f"Is {name} elementwise? See plan_widths.py."
 
 
+@pytest.mark.long
 def test_the_plan_shows_the_divided_learning_rate(capsys: Any):
     command = ["explain", "--config=configs/adamw_gpt.gin", "--set", "model.width=256", "--set"]
     command += ["model.base_width=64"]

@@ -216,6 +216,7 @@ def test_an_output_of_nan_counts_as_a_wrong_answer():
     assert counted(metrics.top_k_accuracy(1), broken[1:4], labels[1:4]) == 0
 
 
+@pytest.mark.long
 def test_metrics_do_not_need_tensorflow():
     code = "import sys, trainer.metrics; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -111,6 +111,7 @@ def test_mlp_and_convnet_paths():
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(8, 12, 1), (6, 4, 3)])
 def test_the_size_of_images_comes_from_the_batch(shape: tuple[int, int, int]):
     batch = images(2, *shape)
@@ -413,6 +414,7 @@ def test_bfloat16_convolutions_are_finite_as_a_run_compiles_them():
     np.testing.assert_allclose(narrow.astype(jnp.float32), wide, atol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_dropout_is_active_in_training_and_depends_on_the_key(scan_layers: bool):
     batch = images()
@@ -634,7 +636,8 @@ def test_fixed_positions_are_sines_and_cosines_of_column_and_row():
         np.testing.assert_allclose(found[5 * row + column], expected, atol=1e-6)
 
 
-@short.parametrize("pool", ["gap", "cls"])
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["gap", "cls"])
 def test_a_vit_with_fixed_positions_has_no_parameter_for_them_and_sees_the_order(pool):
     pictures = jax.random.normal(jax.random.key(1), (2, 4, 8, 1))
     model = models.vit(width=16, depth=1, num_heads=2, pool=pool, positions="sincos2d")

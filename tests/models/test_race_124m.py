@@ -35,7 +35,6 @@ import numpy as np
 import pytest
 
 from optim.paths import flatten
-from tests import short
 from tests.runs import ROOT
 from trainer import checkpoint
 from trainer import config as configs
@@ -167,7 +166,8 @@ def largest_difference(params: Any) -> float:
     return found
 
 
-@short.parametrize("more", [(), ("model.loss_chunk=24",)], ids=["at once", "in chunks"])
+@pytest.mark.long
+@pytest.mark.parametrize("more", [(), ("model.loss_chunk=24",)], ids=["at once", "in chunks"])
 def test_the_config_computes_what_the_program_of_the_track_does(tmp_path: Path, more: Any):
     with jax.enable_x64(True):
         seen, params = trained(in_float64(tmp_path, TOKENS, *more))

@@ -52,7 +52,8 @@ def kept(kind: str, **arguments: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(residuals))
 
 
-@short.parametrize("kind", BATCHES)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", BATCHES)
 def test_layers_with_policies_of_their_own_have_the_same_gradients(kind: str):
     params = start(kind, scan_layers=False)
     plain, mixed = (
@@ -63,6 +64,7 @@ def test_layers_with_policies_of_their_own_have_the_same_gradients(kind: str):
     jax.tree.map(close, mixed, plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BATCHES)
 def test_each_layer_keeps_what_its_policy_says(kind: str):
     of = functools.partial(kept, kind, scan_layers=False)
@@ -82,7 +84,7 @@ SEGMENTS = {"block_0": "full", "block_[12]": "none", ".*": "products"}
 
 
 @pytest.mark.long
-@short.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("kind", BATCHES)
 def test_segments_of_a_stack_have_the_outputs_and_the_dropout_of_one_scan(kind: str):
     one, three = ({"remat": remat, "dropout": 0.3} for remat in ("none", SEGMENTS))
     params = start(kind, **one)
@@ -98,7 +100,8 @@ def test_segments_of_a_stack_have_the_outputs_and_the_dropout_of_one_scan(kind: 
     jax.tree.map(close, *gradients)
 
 
-@short.parametrize("kind", BATCHES)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", BATCHES)
 def test_segments_of_a_stack_have_the_gradients_of_layers_apart(kind: str):
     params = dict(start(kind))
     found = dict(jax.jit(jax.grad(loss_of(kind, remat=SEGMENTS)))(params))
@@ -125,7 +128,8 @@ def test_a_gpt_of_segments_decodes_with_the_cache_of_one_scan():
     assert found[1][1]["layers"]["blocks"]["attn"]["key"].shape[:3] == (4, 2, 12)
 
 
-@short.parametrize("kind", BATCHES)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", BATCHES)
 def test_attention_weights_of_segments_are_those_of_one_scan(kind: str):
     params = start(kind)
     seen = []
@@ -141,7 +145,7 @@ def lowered(kind: str, remat: Any) -> Any:
     return jax.jit(jax.grad(loss_of(kind, remat=remat))).lower(params)
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@short.parametrize("kind", BATCHES)
 def test_a_stack_has_a_program_for_each_segment(kind: str):
     params = jax.eval_shape(functools.partial(start, kind))
     loops = {
@@ -182,6 +186,7 @@ def test_the_compiled_gradient_of_segments_needs_memory_between_those_of_their_p
     assert full + (none - full) * 0.25 < mixed < full + (none - full) * 0.75
 
 
+@pytest.mark.long
 def test_a_vit_with_stacked_layers_has_a_policy_too():
     found = [kept("vit", remat=remat) for remat in ("full", "products", "none")]
     assert found[0] < found[1] < found[2]

@@ -187,7 +187,10 @@ def executions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@short.parametrize(("weights", "times"), [("mean", 1), ("masked", 1), ("uneven", 2), ("of one", 2)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("weights", "times"), [("mean", 1), ("masked", 1), ("uneven", 2), ("of one", 2)]
+)
 def test_the_gradient_of_a_mean_is_computed_once(monkeypatch, weights, times):
     done = executions(monkeypatch)
     mask = TRAIN["mask"] if weights == "masked" else None
@@ -207,6 +210,7 @@ def test_operations_are_counted_once():
     assert counts == [3 * 2 * FEATURES.size * VOCABULARY] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masked", [True, False])
 def test_trials_side_by_side_are_each_alone(monkeypatch, masked):
     done = executions(monkeypatch)

@@ -438,6 +438,7 @@ def test_a_part_of_outputs_refuses_a_vector_of_the_group(tmp_path: Path, capsys:
     assert "the parameter 'head/bias' has shape (10,): put it in another group" in told
 
 
+@pytest.mark.long
 def test_a_matrix_of_zeros_is_refused_where_its_norm_is_kept(tmp_path: Path, capsys: Any):
     gpt = "!models.gpt {width: 16, depth: 2, num_heads: 2, zero_init: true}"
     told = planned(

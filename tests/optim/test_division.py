@@ -7,7 +7,6 @@ from optim.division import assign_to_devices
 from tests import runs
 
 # A process of its own compiles the programs of all tests, in the first one.
-pytestmark = pytest.mark.timeout(900)
 
 MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4"]
 OPTIMIZERS = ["muon", "scion", "soap", "shampoo"]

@@ -87,7 +87,7 @@ def start_of(dtypes):
     return {name: jnp.full(6, 2.0, dtype) for name, dtype in dtypes.items()}
 
 
-@pytest.mark.parametrize("dtypes", list(STARTS))
+@short.parametrize("dtypes", list(STARTS))
 @short.parametrize("search", list(SEARCHES))
 def test_case_1_line_searches_keep_their_state(search, dtypes, compilations):
     recipe, plain = SEARCHES[search]
@@ -212,7 +212,6 @@ print('"done"')
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_case_3_muon_is_the_same_however_it_is_sharded():
     assert runs.on_four_devices(SHARDED) == "done"
 

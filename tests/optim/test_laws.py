@@ -162,6 +162,7 @@ def test_a_row_of_another_package_does_not_count(monkeypatch):
     assert laws_table.unclassified() == ["optim.signum"]
 
 
+@pytest.mark.long
 def test_an_argument_that_does_not_take_a_schedule_is_refused_with_one():
     fixed = [row for row in ROWS if row.fixed]
     assert fixed
@@ -187,6 +188,7 @@ def test_an_optimizer_that_cannot_keep_the_laws_is_refused(row, words):
     assert caught.value.group == "own"
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_the_states_of_all_optimizers(tmp_path):
     # One checkpoint with every row's state: scalars, keys of random numbers, empty arrays.
     states = {}

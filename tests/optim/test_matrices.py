@@ -272,6 +272,7 @@ def test_an_invalid_spec_is_refused(spec, words):
             factory(0.1, matrices=spec)
 
 
+@pytest.mark.long
 def test_a_spec_that_does_not_fit_the_parameters_is_refused():
     with pytest.raises(ValueError, match=r"'a' has the axes 'height width in out', .* \(3, 4\)"):
         muon(0.1, matrices="conv").init({"a": jnp.ones((3, 4))})

@@ -74,6 +74,7 @@ def test_map_params_takes_trees_beside_the_parameters():
     jax.tree.map(np.testing.assert_array_equal, optax.tree.get(state, "mu")["b"], jnp.zeros(2))
 
 
+@pytest.mark.long
 def test_map_params_over_groups_leaves_masked_nodes_for_others():
     shapes = {"k": (3, 2), "b": (2,), "f": (1,)}
     params = {name: jnp.ones(shape, jnp.bfloat16) for name, shape in shapes.items()}

@@ -65,7 +65,7 @@ def agree(got, expected):
 # ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@short.parametrize("every", [1, 3])
 @short.parametrize("beta", [None, 0.7])
 def test_soap_agrees_with_its_paper(every, beta):
     start, grads = problem((2, 6, 6))
@@ -119,6 +119,7 @@ def test_shampoo_agrees_with_its_paper(every, begin):
         agree(got[:, layer], expected)
 
 
+@pytest.mark.long
 def test_shampoo_with_sums_in_place_of_averages_agrees_with_the_paper():
     start, grads = problem((4, 7))
     expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 1.0, 1e-6, 0.1, 2, 2)
@@ -312,7 +313,8 @@ FACTORIES = {
 }
 
 
-@short.parametrize("name", FACTORIES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", FACTORIES)
 def test_updates_keep_dtypes_and_take_scans_and_traced_rates(name, strict_promotion):
     start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((4, 4))}
     grads = jax.tree.map(

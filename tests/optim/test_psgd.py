@@ -13,7 +13,6 @@ import pytest
 import optim
 from optim import parts
 from optim.parts.psgd import probes
-from tests import short
 from tests.programs import psgd_by_modded_nanogpt, psgd_step
 from tests.recorded import Recorded, rate
 
@@ -127,7 +126,8 @@ OPTIONS = {
 }
 
 
-@short.parametrize("case", OPTIONS)
+@pytest.mark.long
+@pytest.mark.parametrize("case", OPTIONS)
 def test_each_of_100_steps_is_that_of_the_program_from_its_state(case: str):
     ours, theirs = OPTIONS[case]
     kept = {name: x for name, x in ours.items() if name in ("precond_lr", "init_scale")}
@@ -188,6 +188,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.long
 def test_a_free_run_of_100_steps_ends_where_the_program_does():
     """A change of the gradients by 1e-12 changes the program by less than 1e-8, so that it can."""
     for name, layer in LAYERS:
@@ -197,7 +198,8 @@ def test_a_free_run_of_100_steps_ends_where_the_program_does():
     assert free_run() < RECORDED["psgd"].bound
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("case", "options"),
     [
         ("default", {"precond_lr": 0.1}),
@@ -246,6 +248,7 @@ def test_damping_bounds_directions_in_that_geometry():
     assert 0.5 < found[1.0] < 20 and 5 < found[0.1] / found[1.0] < 20
 
 
+@pytest.mark.long
 def test_the_factors_whiten_what_they_are_fitted_to():
     """The elements of D then have mean squares of 1, whatever the scales of the gradients."""
     shape, rng = (4, 6), np.random.default_rng(0)

@@ -79,6 +79,7 @@ def test_an_optimizer_in_a_group_agrees_with_optax_for_50_steps(row):
     assert max(row.differences()) < row.bound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row", [*OTHER_AUTHORS, *(row for row in DIFFERENT if row.optimizer in OTHER)], ids=name
 )

@@ -164,6 +164,7 @@ def test_roots_are_computed_at_start_and_then_every_so_often():
     assert changes == [False, True, True, False, False, True, False]
 
 
+@pytest.mark.long
 def test_it_is_the_one_optimizer_whose_parts_these_are():
     start, grads = {"w": START[0], "v": START[2]}, {"w": GRADS[0], "v": GRADS[2]}
     options = {"every": 3, "start": 2, "eps": 1e-6, "max_precond_dim": 5}

@@ -13,7 +13,6 @@ import pytest
 import optim
 from optim import parts
 from optim.parts.soap import KlState, SoapState
-from tests import short
 from tests.recorded import Recorded, largest, made, mu, rate
 
 FIGURES = np.load(Path(__file__).with_name("soap_figures.npz"))
@@ -117,7 +116,8 @@ RECORDED = {
 }
 
 
-@short.parametrize("name", CASES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
 def test_a_chain_with_soap_agrees_with_its_authors_program(name: str):
     """From step 10 on, when the program's Gram matrices have full rank; see `RECORDED`."""
     assert difference(name) < RECORDED[name].bound
@@ -134,7 +134,8 @@ def trained(tx: Any, grads: Any) -> Any:
     return params, state
 
 
-@short.parametrize("rank", [1, 5])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, 5])
 def test_a_chain_of_its_part_has_the_bits_of_soap(rank: int):
     rng = np.random.default_rng(0)
     shapes = {"stacked": (2, 6, 9), "long": (7, 40)}

@@ -90,6 +90,7 @@ def test_rounding_errors_in_a_gradient_are_not_magnified(kind, shape, every):
     assert distance < 0.02 * way
 
 
+@pytest.mark.long
 def test_zero_gradients_leave_parameters_unchanged():
     zeros = np.zeros((STEPS, 4, 7), np.float32)
     np.testing.assert_array_equal(trainer(3)(jnp.ones((4, 7)), zeros), np.ones((4, 7)))
@@ -193,7 +194,8 @@ VMAPPED = textwrap.dedent(
 )
 
 
-@short.parametrize("code", [TWO_CORES, VMAPPED], ids=["stacked layers", "vmap"])
+@pytest.mark.long
+@pytest.mark.parametrize("code", [TWO_CORES, VMAPPED], ids=["stacked layers", "vmap"])
 def test_batches_of_several_shapes_do_not_wait_for_each_other(code):
     # jaxlib distributes a batched eigh to the threads that compute the program; on two cores, two
     # of them waited for each other in each of three attempts; so did those of 16 trials under vmap.
@@ -204,6 +206,6 @@ def test_batches_of_several_shapes_do_not_wait_for_each_other(code):
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=runs.LONG,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,7 +11,6 @@ import pytest
 
 import optim
 from optim.groups import GroupError
-from tests import short
 
 PARAMS = {"a": {"kernel": jnp.linspace(-1.0, 1.0, 48).reshape(8, 6)}, "b": jnp.ones(5)}
 
@@ -62,6 +61,7 @@ def test_adamw_with_its_momentum_in_bfloat16_is_the_closed_form_with_one_roundin
     assert np.abs(np.asarray(run(adam(), 10)[0]["b"]) - w).max() > 1e-5
 
 
+@pytest.mark.long
 def test_muon_with_its_momentum_in_bfloat16_is_that_of_its_own_argument():
     params = {"kernel": PARAMS["a"]["kernel"]}
     muon = partial(optim.muon, learning_rate=0.1)
@@ -79,7 +79,8 @@ def test_muon_with_its_momentum_in_bfloat16_is_that_of_its_own_argument():
     np.testing.assert_allclose(*found, rtol=1e-2, atol=2e-3)
 
 
-@short.parametrize("recipe", [optim.soap, optim.shampoo, optax.lion, optim.scion])
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", [optim.soap, optim.shampoo, optax.lion, optim.scion])
 def test_all_arrays_of_a_state_may_be_narrow_and_the_steps_stay_close(recipe: Any):
     params = {"kernel": PARAMS["a"]["kernel"]}
     ends = []

@@ -55,6 +55,7 @@ def test_a_check_says_which_effect_a_sweep_finds(folder, capsys, arms, searches,
     assert f"{known:.2g}" == effect
 
 
+@pytest.mark.long
 def test_with_one_search_the_configurations_are_compared_over_final_seeds(folder, capsys):
     out = said(folder, capsys, text(final=8))
     assert (
@@ -125,6 +126,7 @@ def test_with_a_pilot_the_difference_is_in_units_of_the_metric(folder, capsys, p
     assert TTestPower().power(1.0, 11, 0.04) > 0.8 > TTestPower().power(1.0, 10, 0.04)
 
 
+@pytest.mark.long
 def test_of_other_arms_the_pilots_most_variable_pair_is_taken(folder, capsys, pilot):
     other = text(more="searches: 5\n").replace("arm_", "mine_")
     out = said(folder, capsys, other, f"--pilot={pilot}")
@@ -141,6 +143,7 @@ def test_of_other_arms_the_pilots_most_variable_pair_is_taken(folder, capsys, pi
     assert f"a standard deviation of {largest:.4g} in" in out
 
 
+@pytest.mark.long
 def test_a_pilot_that_tells_nothing_about_the_sweep_is_refused(folder, capsys, pilot, tmp_path):
     five = text(more="searches: 5\n")
     goal = text(more="searches: 5\ngoal: {metric: accuracy, mode: max}\n")
@@ -173,6 +176,7 @@ def extension(folder: Path, capsys, sweep: str, *sets: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_an_extension_says_that_fewer_than_twice_the_planned_units_hardly_help(folder, capsys):
     five = text(more="searches: 5\n")
     begin(folder / "runs", folder, five)

@@ -256,6 +256,7 @@ def test_names_are_shown_as_they_are(tmp_path) -> None:
     assert [name for name in [*names, "$x", "a_b$", "$\\"] if name not in svg] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_names_that_a_font_cannot_show_are_escaped_or_boxes_without_a_warning(
     suffix: str, tmp_path

@@ -58,6 +58,7 @@ def test_the_step_is_that_of_the_rows(computed):
     assert judge(read_sweep(computed), "slow").step is None
 
 
+@pytest.mark.long
 def test_the_report_says_who_has_reached_it(computed):
     workload = read_sweep(computed)
     report = make_report([workload], computed / "report")
@@ -68,6 +69,7 @@ def test_the_report_says_who_has_reached_it(computed):
     assert "slow has not been shown to reach loss 2.2 on validation" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "p"),
     [
@@ -91,6 +93,7 @@ def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
     assert "(target - mean)" not in " ".join(panel.blocks[0].text)
 
 
+@pytest.mark.long
 def test_the_rule_reads_evaluations_at_changing_intervals(tmp_path):
     changing = SWEEP.replace("seeds: 4", "seeds: 2\nset: {eval_every: {0: 8, 75%: 1}}")
     folder = _computed(tmp_path, changing)
@@ -134,6 +137,7 @@ def test_an_unfinished_arm_is_not_judged(computed, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_runs_that_chose_their_point_are_not_judged(tmp_path):
     text = SWEEP.replace("seeds: 4\n", "").replace(
         "fast: {set: {optimizer: !optax.adamw {learning_rate: 0.01}}}",
@@ -145,6 +149,7 @@ def test_runs_that_chose_their_point_are_not_judged(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
     import shutil
 

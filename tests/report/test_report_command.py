@@ -90,6 +90,7 @@ def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsy
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.long
 def test_runs_are_arms_by_config(computed, tmp_path, capsys):
     runs = sorted((computed / "final").glob("*/*"))
     options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
@@ -148,6 +149,7 @@ def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, led
     assert report(capsys, folder) == before
 
 
+@pytest.mark.long
 def test_another_winner_and_seeds_taken_out_of_final_json_are_found(computed, tmp_path, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
@@ -189,6 +191,7 @@ def test_a_folder_that_is_neither_a_sweep_nor_a_run(tmp_path, capsys):
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.long
 def test_a_folder_with_runs_is_these_runs(computed, tmp_path, capsys):
     for run in (computed / "final").glob("*/*"):
         shutil.copytree(run, tmp_path / "runs" / f"{run.parent.name}_{run.name}")

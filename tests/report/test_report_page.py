@@ -72,6 +72,7 @@ def test_256_trials_with_curves_of_100_points_take_600_kilobytes(workloads):
     assert len(page(made).encode()) <= 600_000
 
 
+@pytest.mark.long
 def test_the_page_refers_to_nothing_outside(written):
     reader = Reader(written)
     for tag, attributes in reader.elements:

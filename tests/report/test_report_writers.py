@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from tests import short
 from tests.report_documents import (
     COMMAND,
     HOSTILE,
@@ -565,6 +564,7 @@ def test_an_empty_folder_and_a_link_to_a_folder_are_used(tmp_path: Path) -> None
         assert (tmp_path / "there" / "tables" / "pairs.csv").exists()
 
 
+@pytest.mark.long
 def test_an_error_while_a_report_is_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +582,8 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
     assert _tree(tmp_path) == before
 
 
-@short.parametrize("moment", ["draw", "first", "second"])
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["draw", "first", "second"])
 def test_a_kill_never_leaves_a_part_of_a_report(tmp_path: Path, moment: str) -> None:
     folder = tmp_path / "report"
     write(small_report(), folder)
@@ -628,6 +629,7 @@ def test_a_folder_that_a_live_process_writes_is_not_removed(tmp_path: Path) -> N
     assert other.exists()
 
 
+@pytest.mark.long
 def test_the_folder_of_a_process_on_another_host_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

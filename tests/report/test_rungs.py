@@ -176,6 +176,7 @@ def test_intervals_and_trends_are_false_as_seldom_as_they_say():
     assert wrong <= 26 and claimed <= 26
 
 
+@pytest.mark.long
 def test_a_speedup_that_shrinks_is_seen():
     climbs = _simulated(lambda steps: 1.9 * (steps / 100) ** -0.25, 60)
     said = [" ".join(speedup_sentences(climb.rungs)) for climb in climbs]

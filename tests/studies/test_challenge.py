@@ -102,6 +102,7 @@ def test_the_command_says_what_an_entry_reaches(race, capsys):
     )
 
 
+@pytest.mark.long
 def test_the_table_has_records_and_pairs(race, capsys):
     rules = read_challenge(race)
     entries = [check_entry(rules, folder) for folder in rules.entries]
@@ -121,13 +122,15 @@ def test_the_table_has_records_and_pairs(race, capsys):
     assert (race / "report/index.html").exists()
 
 
+@pytest.mark.long
 def test_an_entry_cannot_change_the_model_by_one_default(another):
     arm = FAST.replace("{set: {", "{set: {model.activation: tanh, ")
     offences = _checked(another(arm)).offences
     assert len(offences) == 1 and offences[0].startswith("It changes model.activation from ")
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("setting", "path"),
     [
         ("data.batch_size: 64", "data.batch_size"),
@@ -190,6 +193,7 @@ def test_rows_that_were_edited_are_found(race, another, tmp_path):
     assert entry.steps is None and "files of the sweep disagree" in entry.offences[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arm", "verdict"),
     [(FAST, "It confirms 0002_fast"), (SLOW.replace("1e-5", "0.0"), "It refutes 0002_fast")],
@@ -206,6 +210,7 @@ def test_an_entry_may_doubt_an_older_one(race, tmp_path, arm, verdict):
     assert any(verdict in text for text in report.panels[0].blocks[0].text)
 
 
+@pytest.mark.long
 def test_sigma_is_that_of_one_configuration(race, another, capsys, tmp_path):
     assert main(["challenge", "sigma", str(race / "entries/0002_fast/sweep")]) == 2
     assert "at least 20 runs, got 4" in capsys.readouterr().err

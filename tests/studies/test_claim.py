@@ -237,6 +237,7 @@ def test_rows_are_compared_bit_for_bit():
     assert not Recomputed("a", {"x": 0.0}).same
 
 
+@pytest.mark.long
 def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
     """The data of the run cannot be read here: nothing is said of its files."""
     checked = _check(copied, count=0)

@@ -73,6 +73,7 @@ def test_activations_are_what_each_module_returns(mlp: configs.Config) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_schedules_are_replaced_by_their_largest_value_unless_they_are_kept(
     mlp: configs.Config,
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_quadratic_diverges_after_the_rate_that_theory_knows(
     assert found is not None and found[0] < 0.5 * stable < stable < found[1]
 
 
+@pytest.mark.long
 def test_the_space_can_be_pasted_into_a_sweep(
     quadratic: configs.Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,8 @@ def angle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # Known answers.
 
 
-@short.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_twice_the_rate_is_the_same_direction_and_twice_as_long(
     tmp_path: Path, precision: str
 ) -> None:
@@ -273,6 +274,7 @@ def test_a_warm_up_from_0_has_no_angle_at_its_first_step(tmp_path: Path) -> None
     assert "that of A is 0 at 1 of 4 recorded steps." in sentences(found)[0]
 
 
+@pytest.mark.long
 def test_the_study_ends_at_a_step_that_is_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

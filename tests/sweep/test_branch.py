@@ -151,6 +151,7 @@ def test_vmap_computes_a_branch(run, tmp_path):
     assert found[0]["step"] > 8
 
 
+@pytest.mark.long
 def test_cuts_come_after_the_branch(run, tmp_path, capsys):
     space = "space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 0.1}}"
     text = f"""branch: {{run: run, at: 4}}

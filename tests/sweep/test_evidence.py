@@ -64,6 +64,7 @@ def trial_of(folder: Path) -> str:
     return sorted(x.relative_to(folder).as_posix() for x in folder.glob("trials/one/*/0"))[0]
 
 
+@pytest.mark.long
 def test_a_finished_sweep_agrees_with_itself_in_one_line(computed, capsys):
     assert main(["sweep", "check", str(computed)]) == 0
     ledger = read_ledger(computed)
@@ -74,6 +75,7 @@ def test_a_finished_sweep_agrees_with_itself_in_one_line(computed, capsys):
     )
 
 
+@pytest.mark.long
 def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     files = [x for x in sorted(copied.rglob("*")) if x.is_file() and x != copied / "lock"]
     assert len(files) == 50 and not faults(copied)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_sweep import assert_equal, folders, rows
 from tests.sweep.test_sweep_kills import kill_in, results
@@ -132,6 +132,7 @@ def test_a_folder_of_a_sweep_that_is_complete_has_nothing_that_waits(computed):
     assert (arm.runs, arm.done, arm.pruned, arm.steps, arm.steps_done) == (18, 2, 16, 104, 104)
 
 
+@pytest.mark.long
 def test_of_equal_points_that_with_the_lower_number_goes_on(tmp_path):
     points = ", ".join(f"{{{RATE}: {rate}}}" for rate in (0.5, 0.01, 0.01, 0.01))
     method = (
@@ -149,6 +150,7 @@ def test_of_equal_points_that_with_the_lower_number_goes_on(tmp_path):
     assert cut["order"][place : place + 3] == [1, 2, 3] and cut["kept"] == 1
 
 
+@pytest.mark.long
 def test_points_that_diverged_do_not_go_on(tmp_path):
     rates = f"space: {{{RATE}: !space.values {{values: [1e30, 1e-3, 1e31, 1e32]}}}}"
     text = (
@@ -254,7 +256,8 @@ def longer(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("phase", "number"),
     [
         ("cut", 0),
@@ -549,6 +552,7 @@ def test_the_report_says_that_trials_were_stopped_and_shows_the_order(computed):
     assert "are stopped early" in tuning_block(workload, "").text[0]
 
 
+@pytest.mark.long
 def test_the_verdict_says_that_slow_starters_are_at_a_disadvantage(computed, capsys, tmp_path):
     out = tmp_path / "report"
     assert main(["report", str(computed), f"--output={out}"]) == 0

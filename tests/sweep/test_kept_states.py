@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import short
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_halving import SWEEP as HALVED
 from tests.sweep.test_halving import compute, write
@@ -42,6 +41,7 @@ def steps_of(trial: Path) -> list[int]:
     return sorted(int(each.name) for each in (trial / "segments").iterdir())
 
 
+@pytest.mark.long
 def test_each_run_keeps_its_states_where_segments_begin(computed):
     found = folders(computed)
     assert len(found) == 5 and all(steps_of(trial) == [2, 4, 7, 9] for trial in found)
@@ -49,6 +49,7 @@ def test_each_run_keeps_its_states_where_segments_begin(computed):
     assert kept_steps(3, 8) == (1, 2) and kept_steps(1, 8) == () and kept_steps(9, 0) == ()
 
 
+@pytest.mark.long
 def test_a_kept_state_is_that_of_the_run_alone(computed, tmp_path):
     """The bits of a run that is stopped at this step, by the command that trains."""
     for trial in folders(computed)[::3]:
@@ -61,6 +62,7 @@ def test_a_kept_state_is_that_of_the_run_alone(computed, tmp_path):
         shutil.rmtree(tmp_path / trial.name)
 
 
+@pytest.mark.long
 def test_keeping_states_changes_no_bits_and_no_other_file(computed, tmp_path):
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
     for one, other in zip(folders(computed), folders(tmp_path / "sweep"), strict=True):
@@ -91,7 +93,8 @@ def checkpoint_file(workdir: Path) -> str:
     return name
 
 
-@short.parametrize("numbers", [(9, 30, 60), (25, 50), (70,)])
+@pytest.mark.long
+@pytest.mark.parametrize("numbers", [(9, 30, 60), (25, 50), (70,)])
 def test_a_killed_worker_leaves_the_same_states_in_the_end(computed, tmp_path, numbers):
     """A worker after a kill saves after its first block: some resume in the middle of a segment."""
     workdir = tmp_path / "sweep"
@@ -177,6 +180,7 @@ def test_the_advice_for_too_many_bytes_is_accepted(tmp_path, capsys):
     assert sweep(file, tmp_path / "sweep", "--plan_only") == 0
 
 
+@pytest.mark.long
 def test_an_extension_keeps_the_same_segments(computed, tmp_path, capsys):
     copy = Path(shutil.copytree(computed, tmp_path / "copy"))
     words = ["sweep", "extend", str(copy), "--vocabulary=unruly"]

@@ -129,6 +129,7 @@ def test_winners_run_on_the_rungs_above_by_the_rule(computed):
     assert all(each.seed == seeds[each.search] for each in finals)
 
 
+@pytest.mark.long
 def test_a_moved_run_has_the_bits_that_it_has_alone(computed, tmp_path):
     (folder,) = (computed / "final/adamw@4x").glob("10000")
     assert main([f"--config={folder / 'config.yaml'}", f"--workdir={tmp_path / 'alone'}"]) == 0
@@ -140,6 +141,7 @@ def test_a_moved_run_has_the_bits_that_it_has_alone(computed, tmp_path):
     assert alone == losses(folder) and len(alone) > 3
 
 
+@pytest.mark.long
 def test_every_command_reads_a_ladder(computed, capsys):
     text = printed(capsys, "sweep", "status", computed)
     assert "lion@2x, final" in text and "the sweep is complete" in text
@@ -147,6 +149,7 @@ def test_every_command_reads_a_ladder(computed, capsys):
     assert "adamw@4x" in printed(capsys, "sweep", "show", computed, "final/adamw@4x/10000")
 
 
+@pytest.mark.long
 def test_a_value_of_the_rule_that_was_edited_is_found(computed, tmp_path, capsys):
     sweep = Path(shutil.copytree(computed, tmp_path / "sweep"))
     (sweep / "ledger.jsonl").unlink()  # which has the hash of final.json as well
@@ -159,6 +162,7 @@ def test_a_value_of_the_rule_that_was_edited_is_found(computed, tmp_path, capsys
     assert "its winner of lion@2x in search 1 of revision 1 is moved to optimizer" in text
 
 
+@pytest.mark.long
 def test_a_search_without_a_winner_has_no_runs_above(folder):
     from tests.sweep.test_searches import end
     from trainer.sweep.final import choose_winners
@@ -180,6 +184,7 @@ def test_a_search_without_a_winner_has_no_runs_above(folder):
     assert [t.search for t in finals if t.arm == "lion@2x-retuned"] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_ladder_of_widths_moves_other_paths_with_it(folder):
     text = SWEEP.replace("path: steps", "path: model.width\n  also: {steps: [20, 30, 40]}")
     _, plan = begun(folder, text.replace("[1x, 2x, 4x]", "[8, 16, 32]").replace("[2x]", "[16]"))
@@ -188,6 +193,7 @@ def test_a_ladder_of_widths_moves_other_paths_with_it(folder):
     assert plan.ladder is not None and plan.ladder.factors == (1, 2, 4)
 
 
+@pytest.mark.long
 def test_arms_have_equal_budgets_on_each_rung(folder):
     unequal = SWEEP.replace("lion {learning_rate: 1e-3}}", "lion {learning_rate: 1e-3}, steps: 30}")
     with pytest.raises(ConfigError, match=r"numbers of steps \(adamw@1x 240, lion@1x 360\)"):
@@ -242,6 +248,7 @@ def test_a_ladder_is_not_extended(folder, capsys):
     assert (sweep / "plan.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_another_rule_is_another_sweep(folder, capsys):
     sweep, _ = begun(folder, SWEEP)
     (folder / "sweep.yaml").write_text(SWEEP.replace("-0.5", "-1"))

@@ -131,6 +131,7 @@ def computed(tmp_path_factory) -> Path:
     return folder / "sweep"
 
 
+@pytest.mark.long
 def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     found, every = events(computed), names(computed)
     assert [event for event, _ in found] == [
@@ -172,6 +173,7 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     assert sorted(trials) == sorted(names(workdir))
 
 
+@pytest.mark.long
 def test_a_trial_that_is_computed_again_gets_a_line_that_replaces_the_other(tmp_path, computed):
     workdir = tmp_path / "sweep"
     shutil.copytree(computed, workdir)

@@ -13,7 +13,7 @@ from flax import struct
 from scipy.special import logsumexp
 from sklearn.metrics import accuracy_score, log_loss
 
-from tests import runs, short, token_cases
+from tests import runs, token_cases
 from tests.engine.test_loss_contract import TEST, by_hand, program
 from tests.sweep.test_evidence import faults
 from tests.sweep.test_sweep import folders, replaced, rows, sweep, write_sweep
@@ -207,6 +207,7 @@ def check_against_rows(trial: Path) -> Examples:
     return found
 
 
+@pytest.mark.long
 def test_final_runs_have_the_values_of_their_parameters_in_float64(tmp_path):
     """From the checkpoint of the run by `model.apply`, with scikit-learn's losses."""
     file = write_sweep(tmp_path, replaced("steps", "40"), more="checkpoints: final")
@@ -261,7 +262,8 @@ def test_a_gpt_keeps_the_loss_of_each_sequence(tmp_path, monkeypatch):
     assert one.weights["loss"].tolist() == [letters.LENGTH] * 8
 
 
-@short.parametrize("more", ["", "vmap: 2"])
+@pytest.mark.long
+@pytest.mark.parametrize("more", ["", "vmap: 2"])
 def test_rows_and_states_do_not_depend_on_what_is_kept(tmp_path, more):
     """Two final runs side by side, whose rows are those of runs that keep nothing."""
     with_file = write_sweep(tmp_path / "kept", more=f"checkpoints: final\n{more}")
@@ -318,6 +320,7 @@ def host():
 """
 
 
+@pytest.mark.long
 def test_a_metric_that_cannot_be_computed_for_one_example_costs_no_run(
     tmp_path, monkeypatch, capsys
 ):
@@ -333,7 +336,8 @@ def test_a_metric_that_cannot_be_computed_for_one_example_costs_no_run(
     assert [end["end"] for end in ends] == ["done"] * 3
 
 
-@short.parametrize("number", [0, 1, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1, 3])
 def test_a_worker_that_is_killed_while_it_keeps_them_costs_nothing(tmp_path, number):
     """Before and after the file of the first of two runs has its name, and before the second."""
     file = write_sweep(tmp_path, trials=1)
@@ -348,6 +352,7 @@ def test_a_worker_that_is_killed_while_it_keeps_them_costs_nothing(tmp_path, num
     assert len(list(workdir.glob(f"final/*/*/{PER_EXAMPLE_FILE}"))) == 2 and not faults(workdir)
 
 
+@pytest.mark.long
 def test_a_byte_of_the_file_that_is_edited_is_found(tmp_path, capsys):
     file = write_sweep(tmp_path, trials=1)
     assert sweep(file, tmp_path / "sweep") == 0
@@ -390,6 +395,7 @@ def test_another_choice_is_named_and_a_misspelt_one_corrected(tmp_path, capsys):
     assert "per_example" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_extension_may_omit_them_and_says_so(tmp_path, capsys):
     file = write_sweep(tmp_path, trials=1)
     assert sweep(file, tmp_path / "sweep") == 0

@@ -22,7 +22,6 @@ from trainer.sweep import ray as launcher
 from trainer.sweep.presence import announced
 from trainer.sweep.ray import RaySettings, read_settings
 
-LONG = 200.0  # seconds that anything may take
 STEPS = 60
 
 # A worker of a sweep. Each start takes the next of the exit codes that it is given.
@@ -91,7 +90,7 @@ class Nodes:
 
     def _answer(self) -> dict:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], LONG)
+        ready, _, _ = select.select([self.process.stdout], [], [], runs.LONG)
         line = self.process.stdout.readline() if ready else ""
         self._log.seek(0)
         assert line, f"The cluster does not answer: {self._log.read()[-3000:]}"
@@ -106,7 +105,7 @@ class Nodes:
     def end(self) -> None:
         tree = ray_cluster.descendants(self.process.pid)
         try:
-            self.process.communicate(timeout=60)  # closes its standard input
+            self.process.communicate(timeout=runs.LONG)  # closes its standard input
         except subprocess.TimeoutExpired:
             pass
         for process in tree:
@@ -135,7 +134,7 @@ def nodes(ray: None) -> Iterator[Nodes]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + runs.LONG
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -161,7 +160,7 @@ def start(
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
     try:
-        said, _ = process.communicate(timeout=LONG)
+        said, _ = process.communicate(timeout=runs.LONG)
     finally:
         process.kill()
     return process.returncode, said
@@ -299,7 +298,7 @@ def test_a_worker_has_the_devices_that_were_asked_for(nodes: Nodes, tmp_path: Pa
 def test_what_no_node_has_is_said(nodes: Nodes, tmp_path: Path) -> None:
     process = start(nodes, tmp_path / "sweep", "0", settings=("resources.fast=1",))
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], LONG)
+    ready, _, _ = select.select([process.stdout], [], [], runs.LONG)
     line = process.stdout.readline() if ready else ""
     assert "1 worker with num_cpus=1, fast=1 each, by Ray." in line
     assert "has room for none of them now; the others wait" in line
@@ -342,7 +341,7 @@ def test_an_address_at_which_nothing_or_something_else_answers_is_a_mistake(
 def test_a_command_that_waits_for_ray_can_be_stopped(nodes: Nodes, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(LONG)
+        silent.settimeout(runs.LONG)
         settings = (f"address=127.0.0.1:{silent.getsockname()[1]}",)
         process = start(nodes, folder, "0", settings=settings)
         connection, _ = silent.accept()
@@ -359,7 +358,7 @@ def _said(code: str, nodes: Nodes, folder: Path, setting: str) -> str:
         env=nodes.environment,
         capture_output=True,
         text=True,
-        timeout=LONG,
+        timeout=runs.LONG,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import short
 from tests.house.test_docs import blocks
 from tests.runs import ROOT, SWEPT, replaced
 from tests.sweep.test_sweep import write_sweep
@@ -132,7 +131,8 @@ def begin(system: str, shared: Path) -> "subprocess.Popen[str]":
     )
 
 
-@short.parametrize("system", ["kubernetes", "skypilot"])
+@pytest.mark.long
+@pytest.mark.parametrize("system", ["kubernetes", "skypilot"])
 def test_a_worker_that_is_stopped_and_started_again_completes_the_sweep(
     system: str, tmp_path: Path
 ) -> None:

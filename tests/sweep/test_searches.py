@@ -159,6 +159,7 @@ def test_searches_can_be_added(folder):
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
 
 
+@pytest.mark.long
 def test_methods_and_the_table_of_spaces_say_which_points_are_from_which_space(folder):
     text = SWEEP.replace("searches: 3\n", "")
     sweep, _ = begun(folder, text)
@@ -209,6 +210,7 @@ def test_methods_count_the_points_and_seeds_of_each_search(folder):
     ) in methods
 
 
+@pytest.mark.long
 def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended(folder):
     text = SWEEP.replace("searches: 3\n", "")
     sweep, _ = begun(folder, text)

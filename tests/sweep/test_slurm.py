@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT
+from tests.runs import LONG, ROOT
 from trainer.messages import UserError
 from trainer.sweep.slurm import SlurmSettings, Submitted, read_settings, script, submit
 
@@ -68,7 +68,7 @@ def ask(*command: str | Path) -> str:
 
 
 def wait_for(condition: Callable[[], object], logs: Path) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + LONG
     while not condition():
         if time.monotonic() > deadline:
             texts = [f"{log.name}:\n{log.read_text()}" for log in logs.glob("*.log")]
@@ -136,7 +136,7 @@ def _munge() -> int | None:
 
 def _stop(folder: Path, munge_before: int | None) -> None:
     def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LONG
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.1)
 

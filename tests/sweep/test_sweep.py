@@ -160,7 +160,8 @@ def test_each_trial_has_the_bits_of_its_run_alone(tmp_path, capsys, name):
     assert all((trial / "nonfinite.json").exists() == (name == "skip") for trial in found)
 
 
-@short.parametrize("more", ["", "vmap: 4"])
+@pytest.mark.long
+@pytest.mark.parametrize("more", ["", "vmap: 4"])
 def test_trials_have_the_diagnostics_of_their_runs_alone(tmp_path, capsys, monkeypatch, more):
     from trainer.engine.program import Program
 
@@ -181,6 +182,7 @@ def test_trials_have_the_diagnostics_of_their_runs_alone(tmp_path, capsys, monke
         assert ("rotation/all" in ours) == (ours["step"] in (3, 6, 9, 12))
 
 
+@pytest.mark.long
 def test_one_program_serves_a_hundred_trials(tmp_path, monkeypatch):
     """Every float of the optimizer and every seed is an input of the program."""
     from trainer.engine.program import Program
@@ -223,6 +225,7 @@ checkpoints: final
 # What a trial's folder has.
 
 
+@pytest.mark.long
 def test_a_trial_has_the_folder_of_a_run(tmp_path):
     file = write_sweep(tmp_path, replaced("writers", "[tensorboard, console]"))
     assert sweep(file, tmp_path / "sweep") == 0
@@ -475,6 +478,7 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
     assert before == after
 
 
+@pytest.mark.long
 def test_a_wave_asks_for_the_machine_and_the_code_once(tmp_path, monkeypatch):
     """It takes several processes of git."""
     calls = []

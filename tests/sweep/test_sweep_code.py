@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.sweep_fuzz import Answer
 from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
@@ -213,6 +213,7 @@ def test_a_change_that_was_taken_out_of_the_ledger_is_found(place):
     assert "/run.json: ledger.jsonl lacks its code, the_lab/nets.py " in answer.said
 
 
+@pytest.mark.long
 def test_code_that_was_edited_between_two_waves_is_refused_by_a_worker(place):
     before = place.content()
     place.edit()
@@ -292,6 +293,7 @@ def test_code_that_was_edited_is_refused_by_an_extension(place):
     assert "1 of one's 3 trials" in place.report()
 
 
+@pytest.mark.long
 def test_a_wave_that_other_code_began_goes_on_if_that_is_allowed(fresh):
     fresh.plan()
     fresh.begin(8)  # in the middle of a wave
@@ -336,7 +338,8 @@ def test_a_wave_that_other_code_began_is_refused_with_the_option_that_continues_
     assert fresh.work(ALLOW).code == 0
 
 
-@short.parametrize("state", ["the same", "another"])
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["the same", "another"])
 def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh, state):
     poisoned = BASE.replace("!the_lab.data.points", "!the_lab.data.poisoned {at: [6]}")
     (fresh.folder / "base.yaml").write_text(f"{poisoned}on_nonfinite: rollback\n")
@@ -354,6 +357,7 @@ def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh, s
     assert ("The wave is removed" in answer.said) == (state == "another")
 
 
+@pytest.mark.long
 def test_a_module_that_a_later_wave_imports_is_compared_when_it_is_imported(place):
     place.edit("late")
     begun = len(place.trials())
@@ -418,7 +422,7 @@ def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
     worker = subprocess.Popen(
         command, env=runs.environment(PYTHONPATH=paths), stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 100
+    end = time.monotonic() + runs.LONG
     try:
         while not list(fresh.sweep.glob("waves/*/checkpoints/*/manifest.json")):
             assert time.monotonic() < end and worker.poll() is None
@@ -440,7 +444,8 @@ def rewrite(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     append(folder, [each for each in kept if keep(each)])
 
 
-@short.parametrize("ledger", [True, False])
+@pytest.mark.long
+@pytest.mark.parametrize("ledger", [True, False])
 def test_a_sweep_of_an_earlier_version_goes_on_with_the_code_of_its_next_worker(place, ledger):
     if ledger:
         rewrite(place.sweep, lambda event: event["event"] != "code")
@@ -463,6 +468,7 @@ def test_a_sweep_of_an_earlier_version_goes_on_with_the_code_of_its_next_worker(
     assert "2 final runs ran after the_lab/nets.py had changed for the 2nd time." in page, page
 
 
+@pytest.mark.long
 def test_any_byte_of_a_line_about_code_that_is_edited_is_found(place):
     file = place.sweep / LEDGER_FILE
     content = file.read_bytes()
@@ -479,6 +485,7 @@ def test_any_byte_of_a_line_about_code_that_is_edited_is_found(place):
     assert answer.code == 2 and "ledger.jsonl: line " in answer.said
 
 
+@pytest.mark.long
 def test_only_code_may_be_allowed(place):
     for command in (place.words(), ["sweep", "work", "x"], ["sweep", "extend", "x", "--config=x"]):
         answer = place.run(*command, "--allow_changed=steps")

@@ -252,6 +252,7 @@ def test_what_would_change_the_plan_or_adds_nothing_is_refused(folder, capsys, n
     assert (sweep / "plan.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_budgets_count_the_trials_of_all_revisions(folder, capsys):
     text = SWEEP_TEXT.replace(RATE, "steps: !space.integers {low: 20, high: 29}")
     sweep, old = begun(folder, text, "trials=2")
@@ -294,6 +295,7 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
         assert ended.value.code == 2 and part in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_extension_that_was_taken_for_dead_undoes_none_that_was_made_meanwhile(
     folder, monkeypatch, capsys
 ):

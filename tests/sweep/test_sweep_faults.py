@@ -108,6 +108,7 @@ def test_an_error_of_the_disk_ends_a_worker_with_a_sentence_and_costs_nothing(pl
         check_fault(place, number, ERRORS[index % len(ERRORS)])
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named_where_the_error_of_an_open_file_does_not_name_it(place):
     for name in ("pwrite", "fsync"):
         number = next(n for n, each in enumerate(place.seen) if each.startswith(name))

@@ -102,6 +102,7 @@ def test_a_wave_is_removed_while_no_other_worker_looks(tmp_path):
     assert not claim.file.exists()
 
 
+@pytest.mark.long
 def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_path):
     base = replaced("data", POISONED.replace("4", "7"), replaced("steps_per_call", "1"))
     file = write_sweep(tmp_path, base)
@@ -123,6 +124,7 @@ def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_p
     assert "waves" not in first.why
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_a_wave_without_a_manifest_is_set_aside(tmp_path):
     file = write_sweep(tmp_path, replaced("steps_per_call", "1"))
     workdir, lines = tmp_path / "sweep", []
@@ -200,6 +202,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch, count):
     assert (len(again), len(given_up)) == (2 * count, count)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_when_all_others_have_ended_is_started_again(tmp_path):
     text = f"""
 try:

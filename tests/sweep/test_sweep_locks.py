@@ -88,6 +88,7 @@ def test_locks_that_are_not_seen_are_noticed_later_too(tmp_path, unseen, monkeyp
                 time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_locks_that_are_seen_are_relied_on(tmp_path):
     (tmp_path / "wave").touch()
     with open(tmp_path / "wave") as first, open(tmp_path / "wave") as second:
@@ -110,6 +111,7 @@ def written(folder: Path, host: str, locks: Mode, **more: object) -> Path:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["flock", "heartbeat"])
 def test_the_wave_of_a_dead_process_on_another_machine_is_free_after_a_while(tmp_path, mode):
     dead = written(tmp_path, "two", mode, wave="abc")
@@ -161,6 +163,7 @@ def test_all_processes_of_a_sweep_use_the_same_locks(tmp_path, first, second):
                 pass
 
 
+@pytest.mark.long
 def test_with_heartbeats_one_process_at_a_time_claims(tmp_path, unseen):
     inside, most, turns = 0, 0, 0
 
@@ -195,6 +198,7 @@ def test_what_a_process_holds_that_was_killed_does_not_block_the_others(tmp_path
     assert not (tmp_path / "held").exists()
 
 
+@pytest.mark.long
 def test_a_process_that_was_taken_for_dead_while_it_waits_is_known_to_the_others_as_it_claims(
     tmp_path,
 ):
@@ -243,18 +247,18 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     said = iter(first.stdout.readline, "")
     assert any("trials from" in line for line in said)
     second = on("two", HOUR, locks, *command)
-    text = second.communicate(timeout=200)[0]
+    text = second.communicate(timeout=runs.LONG)[0]
     assert second.returncode == 2, text
     assert "does not see its locks" in text and "--locks=heartbeat" in text
     assert "Traceback" not in text and len(text.splitlines()) <= 2
-    first.communicate(timeout=200)
+    first.communicate(timeout=runs.LONG)
     assert first.returncode == 0
     other = tmp_path / "other"
     assert sweep(file, other, "--plan_only", "--locks=heartbeat") == 0
     command = "sweep", "work", str(other), *command[3:], "--locks=heartbeat"
     # On a loaded machine a process that lives may well be silent for a second or two.
     both = [on(*host, locks, *command, hurry=4) for host in (("one", 0), ("two", HOUR))]
-    texts = [each.communicate(timeout=300)[0] for each in both]
+    texts = [each.communicate(timeout=runs.LONG)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], texts
     hosts = set()
     for ours, theirs in zip(folders(workdir), folders(other), strict=True):

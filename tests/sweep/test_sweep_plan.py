@@ -519,6 +519,7 @@ def test_settings_of_slurm_are_checked_before_anything_runs(folder, capsys, opti
     assert "array cannot be set" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_points_that_are_drawn_twice_are_counted(folder, capsys):
     text = GOOD.replace(RATE, "optimizer.b2: !space.integers {low: 0, high: 3}")
     text = text.replace(RATE, "").replace("optimizer.b2", "data_seed")
@@ -790,6 +791,7 @@ def test_a_mistake_in_gin_is_told_with_its_place(folder, capsys, name):
     check(code, err, file, line, part)
 
 
+@pytest.mark.long
 def test_arms_with_unlike_losses_are_compared_by_another_metric(folder, capsys):
     (folder / "smooth.yaml").write_text(
         "\nloss: !losses.softmax_cross_entropy {label_smoothing: 0.1}"

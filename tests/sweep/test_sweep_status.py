@@ -487,7 +487,7 @@ class Screen(io.StringIO):
 
 
 def wait_for(condition: Any) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + runs.LONG
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.sweep.wave import Wave
@@ -21,7 +21,8 @@ def computed(folder: Path, more: str) -> tuple[Path, list[str]]:
     return trial, [f"--config={trial / 'config.yaml'}", f"--workdir={trial}"]
 
 
-@short.parametrize("more", [[], ["--set", "steps=40"], ["--allow_changed=config"]])
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--set", "steps=40"], ["--allow_changed=config"]])
 def test_the_folder_of_a_trial_without_checkpoint_is_refused(tmp_path, capsys, more):
     trial, command = computed(tmp_path, "")
     before = {file.name: file.read_bytes() for file in trial.iterdir()}

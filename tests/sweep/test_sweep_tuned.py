@@ -82,6 +82,7 @@ def test_a_folder_and_its_report_count_as_the_plan_does(folder):
     assert tunings(read_sweep(runs))["one"] == stored.tunings["one"]
 
 
+@pytest.mark.long
 def test_a_dry_run_and_a_check_say_what_each_arm_tunes(folder, capsys):
     (folder / "sweep.yaml").write_text(ARMS)
     said = "tuned: wide 3 with 4 trials (1.33 for each) and narrow 1 with 4 trials (4 for each)\n"
@@ -92,6 +93,7 @@ def test_a_dry_run_and_a_check_say_what_each_arm_tunes(folder, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_an_extension_counts_the_trials_of_all_revisions(folder, capsys):
     """A wider space tunes more, though the first trials have a path at the value of the config."""
     runs, stored = begun(folder, ARMS)

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_warnings_are_those_of_the_plans_of_the_trials(folder):
     plan = with_programs(folder, TEXT)
     found = plan.warnings
@@ -60,6 +61,7 @@ def test_a_check_shows_warnings_by_arm(folder, capsys):
     assert lines[1].startswith(f"warning (second, third): {PART}") and len(lines) == 2
 
 
+@pytest.mark.long
 def test_the_folder_of_a_sweep_keeps_warnings_for_status_and_report(folder, capsys):
     planned(folder, TEXT)
     where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
@@ -84,6 +86,7 @@ def test_the_folder_of_a_sweep_keeps_warnings_for_status_and_report(folder, caps
     assert {*read_plan(folder / "runs").warnings} == {"second", "third", "fifth"}
 
 
+@pytest.mark.long
 def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
     planned(folder, TEXT)
     where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
@@ -99,6 +102,7 @@ def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_smallest_loss_and_the_largest_accuracy_get_no_warning(folder):
     for goal in ("{metric: accuracy, mode: max}", "{metric: loss, mode: min}"):
         found = with_programs(folder, TEXT, f"goal={goal}").warnings

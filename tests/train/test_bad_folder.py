@@ -32,7 +32,7 @@ def workdir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 BRACKETS = "[" * 100_000
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("name", "code", "words"),
     [
         ("run.json", 2, "run.json is damaged (it nests too deeply)"),
@@ -85,7 +85,12 @@ def test_no_command_waits_for_a_pipe(stopped, workdir, command, name):
     }[command]
     line = [sys.executable, "-m", "trainer", command, *given]
     done = subprocess.run(
-        line, cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True, timeout=100
+        line,
+        cwd=runs.ROOT,
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=runs.LONG,
     )
     assert done.returncode == (1 if "checkpoints" in name else 2), done.stderr
     assert Path(name).name in done.stderr and "Traceback" not in done.stderr

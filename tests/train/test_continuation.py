@@ -118,6 +118,7 @@ def test_a_continuation_resumes_without_the_other_run(tmp_path):
     assert continued(folder, copy, "'step': 8", text) == 2  # and there is no other run
 
 
+@pytest.mark.long
 def test_another_seed_takes_other_batches_from_the_same_state(tmp_path, other):
     assert continued(tmp_path / "a", other, "'step': 8", "experiment.seed = 5\n") == 0
     run = tmp_path / "a" / "run"
@@ -150,7 +151,8 @@ def gradients_of(run: Path, steps: range) -> list[dict[str, np.ndarray]]:
     return found
 
 
-@short.parametrize("count", [0, 1, 5])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_state_that_follows_k_gradients_is_that_of_bare_optax(tmp_path, monkeypatch, count):
     whole = train_whole(tmp_path / "whole", every=1)
     stop_at_once(monkeypatch)
@@ -180,6 +182,7 @@ def test_a_state_that_follows_k_gradients_is_that_of_bare_optax(tmp_path, monkey
     }
 
 
+@pytest.mark.long
 def test_a_run_that_is_computed_again_with_other_bits_is_refused(tmp_path, other, capsys):
     copy = Path(shutil.copytree(other, tmp_path / "copy"))
     file = copy / "config.yaml"
@@ -194,6 +197,7 @@ def test_a_run_that_is_computed_again_with_other_bits_is_refused(tmp_path, other
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_changed_checkpoint_is_refused(tmp_path, other, capsys):
     digest = checkpoint.leaves_digest(other, 8)
     assert continued(tmp_path / "a", other, f"'step': 8, 'sha256': '{digest}'", "") == 0
@@ -258,6 +262,7 @@ def test_a_continuation_that_does_not_fit_is_a_user_error(
     assert main(["explain", *files, "--vocabulary=unruly"]) == 2
 
 
+@pytest.mark.long
 def test_skipped_batches_need_the_counters_of_rollback(tmp_path, capsys):
     whole = train_whole(tmp_path / "whole", ROLLBACK)
     more = ROLLBACK.replace("'rollback'", "'halt'")

@@ -16,7 +16,7 @@ import pytest
 
 from tests import runs, shard_cases
 
-BOUND = 300  # seconds for all runs of a process, which take about 15 on idle cores
+pytestmark = pytest.mark.long
 
 
 def start(folder: Path, *meshes: str, devices: int, **variables: str) -> subprocess.Popen[str]:
@@ -35,7 +35,7 @@ def start(folder: Path, *meshes: str, devices: int, **variables: str) -> subproc
 def found(process: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
     """Waits for a process; returns mesh -> what it found."""
     try:
-        out, said = process.communicate(timeout=BOUND)
+        out, said = process.communicate(timeout=runs.LONG)
     finally:
         process.kill()
     assert process.returncode == 0, said[-3000:]
@@ -136,7 +136,7 @@ def test_a_data_set_that_takes_no_part_is_refused_where_tensor_divides_processes
     )
     options = [f"--config={config}", "--vocabulary=letters", "--vocabulary=lab_of_tests"]
     both = runs.start_two([*options, f"--workdir={tmp_path / 'run'}"], tmp_path)
-    assert runs.ends(both, BOUND) == [2, 2]
+    assert runs.ends(both, runs.LONG) == [2, 2]
     for index in range(2):
         said = (tmp_path / f"log{index}").read_text()
         assert "error:" in said, said

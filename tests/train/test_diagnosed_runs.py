@@ -155,8 +155,9 @@ def counted(clipped: list[bool]) -> dict[int, float]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [1, 16])
-@short.parametrize("asked", ["'all'", "['clipped']"])
+@pytest.mark.parametrize("asked", ["'all'", "['clipped']"])
 def test_clipped_is_the_share_of_steps_since_the_last_row(tmp_path, steps, asked):
     each, workdir, again = (tmp_path / name for name in ("each", "run", "again"))
     more = CLIPPED + f"experiment.steps_per_call = {steps}\n"
@@ -205,6 +206,7 @@ def test_the_trials_of_a_sweep_count_as_runs_alone_do_across_cuts(tmp_path):
     assert any(0 < share < 1 for trial in found for share in shares(trial).values() if share)
 
 
+@pytest.mark.long
 def test_a_run_that_lost_its_counts_leaves_the_share_out_of_one_row(tmp_path):
     config = runs.write_config(tmp_path, CLIPPED + "experiment.diagnostics = ['clipped']\n")
     whole, workdir = tmp_path / "whole", tmp_path / "run"
@@ -215,7 +217,8 @@ def test_a_run_that_lost_its_counts_leaves_the_share_out_of_one_row(tmp_path):
     assert shares(workdir) == {**shares(whole), 6: None}
 
 
-@short.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_steps_that_are_not_finite_are_not_clipped(tmp_path, policy):
     more = (
         f"experiment.on_nonfinite = '{policy}'\nexperiment.data = @unruly.poisoned()\n"
@@ -247,6 +250,7 @@ def test_a_skipped_step_of_an_infinite_gradient_is_not_clipped(tmp_path):
     assert counts.take() == {"clipped": 0.25} and counts.take() == {}
 
 
+@pytest.mark.long
 def test_a_schedule_of_clip_norm_is_evaluated_at_each_step(tmp_path):
     more = (
         "schedules.piecewise.values = [1e-9, 1e9]\nschedules.piecewise.boundaries = [7]\n"
@@ -258,6 +262,7 @@ def test_a_schedule_of_clip_norm_is_evaluated_at_each_step(tmp_path):
     assert shares(tmp_path / "run") == counted([step <= 7 for step in range(1, 21)])
 
 
+@pytest.mark.long
 def test_the_logged_norm_is_the_one_that_clip_norm_bounds(tmp_path):
     """At a bound equal to it nothing changes, and at the next smaller number the step does."""
     config = runs.write_config(tmp_path, CLIPPED)
@@ -290,7 +295,8 @@ def test_a_hook_gets_the_diagnostics_of_its_step(tmp_path):
         assert names and all(metrics[name] == rows[step][name] for name in names)
 
 
-@short.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_steps_that_are_not_finite_are_diagnosed_as_they_would_have_been_made(tmp_path, policy):
     """Batch 5 belongs to the logged step 6, batch 7 to a step that is not logged."""
     more = (

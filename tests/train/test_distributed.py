@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs, short
-from tests.processes import BOUND, Several, explicit, free_port
+from tests import runs
+from tests.processes import Several, explicit, free_port
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.messages import UserError
@@ -55,7 +55,7 @@ def together(*calls: Callable[[], object]) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(BOUND)
+        thread.join(runs.LONG)
     return said
 
 
@@ -64,6 +64,7 @@ def join(port: int, index: int, count: int = 3, wait: float = 1) -> Callable[[],
     return lambda: peers.connect(address, count, index, wait=wait, silence=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("index", "count"), [(0, 3), (2, 3), (0, 1)])
 def test_a_coordinator_port_in_use_is_a_user_error(tmp_path, monkeypatch, capsys, index, count):
     monkeypatch.syspath_prepend(runs.LAB)
@@ -92,6 +93,7 @@ def test_a_port_in_use_a_moment_ago_is_accepted():
     peers._listener(port).close()
 
 
+@pytest.mark.long
 def test_a_process_that_never_joins_is_named_in_all_others():
     port = free_port()
     said = together(join(port, 0), join(port, 1))
@@ -104,6 +106,7 @@ def test_a_process_that_never_joins_is_named_in_all_others():
         )
 
 
+@pytest.mark.long
 def test_a_process_0_that_never_joins_is_named():
     (said,) = together(join(free_port(), 1))
     assert "did not find process 0" in said and "Connection refused" in said
@@ -127,7 +130,7 @@ def test_an_unrelated_connection_to_the_port_is_ignored():
     thread = threading.Thread(target=lambda: refused.extend(together(join(port, 0, wait=2))))
     thread.start()
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"lockstep": "1"}\n', b""):
-        until = time.monotonic() + BOUND
+        until = time.monotonic() + runs.LONG
         while time.monotonic() < until:
             try:
                 with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -135,7 +138,7 @@ def test_an_unrelated_connection_to_the_port_is_ignored():
                 break
             except ConnectionRefusedError:
                 time.sleep(0.02)
-    thread.join(BOUND)
+    thread.join(runs.LONG)
     assert "numbers 1, 2 did not connect" in refused[0]
 
 
@@ -202,7 +205,8 @@ def test_the_other_processes_exit_when_one_is_killed(met, victim):
         assert "Start the same command again on each" in line
 
 
-@short.parametrize("victim", [0, 2])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 2])
 def test_the_other_processes_exit_when_one_hangs(met, victim):
     met.all[victim].send_signal(signal.SIGSTOP)
     others = [index for index in range(3) if index != victim]
@@ -217,8 +221,9 @@ def test_the_other_processes_exit_when_one_hangs(met, victim):
     assert ("is gone" if victim == 0 else "ended because this one") in met.said(victim)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
-@short.parametrize("code", [1, 2])
+@pytest.mark.parametrize("code", [1, 2])
 def test_the_other_processes_exit_when_one_fails(met, victim, code):
     met.order(victim, str(code))
     assert met.codes(0, 1, 2) == [code, code, code]
@@ -228,6 +233,7 @@ def test_the_other_processes_exit_when_one_fails(met, victim, code):
         assert ("Start the same command again" in met.said(index)) == (code == 1)
 
 
+@pytest.mark.long
 def test_an_abort_of_jaxs_runtime_in_one_process_exits_1_in_all(met):
     met.order(1, "abort")
     assert met.codes(0, 1, 2) == [1, 1, 1]
@@ -235,6 +241,7 @@ def test_an_abort_of_jaxs_runtime_in_one_process_exits_1_in_all(met):
     assert "Process 1" in met.said(0) and "Process 1" in met.said(2)
 
 
+@pytest.mark.long
 def test_processes_that_end_together_print_nothing(met):
     for index in range(3):
         met.order(index, "0")
@@ -251,6 +258,7 @@ def test_processes_waiting_for_the_last_one_to_join_are_not_reported_as_gone(thr
     assert [process.poll() for process in every.all] == [None] * 3, every.said(1)
 
 
+@pytest.mark.long
 def test_a_process_that_exits_0_before_the_others_is_named(met):
     met.order(2, "0")
     assert met.codes(0, 1) == [1, 1]
@@ -266,14 +274,14 @@ def test_a_process_that_ends_waits_until_its_last_message_is_read():
         other.sendall(b"\n")
         one = peers.Connection(accepted, 1)
         one.send({"gone": "why"})
-        ending = threading.Thread(target=peers.finish, args=([one], BOUND))
+        ending = threading.Thread(target=peers.finish, args=([one], runs.LONG))
         ending.start()
         ending.join(0.2)
         assert ending.is_alive()
         received = iter(lambda: other.recv(100), b"")  # until the end of the stream
         assert b"".join(received) == b'{"gone": "why"}\n'
         other.close()
-        ending.join(BOUND)
+        ending.join(runs.LONG)
         assert not ending.is_alive()
 
 
@@ -282,7 +290,7 @@ def test_a_process_that_ends_does_not_wait_for_one_that_hangs():
     with one, hanging:
         ending = threading.Thread(target=peers.finish, args=([peers.Connection(one, 1)], 0.1))
         ending.start()
-        ending.join(BOUND)
+        ending.join(runs.LONG)
         assert not ending.is_alive()
 
 
@@ -334,7 +342,6 @@ def train(tmp_path, monkeypatch, three) -> Callable[..., Several]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_a_run_of_three_processes_ends_with_the_same_bits_if_one_is_killed_stopped_or_fails(
     tmp_path, train
 ):

@@ -60,12 +60,14 @@ def test_inputs_that_are_not_finite_are_named(tmp_path, capfd):
     assert "Lower the learning rate" not in said
 
 
+@pytest.mark.long
 def test_a_fault_of_the_loss_is_not_blamed_on_the_data(tmp_path, capfd):
     halted(tmp_path, tmp_path / "run", "experiment.loss = @unruly.loss()\n")
     said = capfd.readouterr().err
     assert "Lower the learning rate" in said and "of its batch" not in said
 
 
+@pytest.mark.long
 def test_a_run_whose_rollbacks_run_out_names_the_labels(tmp_path, capfd):
     more = LABELS.replace("(6,)", str(tuple(range(6, 200)))) + "experiment.keep_latest = 1\n"
     halted(tmp_path, tmp_path / "run", more + "experiment.on_nonfinite = 'rollback'\n")
@@ -86,6 +88,7 @@ def test_the_replay_command_repeats_how_this_process_was_started(monkeypatch):
         assert said == f"{begun} -m trainer replay '/a b/run' {options}"
 
 
+@pytest.mark.long
 def test_replay_reports_code_that_differs_from_the_runs(tmp_path, capsys, monkeypatch):
     from trainer.workdir import code
 
@@ -137,6 +140,7 @@ def test_under_skip_and_rollback_the_update_that_overflows_is_undone(tmp_path, c
         assert np.isfinite(idle).all() and np.abs(idle).max() > 1e29
 
 
+@pytest.mark.long
 def test_a_stop_between_two_checks_does_not_save_parameters_that_are_not_finite(tmp_path, capfd):
     every = ("log_every", "eval_every", "save_every")
     rare = "".join(f"experiment.{name} = 20\n" for name in every)

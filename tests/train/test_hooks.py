@@ -50,6 +50,7 @@ def test_hooks_do_not_change_a_run_and_a_resumed_run_calls_each_once(tmp_path):
     assert checkpoint.diff(workdir, 20, 20, other=plain) == []
 
 
+@pytest.mark.long
 def test_a_hook_that_raises_ends_the_run_with_its_name_and_loses_nothing(tmp_path, capsys):
     workdir = tmp_path / "run"
     more = "experiment.hooks = [@unruly.broken_hook()]\nunruly.broken_hook.at = {}\n"
@@ -66,6 +67,7 @@ def test_a_hook_that_raises_ends_the_run_with_its_name_and_loses_nothing(tmp_pat
 EVALUATED = "experiment.hooks = [@unruly.Evaluated()]\nunruly.Evaluated.file = '{}'\n"
 
 
+@pytest.mark.long
 def test_a_hook_at_evaluations_gets_their_results_and_the_averaged_parameters(tmp_path):
     file, workdir = tmp_path / "notes", tmp_path / "run"
     more = EVALUATED.format(file) + "experiment.save_every = 5\nexperiment.keep_latest = 20\n"

@@ -82,6 +82,7 @@ def test_a_run_halts_at_the_step_that_is_not_finite(tmp_path, capfd):
     assert [row["step"] for row in runs.lines(workdir)] == [3, 5, 6, 9, 10, 11]
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
     workdir = tmp_path / "run"
     assert runs.train(poisoned(tmp_path, "skip"), workdir) == 0
@@ -114,7 +115,8 @@ def test_a_run_rolls_back_and_skips_the_batch(tmp_path):
     assert [row["step"] for row in runs.lines(workdir)] == [3, 5, 6, 9, 10, 12, 15, 18, 20]
 
 
-@short.parametrize("until", [[4], [9], [10, 11], [13, 14]])
+@pytest.mark.long
+@pytest.mark.parametrize("until", [[4], [9], [10, 11], [13, 14]])
 def test_a_run_that_rolls_back_is_resumed_exactly(tmp_path, until):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15)", "experiment.keep_latest = 1\n")
     workdir, whole = tmp_path / "run", tmp_path / "whole"
@@ -166,6 +168,7 @@ def test_a_run_may_roll_back_below_every_checkpoint(tmp_path, keep):
     )
 
 
+@pytest.mark.long
 def test_rollbacks_on_the_path_to_a_step_are_repeated(tmp_path):
     # 13 and 14 at step 12 lead back below the turn at step 4, of which no checkpoint is left.
     at, more = "(4, 13, 14, 15)", "experiment.keep_latest = 1\n"
@@ -378,6 +381,7 @@ def test_a_signal_in_the_evaluation_leaves_it_for_the_next_process(tmp_path, con
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_in_the_compilation_stops_before_the_first_step(
     tmp_path, config, monkeypatch, name
@@ -421,7 +425,8 @@ def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-@short.parametrize(("argv", "code"), [("None", 0), ("sys.argv[1:]", -signal.SIGTERM)])
+@pytest.mark.long
+@pytest.mark.parametrize(("argv", "code"), [("None", 0), ("sys.argv[1:]", -signal.SIGTERM)])
 def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(
     tmp_path, config, argv, code
 ):
@@ -454,6 +459,7 @@ def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(
     assert [info.step for info in checkpoint.ls(tmp_path / "r")][-1] == 20
 
 
+@pytest.mark.long
 def test_a_run_stops_at_the_step_of_until(tmp_path, config):
     assert runs.train(config, tmp_path / "run", "--until=6") == 75
     assert [info.step for info in checkpoint.ls(tmp_path / "run")][-1] == 6
@@ -524,7 +530,7 @@ def test_a_clock_counts_its_share_of_the_time_in_which_it_runs():
         assert clock() == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("more", "ends"),
     [
         # log_every 3, save_every 4 and eval_every 5 end blocks, too.
@@ -540,6 +546,7 @@ def test_every_block_is_passed_to_the_progress_bar(tmp_path, config, monkeypatch
     assert told == ends
 
 
+@pytest.mark.long
 def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):
     # Every line of a run in which a step waits for its data 20 ms: none may claim much more.
     # Without evaluations in between, in whose time batches would be made.
@@ -742,7 +749,7 @@ def test_a_process_that_was_stopped_is_not_slow(tmp_path):
     process.send_signal(signal.SIGSTOP)
     time.sleep(3)
     process.send_signal(signal.SIGCONT)
-    assert process.communicate(timeout=60)[0] == ""
+    assert process.communicate(timeout=runs.LONG)[0] == ""
 
 
 def test_without_a_multiple_steps_are_not_watched():
@@ -751,7 +758,8 @@ def test_without_a_multiple_steps_are_not_watched():
         watchdog.begin_block(1, 1)
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("options", "what"),
     [([1], "step 16"), ([2], "the block of steps 15 to 16"), ([1, "--trace"], "step 16")],
 )
@@ -795,6 +803,7 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, of: type, method: str, when) -> Non
     monkeypatch.setattr(of, method, interrupted)
 
 
+@pytest.mark.long
 def test_an_evaluation_after_a_save_can_make_the_checkpoint_the_best(tmp_path, monkeypatch):
     import unruly  # type: ignore[import-not-found]
 

@@ -12,7 +12,7 @@ import pytest
 import scipy.linalg  # noqa: F401  # loads the library with which jax decomposes matrices
 from threadpoolctl import ThreadpoolController
 
-from tests import runs, short
+from tests import runs
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer.train import runtime
 from trainer.train.runtime import use_openblas_threads
@@ -56,6 +56,7 @@ def edit(folder: Path, threads: Any) -> None:
     (folder / "run.json").write_text(json.dumps(record))
 
 
+@pytest.mark.long
 def test_a_new_run_has_one_thread(tmp_path):
     assert runs.train(runs.write_config(tmp_path), tmp_path / "run", "--until=2") == 75
     assert recorded(tmp_path / "run") == 1
@@ -69,7 +70,8 @@ def test_the_number_that_the_user_has_set_is_kept(tmp_path, monkeypatch):
     assert set(loaded()) == {2} and os.environ[VARIABLE] == "2"
 
 
-@short.parametrize(("began", "threads"), [(1, 1), (2, 2), (None, 2), ("-", 2)])
+@pytest.mark.long
+@pytest.mark.parametrize(("began", "threads"), [(1, 1), (2, 2), (None, 2), ("-", 2)])
 def test_a_run_keeps_the_number_that_it_began_with(tmp_path, capsys, began, threads):
     """A run.json of the first version has none: it began with the default of the library."""
     config, workdir = runs.write_config(tmp_path), tmp_path / "run"
@@ -85,6 +87,7 @@ def test_a_run_keeps_the_number_that_it_began_with(tmp_path, capsys, began, thre
     assert set(loaded()) == {threads}
 
 
+@pytest.mark.long
 def test_another_number_of_the_user_is_reported(tmp_path, capsys, monkeypatch):
     config, workdir = runs.write_config(tmp_path), tmp_path / "run"
     assert runs.train(config, workdir, "--until=2") == 75
@@ -95,6 +98,7 @@ def test_another_number_of_the_user_is_reported(tmp_path, capsys, monkeypatch):
     assert recorded(workdir) == 2 and set(loaded()) == {2}
 
 
+@pytest.mark.long
 def test_the_trials_of_a_sweep_have_one_number(tmp_path):
     file = write_sweep(tmp_path, trials=1)
     assert sweep(file, tmp_path / "sweep") == 0

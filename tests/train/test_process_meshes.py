@@ -101,7 +101,6 @@ def values(workdir: Path, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_processes_found_by_slurm_and_by_open_mpi_and_four_instead_of_two_have_the_same_bits(
     tmp_path: Path, start: Start
 ) -> None:
@@ -149,7 +148,6 @@ def test_a_refusal_of_other_processes_says_what_may_differ(tmp_path: Path) -> No
 
 
 @chaos
-@pytest.mark.timeout(900)
 def test_a_run_of_two_processes_goes_on_in_one_and_on_another_mesh(
     tmp_path: Path, start: Start
 ) -> None:

@@ -50,18 +50,24 @@ def largest_file(folder: Path) -> Path:
 # In folders that are not as they should be.
 
 
+@pytest.mark.long
 def test_another_encoding_of_file_names_is_refused(tmp_path, config):
     names = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     workdir = tmp_path / "Stra\xdfe"
     command = [sys.executable, "-m", "trainer", *runs.options(config, workdir)]
     done = subprocess.run(
-        command, env=runs.environment(**names), cwd=runs.ROOT, capture_output=True, timeout=100
+        command,
+        env=runs.environment(**names),
+        cwd=runs.ROOT,
+        capture_output=True,
+        timeout=runs.LONG,
     )
     assert done.returncode == 2, done.stderr
     assert b"read as ascii here. Set PYTHONUTF8=1" in done.stderr
     assert not workdir.exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     tmp_path, config, monkeypatch, capfd
 ):
@@ -83,6 +89,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     assert [info.step for info in checkpoint.ls(workdir)] == [12, 16, 20]
 
 
+@pytest.mark.long
 def test_a_file_in_place_of_the_folder_for_damaged_checkpoints_ends_the_run_with_a_sentence(
     tmp_path, config, capfd
 ):
@@ -94,6 +101,7 @@ def test_a_file_in_place_of_the_folder_for_damaged_checkpoints_ends_the_run_with
     assert "error: The damaged checkpoint" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_stop_in_the_last_evaluation_does_not_add_a_checkpoint(tmp_path, monkeypatch, capfd):
     import unruly  # type: ignore[import-not-found]
 
@@ -172,6 +180,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
     assert "Restored step 13." in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path, config, capfd):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=6") == 75
@@ -188,6 +197,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path, c
     assert runs.train(config, workdir) == 0
 
 
+@pytest.mark.long
 def test_fewer_steps_than_already_trained_are_refused(tmp_path, config, capsys):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=15") == 75
@@ -241,6 +251,7 @@ def test_another_batch_size_is_refused(tmp_path, capsys):
     assert "data.batch_size" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_change_that_does_not_fit_the_checkpoints_is_refused_even_if_allowed(
     tmp_path, config, capsys
 ):
@@ -270,6 +281,7 @@ def test_other_data_are_refused_until_they_are_allowed(tmp_path, config, monkeyp
     assert lineage[-1]["changed"] == ["data: points -> other points"]
 
 
+@pytest.mark.long
 def test_a_change_that_only_alters_bits_is_announced(tmp_path, config, monkeypatch, capfd):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=1") == 75
@@ -283,7 +295,7 @@ def test_a_run_on_four_devices_resumes_on_one_two_and_eight(tmp_path, config, mo
     def on(devices: int, workdir: Path, *more: str) -> tuple[int, str]:
         monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
         run = runs.process(*runs.options(config, workdir, *more))
-        said, _ = run.communicate(timeout=120)
+        said, _ = run.communicate(timeout=runs.LONG)
         return run.returncode, said
 
     four = tmp_path / "four"
@@ -345,6 +357,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_change_the_run(
     assert runs.lines(small_disk / "run") == runs.lines(whole)
 
 
+@pytest.mark.long
 def test_a_run_rolls_back_also_on_a_full_disk(tmp_path, small_disk, monkeypatch, capfd):
     import unruly  # type: ignore[import-not-found]
 
@@ -395,6 +408,7 @@ def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, c
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+@pytest.mark.long
 def test_a_last_state_that_cannot_be_saved_exits_1(
     tmp_path, config, small_disk, monkeypatch, capfd
 ):
@@ -424,7 +438,7 @@ def together(
 
 def begun(process: subprocess.Popen[bytes], log: Path, words: str) -> None:
     """Waits until a process has said something."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + runs.LONG
     while words not in log.read_text():
         assert process.poll() is None and time.monotonic() < until, log.read_text()
         time.sleep(0.05)
@@ -503,6 +517,7 @@ def broken() -> unruly.Points:
 """
 
 
+@pytest.mark.long
 def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
     (tmp_path / "lab_of_tests.py").write_text(BROKEN)
     monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")

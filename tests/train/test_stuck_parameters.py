@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import runs, short
+from tests import runs
 from trainer import checkpoint
 from trainer.train.stuck_parameters import _checksum
 
@@ -53,7 +53,8 @@ def test_a_group_that_rounding_keeps_from_moving_is_reported_once(tmp_path, capf
 SGD = "weights/optim.group.optimizer = @own/optax.sgd()"
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     "bindings",
     [
         ["optim.optimizer.low_precision = 'master'"],

@@ -121,6 +121,7 @@ def test_the_example_of_the_page_is_read(tmp_path, language):
     }
 
 
+@pytest.mark.long
 def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     copy = Path(shutil.copytree(other, tmp_path / "copy"))
     assert warm(tmp_path, copy, "") == 75
@@ -129,7 +130,8 @@ def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     assert runs.train(config, tmp_path / "run", "--until=2") == 75
 
 
-@short.parametrize("alone", [False, True], ids=["in a wave", "alone"])
+@pytest.mark.long
+@pytest.mark.parametrize("alone", [False, True], ids=["in a wave", "alone"])
 def test_the_trials_of_a_sweep_begin_as_their_runs_alone_do(tmp_path, other, alone):
     warm_start = f"{{from: {other}, rename: {{head/.*: null}}, fresh: [head/.*]}}"
     # An optimizer whose first state depends on a float that the trials search.

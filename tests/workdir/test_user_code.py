@@ -161,6 +161,7 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     assert runs.train(config, workdir, vocabulary) == 0
 
 
+@pytest.mark.long
 def test_a_run_that_failed_before_its_first_step_is_restarted_after_the_mend(lab, tmp_path, capfd):
     more = "experiment.data = @the_lab.broken.points()\nthe_lab.broken.points.scale = 2.0\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"

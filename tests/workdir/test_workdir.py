@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import ROOT
+from tests.runs import LONG, ROOT
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
@@ -861,6 +861,7 @@ def test_a_process_on_another_host_whose_lock_is_not_seen_here_is_respected(
     first.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_lock_inherited_by_a_child_of_a_dead_process_is_taken_over(
     hold: Callable[..., Holder], tmp_path: Path
@@ -981,7 +982,7 @@ def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder:
             checkpoints.close()
         before = committed(folder)
         process.send_signal(signal.SIGCONT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=LONG)
         assert "fenced: The workdir" in said and "was taken over" in said, said
         assert process.returncode == 1
         assert committed(folder) == before

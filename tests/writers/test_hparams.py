@@ -127,6 +127,7 @@ def test_a_resumed_run_is_one_line_with_its_last_metrics(tmp_path):
     assert [event.step for event in files.Scalars("eval/loss")] == [5, 10, 15, 20]
 
 
+@pytest.mark.long
 def test_a_run_that_failed_before_its_first_step_shows_the_values_of_its_restart(tmp_path):
     raising = "experiment.data = @unruly.raising()\nunruly.raising.seed = 0\n"
     config = runs.write_config(tmp_path, raising + "unruly.raising.at = 0\n")
@@ -145,6 +146,7 @@ def test_a_run_that_diverged_is_marked_as_failed(tmp_path):
     assert Tab(tmp_path).status == ["FAILURE"]
 
 
+@pytest.mark.long
 def test_the_trials_of_a_sweep_are_the_lines_of_a_table_if_asked(tmp_path):
     file = write_sweep(tmp_path, replaced("writers", "[tensorboard]"))
     assert sweep(file, tmp_path / "sweep") == 0

@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_is_logged_as_one_that_was_not(tmp_path: Path, log
     slow = "data=!unruly.sleepy {at: 1, seconds: 0.03, every: true}"
     command = runs.options(config, folder, *BOTH, "--set", slow)
     started = runs.process(*command)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + runs.LONG
     while time.monotonic() < deadline:
         both = read(folder)
         if all(any(run.rows for run in both[name].values()) for name in NAMES):
@@ -189,7 +189,7 @@ def test_a_run_that_was_killed_is_logged_as_one_that_was_not(tmp_path: Path, log
     had = [len(run.rows) for run in only(folder).values()]
     assert all(0 < each < 120 for each in had), had
     again = runs.process(*command)
-    assert "failed" not in again.communicate(timeout=250)[0]
+    assert "failed" not in again.communicate(timeout=runs.LONG)[0]
     assert again.returncode == 0
     for run in only(folder).values():
         same_rows(run, folder)
@@ -354,7 +354,7 @@ def test_a_server_that_is_down_is_one_warning_and_the_run_is_done(
         for variable, value in online.items():
             patch.setenv(variable, value)
         started = runs.process(*runs.options(config, folder, "--set", f"writers=[{name}]"))
-        said, _ = started.communicate(timeout=250)
+        said, _ = started.communicate(timeout=runs.LONG)
     assert started.returncode == 0, said
     assert said.count("warning: ") == 1 and f"warning: the writer {name!r} failed: " in said
     assert said.index("Done: 20 steps") and "Traceback" not in said
@@ -435,7 +435,7 @@ DONE = Summary("done", 100, exit=0)
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + runs.LONG
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

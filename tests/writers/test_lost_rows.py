@@ -280,6 +280,7 @@ def test_a_run_without_lost_rows_reports_none(stopped, capfd):
     assert "gone" not in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_lost_rows_of_a_finished_run_are_reported_once(stopped, capfd):
     config, workdir = stopped
     assert runs.train(config, workdir) == 0
@@ -298,6 +299,7 @@ def test_a_run_recorded_by_an_earlier_version_resumes(stopped, capfd):
     assert runs.train(config, workdir) == 0
 
 
+@pytest.mark.long
 def test_changed_log_intervals_do_not_count_as_lost_rows(stopped, capfd):
     config, workdir = stopped
     more = ["--set=log_every=2", "--set=eval_every=7"]
@@ -349,6 +351,7 @@ def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, capfd
     assert runs.train(tmp_path / "run.gin", tmp_path / "run") == 0
 
 
+@pytest.mark.long
 def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(runs.LAB)
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.config import Call, dump, load
@@ -32,15 +32,16 @@ def exit_of(workdir: Path) -> str:
     return json.loads((workdir / "run.json").read_text())["lineage"][-1]["exit"]
 
 
+@pytest.mark.long
 @needs_full
-@short.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
+@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
 def test_a_console_on_a_full_disk_does_not_stop_a_run(tmp_path, streams):
     config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
     with FULL.open("w") as full:
         given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         given |= {name: full for name in streams}
         run = start("-m", "trainer", *runs.options(config, workdir), **given)
-        said = run.communicate(timeout=120)
+        said = run.communicate(timeout=runs.LONG)
     assert run.returncode == 0, said
     assert not said[1] or "Traceback" not in said[1]
     assert (exit_of(workdir), len(runs.lines(workdir))) == ("done", 20)
@@ -88,11 +89,12 @@ def test_the_second_signal_ends_a_process_whose_stderr_cannot_be_written():
     """
     with FULL.open("w") as full:
         run = start("-c", textwrap.dedent(code), stdout=subprocess.PIPE, stderr=full)
-        said, _ = run.communicate(timeout=60)
+        said, _ = run.communicate(timeout=runs.LONG)
     assert (said, run.returncode) == ("SIGTERM\n", 128 + signal.SIGTERM)
 
 
-@short.parametrize("command", ["config", "explain"])
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["config", "explain"])
 def test_a_command_ends_quietly_when_its_reader_closes_the_pipe(tmp_path, command):
     given = runs.files(runs.write_config(tmp_path))
     reading, writing = os.pipe()
@@ -100,7 +102,7 @@ def test_a_command_ends_quietly_when_its_reader_closes_the_pipe(tmp_path, comman
     pipe = {"stdout": writing, "stderr": subprocess.PIPE}
     run = start("-m", "trainer", command, *given, "--vocabulary=unruly", **pipe)
     os.close(writing)
-    said = run.communicate(timeout=60)
+    said = run.communicate(timeout=runs.LONG)
     assert (run.returncode, said[1]) == (0, "")
 
 
@@ -110,7 +112,7 @@ def test_a_command_that_cannot_print_exits_1(tmp_path):
     with FULL.open("w") as full:
         pipe = {"stdout": full, "stderr": subprocess.PIPE}
         run = start("-m", "trainer", "config", *given, "--vocabulary=unruly", **pipe)
-        said = run.communicate(timeout=60)
+        said = run.communicate(timeout=runs.LONG)
     assert run.returncode == 1
     assert said[1] == "error: the output is incomplete: No space left on device.\n"
 

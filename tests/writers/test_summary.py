@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.sweep.test_sweep import folders, replaced, solo, sweep, write_sweep
 from tests.sweep.test_sweep_trial_folder import computed
 from trainer import config as configs
@@ -163,6 +163,7 @@ def test_a_run_that_an_error_ends_names_it(config, tmp_path, monkeypatch):
     assert found.why == f"RuntimeError: no such thing (tests/writers/test_summary.py:{line})"
 
 
+@pytest.mark.long
 def test_a_run_without_all_of_its_rows_is_done_and_failed(config, tmp_path):
     assert runs.train(config, tmp_path / "run", "--until=12") == 75
     (tmp_path / "run" / "metrics.jsonl").unlink()
@@ -172,6 +173,7 @@ def test_a_run_without_all_of_its_rows_is_done_and_failed(config, tmp_path):
     assert "metrics.jsonl was removed" in found.why
 
 
+@pytest.mark.long
 def test_a_trial_has_the_summary_of_its_run_alone(tmp_path):
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
     for index, trial in enumerate(folders(tmp_path / "sweep")[:2]):
@@ -182,7 +184,8 @@ def test_a_trial_has_the_summary_of_its_run_alone(tmp_path):
         assert seconds == sorted(seconds)
 
 
-@short.parametrize("more", ["", "vmap: 3"])
+@pytest.mark.long
+@pytest.mark.parametrize("more", ["", "vmap: 3"])
 def test_the_seconds_of_a_trial_are_its_share_of_those_of_its_wave(tmp_path, monkeypatch, more):
     import time
 
@@ -206,6 +209,7 @@ def test_the_seconds_of_a_trial_are_its_share_of_those_of_its_wave(tmp_path, mon
     assert max(seconds) < 0.6 * sum(waves)
 
 
+@pytest.mark.long
 def test_a_trial_that_continues_as_a_run_does_not_keep_its_summary(tmp_path):
     trial, command = computed(tmp_path, "checkpoints: final")
     assert summary(trial).steps == 20

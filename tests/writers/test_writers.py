@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import short
 from tests.runs import ROOT
 from trainer import writers
 from trainer.config import ConfigError
@@ -135,7 +136,7 @@ def test_values_that_are_not_finite_are_valid_json_and_are_read_back(tmp_path: P
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=short.examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(
