@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optim
-from tests import runs, short
+from tests import short
 from tests.runs import ELSEWHERE, LAB, ROOT, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer import config as configs
@@ -37,7 +37,7 @@ def again(config: configs.Config, tmp_path: Path, vocabulary: Any = ()) -> confi
     return load([file])
 
 
-@short.parametrize("file", FILES, runs.kind, ids=lambda file: file.name)
+@short.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path):
     config = load([str(file)], sets=ELSEWHERE.get(file.name, []))
     full = again(config, tmp_path)

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests import runs
+from tests import runs, short
 from tests.runs import ROOT
 from trainer.__main__ import main
 
@@ -91,9 +91,10 @@ def test_a_shipped_config_is_valid_and_names_the_schema(file: Path, validator: A
     assert found and (file.parent / found[1]).resolve() == FILE
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     "file",
     [file for file in sorted((ROOT / "configs").rglob("*.*")) if file.suffix != ".json"],
+    runs.kind,
     ids=lambda file: file.name,
 )
 @pytest.mark.parametrize("option", [[], ["--full"]], ids=["resolved", "full"])

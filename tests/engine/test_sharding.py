@@ -443,7 +443,7 @@ def on_explicit_axes(model, name, given, names):
 MESHES = pytest.mark.parametrize(
     "names", [("fsdp", "tensor"), ("data", "fsdp", "tensor")], ids=["2 axes", "3 axes"]
 )
-GIVEN_RULES = pytest.mark.parametrize("given", [None, OWN_RULES], ids=["defaults", "rules"])
+GIVEN_RULES = short.parametrize("given", [None, OWN_RULES], ids=["defaults", "rules"])
 
 
 @MESHES

@@ -9,6 +9,7 @@ from tests.changed import ROOMS, rooms
 from tests.runs import ROOT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "some", "none"),
     [

@@ -75,6 +75,7 @@ def test_this_process_keeps_its_devices(compiled: ls.Plan):
     assert jax.config.values["jax_num_cpu_devices"] != 8
 
 
+@pytest.mark.long
 def test_a_plan_prints_what_the_command_prints(compiled: ls.Plan, file: Path):
     words = ["--devices=8", "--device_memory=1MB", "--compile", f"--config={file}"]
     done = subprocess.run(

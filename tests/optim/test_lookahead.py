@@ -12,6 +12,7 @@ import pytest
 
 import optim
 from optim.lookahead import EmaNesterov
+from tests import short
 from tests.recorded import Recorded, largest, made
 
 FIGURES = np.load(Path(__file__).with_name("lookahead_figures.npz"))
@@ -115,7 +116,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@short.parametrize("name", CASES)
 def test_a_lookahead_agrees_with_its_authors_program(name: str):
     """In float64; see `RECORDED` for the programs."""
     assert difference(name) < RECORDED[name].bound

@@ -63,7 +63,7 @@ class Place:
             return 2, [*lines, f"error: {error}"]
 
 
-@pytest.fixture(scope="module", params=["flock", "heartbeat"])
+@pytest.fixture(scope="module", params=["flock", pytest.param("heartbeat", marks=pytest.mark.long)])
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
@@ -57,7 +57,8 @@ CONTENTS = {
 }
 
 
-@short.parametrize("damage", CONTENTS)
+@pytest.mark.long
+@pytest.mark.parametrize("damage", CONTENTS)
 def test_a_wave_whose_file_is_damaged_is_computed_again(place, copied, damage):
     sweep = copied("stopped")
     CONTENTS[damage](wave_of(sweep))

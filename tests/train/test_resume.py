@@ -456,6 +456,7 @@ data.digits.batch_size = 100
 """
 
 
+@pytest.mark.long
 def test_two_processes_stop_before_the_next_log_when_one_gets_a_signal(tmp_path):
     config, workdir = runs.write_config(tmp_path, LONG), tmp_path / "run"
     every = together(config, workdir)
