@@ -38,6 +38,12 @@ class NetWithStatistics(nn.Module):
         return nn.Dense(3, name="last")(x)
 
 
+class NetWithDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(3, name="last")(nn.Dropout(0.5, deterministic=not train)(x))
+
+
 class Points:
     """Random points in three classes: 40 to train on, 11 to test on, in batches of 8."""
 
@@ -96,6 +102,29 @@ def run(program, steps, seed=None, start=0):
         state, metrics = program.step(state, program.feed.to_devices(next(batches)))
         history.append({k: float(v) for k, v in metrics.items()})
     return state, history
+
+
+def test_each_step_draws_random_numbers_of_its_own_also_after_a_restart():
+    given = dict(model=NetWithDropout(), optimizer=partial(optax.sgd, learning_rate=0.0))
+    program = Program(experiment(**given))
+    batch = next(Points().train(0, 0))
+
+    def losses_from(state, steps):
+        found = []
+        for _ in range(steps):
+            state, metrics = program.step(state, program.feed.to_devices(batch))
+            found.append(float(metrics["train/loss"]))
+        return state, found
+
+    state, first = losses_from(program.init(), 4)  # nothing but the dropout differs
+    assert len(set(first)) == 4
+    kept = jax.tree.map(np.asarray, jax.device_get(state))
+    _, rest = losses_from(state, 4)
+    assert len({*first, *rest}) == 8
+    again = jax.tree.map(jax.device_put, kept)
+    assert losses_from(again, 4)[1] == rest
+    assert losses_from(program.init(), 8)[1] == first + rest
+    assert not {*losses_from(program.init(1), 4)[1]} & {*first}
 
 
 def test_a_run_equals_a_loop_written_by_hand():

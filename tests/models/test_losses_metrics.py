@@ -109,6 +109,16 @@ def test_squared_error_and_huber_agree_with_torch(torch: Any):
     np.testing.assert_allclose(value(losses.huber(1.5), ours, target=TARGETS), huber, rtol=1e-5)
 
 
+@pytest.mark.parametrize("delta", [0.3, 1.0, 2.5])
+def test_hubers_loss_is_that_of_his_paper(delta: float):
+    # "Robust Estimation of a Location Parameter", 1964: t²/2 for |t| < k, and k|t| - k²/2 beyond.
+    errors = np.array([0.1, 0.4, -0.9, 1.0, -2.4, 7.0], np.float32)
+    wanted = [t * t / 2 if abs(t) < delta else delta * abs(t) - delta**2 / 2 for t in errors]
+    targets = np.zeros((6, 1), np.float32)
+    found = value(losses.huber(delta), errors[:, None], target=targets)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 FACTORIES = [
     (losses.softmax_cross_entropy(0.1), {"label": LABELS}),
     (losses.sigmoid_binary_cross_entropy(), {"label": LABELS}),
