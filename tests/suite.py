@@ -24,7 +24,7 @@ _PROCESS = 2.5e9
 _MUCH, _MORE = 1.2e9, 0.4e9
 # Objects after which the garbage collector looks at young ones. Python's 700 would have it look at
 # all objects every few traces, for a tenth of the time of the tests.
-_YOUNG = 20_000
+_YOUNG = 50_000
 
 # The number of long tests that a process leaves out.
 _LEFT_OUT = pytest.StashKey[int]()

@@ -43,6 +43,7 @@ def evaluated(workdir: Path) -> list[int]:
     return [int(row["step"]) for row in rows if any(name.startswith("eval/") for name in row)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 def test_a_run_is_evaluated_where_it_says_also_if_it_is_resumed(tmp_path, capsys):
     config = runs.write_config(tmp_path, CHANGING)

@@ -40,6 +40,14 @@ def test_there_are_forty_different_faults_of_all_rooms() -> None:
     assert max(counts.values()) <= 4
 
 
+def test_the_page_for_contributors_has_each_fault_and_a_test_that_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| (.+) \| (\S+\.py), `(\w+)` \|$", page, re.MULTILINE)
+    assert [name for name, _, _ in found] == [fault.name for fault in FAULTS]
+    for _, file, test in found:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
 def test_commits_that_mended_faults_are_in_the_history() -> None:
     origins = [fault.origin for fault in FAULTS if fault.origin]
     assert len(origins) > len(FAULTS) / 2

@@ -127,6 +127,7 @@ def _replace_state(home: Path, name: str, step: int, factor: float) -> None:
 # The same bits.
 
 
+@pytest.mark.long
 def test_drawn_segments_of_a_true_claim_have_the_same_bits(computed, capsys):
     capsys.readouterr()
     arguments = [str(computed / "claim.json"), str(computed / "sweep"), "--public=4711"]

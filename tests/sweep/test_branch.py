@@ -88,6 +88,7 @@ def test_a_trial_has_the_bits_of_its_config_alone(computed, tmp_path):
             assert_equal(trial, solo(trial, tmp_path / str(index)), 12)
 
 
+@pytest.mark.long
 def test_arms_begin_with_the_state_that_the_plan_says(computed, run, tmp_path):
     plan = read_plan(computed)
     assert plan.branch is not None and plan.branch.sha256 == checkpoint.leaves_digest(run, 8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
@@ -157,7 +157,8 @@ def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
         assert all(file_digest(trial / n) == x for n, x in entry.content["files"].items())
 
 
-@short.parametrize(("phase", "number"), [("ledger", 0), ("discard", 2), ("finish", 5)])
+@pytest.mark.long
+@pytest.mark.parametrize(("phase", "number"), [("ledger", 0), ("discard", 2), ("finish", 5)])
 def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     tmp_path, phase, number
 ):

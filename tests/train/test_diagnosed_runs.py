@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from optim.paths import flatten, unflatten
-from tests import runs, short
+from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.config import load
@@ -99,7 +99,8 @@ def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
         assert row["gradient_cosine"] == pytest.approx(cosine, abs=1e-3)
 
 
-@short.parametrize(
+@pytest.mark.long
+@pytest.mark.parametrize(
     "more",
     [
         "",
