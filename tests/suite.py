@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +92,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tells the process that the user started what this one needed."""
     config = session.config
-    own, started = (1024 * resource.getrusage(whose).ru_maxrss for whose in (_SELF, _CHILDREN))
+    unit = 1 if sys.platform == "darwin" else 1024
+    own, started = (unit * resource.getrusage(whose).ru_maxrss for whose in (_SELF, _CHILDREN))
     told = {"own": own, "started": started, "left out": config.stash[_LEFT_OUT]}
     if hasattr(config, "workerinput"):
         config.workeroutput["suite"] = told

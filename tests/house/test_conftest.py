@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import os
+import subprocess
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -13,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import compiled_programs
-from tests.runs import ROOT
+from tests import compiled_programs, suite
+from tests.runs import LONG, ROOT
 
 
 def test_no_test_module_sets_flags_of_xla_where_it_is_imported() -> None:
@@ -72,6 +74,32 @@ def test_the_environment_names_the_folder_of_compiled_programs(tmp_path, monkeyp
     assert compiled_programs.folder().parent == tmp_path / "shared"
     monkeypatch.delenv("LOCKSTEP_COMPILED")
     assert compiled_programs.folder().parent == ROOT / ".compiled"
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "processes"), [(8, 16, 6), (2, 24, 2), (64, 512, 64), (4, 2, 1)]
+)
+def test_there_are_as_many_processes_as_cores_and_memory_allow(
+    cores: int,
+    gigabytes: int,
+    processes: int,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(suite, "host_memory", lambda: gigabytes * 2**30)
+    assert suite.pytest_xdist_auto_num_workers(pytestconfig) == processes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_the_last_line_counts_the_long_tests_that_were_left_out(processes: str) -> None:
+    file = "tests/house/test_seeded_faults.py"
+    command = [sys.executable, "-m", "pytest", file, "-m", "not long", f"-n{processes}"]
+    done = subprocess.run([*command, "-k", "forty"], cwd=ROOT, capture_output=True, timeout=LONG)
+    *_, memory, last = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and memory.startswith("Largest memory: 0.")
+    assert last.startswith("2 long tests were left out: `make test_all` runs all tests")
 
 
 def test_programs_that_were_not_written_whole_are_removed(tmp_path, monkeypatch) -> None:
