@@ -18,7 +18,7 @@ import pytest
 from tests import short
 from trainer.engine.memory import host_memory
 
-# A test process needs less than 2 GB, and starts others at times.
+# A test process needs some 2 GB at most, and starts others at times.
 _PROCESS = 2.5e9
 # Memory is given back where a process holds so many bytes, and so many more than after the last
 # time; that takes half a second.
