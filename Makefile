@@ -61,22 +61,21 @@ OF_ROOM = $(if $(filter $(ROOM),$(ROOMS)),$(wildcard tests/$(ROOM) trainer/$(ROO
 	there is no ROOM=$(ROOM): tests/ has $(ROOMS)))
 # As many processes as there are cores, and memory for them; a file of tests stays in one process.
 PYTEST := $(RUN) -m pytest -n auto --dist=loadfile
+RUFF := $(RUN) -m ruff check .
 PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
 # pyright takes half a minute of one core: it runs beside the tests, and prints only what it finds.
-BESIDE_PYRIGHT = $(PYRIGHT) >$(VENV)/pyright.txt 2>&1 & pyright=$$!; $(1); tests=$$?; \
-	wait $$pyright || { cat $(VENV)/pyright.txt; exit 1; }; exit $$tests
+LINT_AND = $(RUFF) && { $(PYRIGHT) >$(VENV)/pyright.txt 2>&1 & pyright=$$!; $(1); tests=$$?; \
+	wait $$pyright || { cat $(VENV)/pyright.txt; exit 1; }; exit $$tests; }
 
 test: $(VENV)/.test
-	$(RUN) -m ruff check .
 ifdef CHANGED
-	folders=$$($(RUN) -m tests.changed $(CHANGED)) && { $(call BESIDE_PYRIGHT,$(PYTEST) $$folders $(ARGS)); }
+	folders=$$($(RUN) -m tests.changed $(CHANGED)) && $(call LINT_AND,$(PYTEST) $$folders $(ARGS))
 else
-	$(call BESIDE_PYRIGHT,$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS))
+	$(call LINT_AND,$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS))
 endif
 
 test_all: $(VENV)/.test
-	$(RUN) -m ruff check .
-	$(call BESIDE_PYRIGHT,$(PYTEST) $(ARGS))
+	$(call LINT_AND,$(PYTEST) $(ARGS))
 
 seeded_faults: $(VENV)/.test
 	$(RUN) -m tests.seeded_faults $(ARGS)
@@ -140,7 +139,7 @@ laws: $(VENV)/.test
 		tests/engine/test_sharded_runs.py $(ARGS)
 
 lint: $(VENV)/.test
-	$(RUN) -m ruff check .
+	$(RUFF)
 	$(PYRIGHT)
 
 wheel: $(VENV)/.project

@@ -1,7 +1,7 @@
 """Finds the tests of what differs from a commit, for `make test CHANGED=COMMIT`.
 
-`python -m tests.changed COMMIT` prints the folders to give to pytest: those of each room of which a
-file imports, directly or not, a file that differs in the working tree, and always tests/house.
+`python -m tests.changed COMMIT` prints folders for pytest. They are those of the rooms that import,
+directly or not, a file that differs from the commit in the working tree, and always tests/house.
 """
 
 import ast
@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from tests.house_measures import PACKAGES, ROOT, Module, imports, modules, ours
+from tests.house_measures import (
+    PACKAGES,
+    ROOT,
+    Module,
+    git,
+    imports,
+    modules,
+    name_of,
+    ours,
+    read,
+)
 from trainer.config.vocabulary import SWEEP
 
 ROOMS = sorted({file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")})
@@ -24,26 +34,20 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("Name one commit: python -m tests.changed COMMIT", file=sys.stderr)
         return 2
-    differs = _git("diff", "--name-only", "-z", sys.argv[1], "--")
-    new = _git("ls-files", "--others", "--exclude-standard", "-z")
-    if differs is None or new is None:
+    try:
+        differs = git("diff", "--name-only", "-z", sys.argv[1], "--")
+    except subprocess.CalledProcessError:
         return 2
-    files = {name for name in (differs + new).split("\0") if name}
-    for room in rooms(files):
-        print(
-            *(folder for folder in (f"tests/{room}", *_product(room)) if (ROOT / folder).exists())
-        )
+    new = git("ls-files", "--others", "--exclude-standard", "-z")
+    for room in rooms([*differs, *new]):
+        folders = (f"tests/{room}", _product(room))
+        print(*(folder for folder in folders if (ROOT / folder).exists()))
     return 0
 
 
-def _git(*words: str) -> str | None:
-    done = subprocess.run(["git", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    return done.stdout if done.returncode == 0 else None
-
-
-def _product(room: str) -> list[str]:
-    """Returns the folder of the product that has the name of a room of the tests."""
-    return [room if room in PACKAGES else f"trainer/{room}"]
+def _product(room: str) -> str:
+    """Returns the folder of the product whose tests are in a room, which has this name."""
+    return room if room in PACKAGES else f"trainer/{room}"
 
 
 def rooms(files: Iterable[str]) -> list[str]:
@@ -56,22 +60,16 @@ def rooms(files: Iterable[str]) -> list[str]:
     if files & set(EVERYWHERE):
         return ROOMS
     known = {*_arrows(), *_of_tests()}
-    changed = {ours(_module(file), known) for file in files}
+    changed = {ours(name_of(Path(file)), known) for file in files}
     folders = {file.partition("/")[0] for file in files if "/" in file}
     found = {"house"} | {part for file in files for part in file.split("/")[:2]}
     for room in ROOMS:
-        own = ".".join(["trainer", room] if room not in PACKAGES else [room])
+        own = _product(room).replace("/", ".")
         roots = {name for name in _arrows() if name == own or name.startswith(f"{own}.")}
         roots |= _imported_by_tests(room)
         if changed & _reached(roots) or folders & _folders_in_tests(room):
             found.add(room)
     return [room for room in ROOMS if room in found]
-
-
-def _module(file: str) -> str:
-    """Returns the dotted name of a Python file; of another file, that of its folder."""
-    path = Path(file)
-    return ".".join((path.with_suffix("") if path.stem != "__init__" else path.parent).parts)
 
 
 @cache
@@ -104,12 +102,7 @@ def _reached(roots: Iterable[str]) -> set[str]:
 def _of_tests() -> Mapping[str, Module]:
     """Reads the modules of tests/, but for the packages of labs and the folders of data."""
     files = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests").glob("*/test_*.py")]
-    return {
-        (name := _module(str(file.relative_to(ROOT)))): Module(
-            name, str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))
-        )
-        for file in files
-    }
+    return {module.name: module for module in map(read, files)}
 
 
 @cache

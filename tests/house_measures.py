@@ -6,6 +6,7 @@ answer at once, such as `--help` and `sweep status`, are made of such files.
 """
 
 import ast
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -34,16 +35,35 @@ def modules(root: Path = ROOT) -> list[Module]:
     Args:
         root: of the repository.
     """
-    return [_read(path, root) for top in PACKAGES for path in sorted((root / top).rglob("*.py"))]
+    return [read(path, root) for top in PACKAGES for path in sorted((root / top).rglob("*.py"))]
 
 
-def _read(path: Path, root: Path) -> Module:
-    parts = path.relative_to(root).with_suffix("").parts
-    package = parts[-1] == "__init__"
-    name = ".".join(parts[:-1] if package else parts)
+def read(path: Path, root: Path = ROOT) -> Module:
+    """Reads one source file of a repository whose root is `root`."""
+    own = path.relative_to(root)
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source, str(path))
-    return Module(name, str(path.relative_to(root)), tree, package, len(source.splitlines()))
+    return Module(name_of(own), str(own), tree, own.stem == "__init__", len(source.splitlines()))
+
+
+def name_of(path: Path) -> str:
+    """Returns the dotted name of the module that a path, from the root on, is that of."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def git(*words: str, root: Path = ROOT) -> list[str]:
+    """Runs git in a checkout, also in one of another user.
+
+    Returns:
+        What it printed, divided at its zero bytes: names of files, with the option -z.
+
+    Raises:
+        subprocess.CalledProcessError: git failed, and has printed why.
+    """
+    command = ["git", "-C", str(root), "-c", "safe.directory=*", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [word for word in done.stdout.split("\0") if word]
 
 
 def imports(module: Module, at_once: bool = False) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,6 @@ test_explicit_axes.py runs it once, and makes tests of them.
 
 import json
 import os
-import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Without LLVM's optimizations, the operations of eager updates compile in half of the time.
@@ -48,6 +47,7 @@ from tests.laws_harness import (
     wrappers,
 )
 from tests.laws_table import EAGER, ROWS, Row, case_name
+from tests.runs import is_asked
 
 # Otherwise the operations of an eager update are in flight together, and deadlock on few cores.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -162,7 +162,7 @@ def main() -> None:
     for row in ROWS:
         found = {}
         for mesh, how in COLUMNS:
-            asked = case_name(row, f"{mesh}, {how}") in sys.argv or len(sys.argv) == 1
+            asked = is_asked(case_name(row, f"{mesh}, {how}"))
             if not asked or (how == "eager" and row not in EAGER):
                 continue
             try:

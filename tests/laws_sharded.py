@@ -7,7 +7,6 @@ test_laws_sharded.py runs it once and makes tests of the lines.
 
 import json
 import os
-import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -34,6 +33,7 @@ from tests.laws_harness import (
     tree_to_split,
 )
 from tests.laws_table import ROWS, Row, case_name
+from tests.runs import is_asked
 
 STEPS = 3
 
@@ -165,11 +165,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="optax")
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
     for row in ROWS:
-        asked = {
-            how: check
-            for how, check in WAYS.items()
-            if case_name(row, how) in sys.argv or len(sys.argv) == 1
-        }
+        asked = {how: check for how, check in WAYS.items() if is_asked(case_name(row, how))}
         if asked:
             print(json.dumps(run(row, mesh, asked)), flush=True)
 

@@ -26,12 +26,6 @@ LONG = 1500
 # Settings with which a shipped config is read here: its mesh needs more devices.
 ELSEWHERE = {"gpt_1b.gin": ["mesh=null"]}
 
-
-def kind(config: Path) -> tuple[str, str]:
-    """Returns the language of a shipped config, and the folder that says what it shows."""
-    return config.suffix, config.parent.name
-
-
 CONFIG = """
 experiment:
   model        = @models.mlp()
@@ -158,6 +152,11 @@ class Signals:
         return "SIGTERM" if self.left < 0 else None
 
 
+def kind(config: Path) -> tuple[str, str]:
+    """Returns the language of a shipped config, and the folder that says what it shows."""
+    return config.suffix, config.parent.name
+
+
 def mesh_name(axes: Mapping[str, int]) -> str:
     """Returns "data 2 x fsdp 4", the name of a mesh in cases and tests."""
     return " x ".join(f"{name} {size}" for name, size in axes.items())
@@ -173,6 +172,11 @@ def asked(request: Any, *names: str) -> set[tuple[Any, ...]]:
     tests = [item for item in request.session.items if item.path == request.node.path]
     params = [item.callspec.params for item in tests if hasattr(item, "callspec")]
     return {tuple(each[name] for name in names) for each in params if each.keys() >= {*names}}
+
+
+def is_asked(word: str) -> bool:
+    """Returns whether a script that `findings` runs was given a word; all, if it was given none."""
+    return word in sys.argv[1:] or len(sys.argv) == 1
 
 
 def findings(key: str, module: str, *words: str) -> dict[str, dict[str, Any]]:

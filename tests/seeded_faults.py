@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import compiled_programs
+from tests.house_measures import ROOT, git
 
-ROOT = Path(__file__).resolve().parents[1]
 # This table's own tests find every fault, as the text that one replaces is then missing.
 OWN_TESTS = "tests/house/test_seeded_faults.py"
 OPTIONS = (
@@ -703,24 +703,17 @@ def copied(root: Path = ROOT) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
         tree = Path(folder).resolve() / "checkout"
-        for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):
+        for name in git("ls-files", "-z", "--cached", "--others", "--exclude-standard", root=root):
             if (root / name).is_file() or (root / name).is_symlink():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, tree / name, follow_symlinks=False)
         if (shared := root.parent / "shared").exists():  # what some tests read, if it is there
             (tree.parent / "shared").symlink_to(shared)
         identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgSign=false")
-        _git(tree, "init", "-q")
-        _git(tree, "add", "--force", "--all")
-        _git(tree, *identity, "commit", "-q", "--no-verify", "-m", "A copy")
+        git("init", "-q", root=tree)
+        git("add", "--force", "--all", root=tree)
+        git(*identity, "commit", "-q", "--no-verify", "-m", "A copy", root=tree)
         yield tree
-
-
-def _git(root: Path, *words: str) -> list[str]:
-    """Runs git, and returns what it printed, without the zero bytes between."""
-    command = ["git", "-C", str(root), "-c", "safe.directory=*", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return [word for word in done.stdout.split("\0") if word]
 
 
 def table(results: Iterable[Found]) -> str:

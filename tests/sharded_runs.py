@@ -18,7 +18,6 @@ if __name__ == "__main__":  # not where the names of the cases are imported
 import contextlib
 import functools
 import json
-import sys
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ import numpy as np
 import optax
 
 import optim
-from tests.runs import mesh_name
+from tests.runs import is_asked, mesh_name
 from trainer import data, losses, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.experiment import Experiment
@@ -192,7 +191,7 @@ def main() -> None:
     alone = functools.cache(lambda model, optimizer: run(model, optimizer, {"data": 1}))
     for model, optimizer, axes in cases():
         name = f"{model} {optimizer} {mesh_name(axes)}"
-        if name not in sys.argv and len(sys.argv) > 1:
+        if not is_asked(name):
             continue
         one, many = alone(model, optimizer), run(model, optimizer, axes)
         found = {

@@ -28,10 +28,11 @@ Factor = Callable[[Case], Hashable]
 def covering(
     cases: Iterable[Case], pairs: Sequence[Factor[Case]], each: Sequence[Factor[Case]] = ()
 ) -> list[Case]:
-    """Returns few cases, in their order, among which all that a table varies in occurs.
+    """Returns few cases, in their order, in which every value and every pair of values occurs.
 
-    Greedy: at each time the first of the cases that add most. Of factors of at most a dozen values
-    it finds about as few as the values of the two largest ones have pairs.
+    A greedy search: it takes the case that adds most, and of several the first one, until nothing
+    is missing. With factors of at most a dozen values, the number of cases is close to the least
+    possible one, the product of the numbers of values of the two largest factors.
 
     Args:
         cases: all cases, those that are preferred first.

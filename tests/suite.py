@@ -17,8 +17,9 @@ import pytest
 
 from tests import short
 from trainer.engine.memory import host_memory
+from trainer.train.stopwatch import memory_peak
 
-# A test process needs some 2 GB at most, and starts others at times.
+# A test process needs up to 2.3 GB.
 _PROCESS = 2.5e9
 # Memory is given back where a process holds so many bytes, and so many more than after the last
 # time; that takes half a second.
@@ -27,35 +28,41 @@ _MUCH, _MORE = 1.2e9, 0.4e9
 # all objects every few traces, for a tenth of the time of the tests.
 _YOUNG = 50_000
 
-# The number of long tests that a process leaves out.
+# How many long tests `make test` leaves out in this process.
 _LEFT_OUT = pytest.StashKey[int]()
-# What each process has told at its end: the largest memory of its own and of a process that it
-# started, in bytes, and how many tests it left out.
-_TOLD = pytest.StashKey[list[dict[str, int]]]()
+# In the main process, a report of each test process: bytes of memory, and `_LEFT_OUT`.
+_REPORTS = pytest.StashKey[list[dict[str, int]]]()
 # The bytes that were left when memory was last given back.
 _KEPT = pytest.StashKey[int]()
 _LIBC = ctypes.CDLL(None)
-_SELF, _CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
-    if config.option.markexpr == "not long":
+    if _short(config):
         short.DRAWN = 0.25
     config.stash[_LEFT_OUT] = 0
-    config.stash[_TOLD] = []
+    config.stash[_REPORTS] = []
+
+
+def _short(config: pytest.Config) -> bool:
+    return config.option.markexpr == "not long"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Returns what `-n auto` is: as many processes as there are cores, and memory for them."""
+    """Returns what `-n auto` is: as many processes as there are cores, and memory for them.
+
+    Where psutil is installed, xdist itself counts a core with two threads once, and all cores of
+    the machine where this process may use some of them.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = host_memory() or _PROCESS
     return max(1, min(cores or 1, int(memory // _PROCESS)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spares the garbage collector the tests themselves, which all live to the end."""
-    # Plugins of hypothesis ask the collector who refers to an object, when it is imported.
+    """Lets the garbage collector pass over the tests themselves, which all live to the end."""
+    # When hypothesis is imported, plugins of it ask the collector for what refers to an object.
     importlib.import_module("hypothesis")
     gc.collect()
     gc.freeze()
@@ -78,50 +85,55 @@ def _memory() -> int:
     """Returns the bytes that this process holds now; 0 where the system does not say."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return 0
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        item.config.stash[_LEFT_OUT] += item.get_closest_marker("long") is not None
+        if _short(item.config) and item.get_closest_marker("long"):
+            item.config.stash[_LEFT_OUT] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tells the process that the user started what this one needed."""
+    """Reports the memory of this process to the main process, which may be this one."""
     config = session.config
-    unit = 1 if sys.platform == "darwin" else 1024
-    own, started = (unit * resource.getrusage(whose).ru_maxrss for whose in (_SELF, _CHILDREN))
-    told = {"own": own, "started": started, "left out": config.stash[_LEFT_OUT]}
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    report = {
+        "own": memory_peak(()),
+        "started": unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
+        "left out": config.stash[_LEFT_OUT],
+    }
     if hasattr(config, "workerinput"):
-        config.workeroutput["suite"] = told
-    elif not config.stash[_TOLD]:  # no other processes ran the tests
-        config.stash[_TOLD].append(told)
+        config.workeroutput["suite"] = report
+    elif not config.stash[_REPORTS]:  # no other processes ran the tests
+        config.stash[_REPORTS].append(report)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Takes what a test process told at its end; one that died tells nothing."""
-    if told := getattr(node, "workeroutput", {}).get("suite"):
-        node.config.stash[_TOLD].append(told)
+    """Takes the report of a test process at its end; there is none of one that crashed."""
+    if report := getattr(node, "workeroutput", {}).get("suite"):
+        node.config.stash[_REPORTS].append(report)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Prints the memory of the processes, and last how to run the tests that were left out."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    every = config.stash.get(_TOLD, [])
+    every = config.stash.get(_REPORTS, [])
     if hasattr(config, "workerinput") or reporter is None or not every:
         return
-    own = ", ".join(f"{told['own'] / 1e9:.1f}" for told in every)
-    started = max(told["started"] for told in every) / 1e9
-    # A process counts what the one that started it held, until it runs a program of its own.
+    own = ", ".join(f"{report['own'] / 1e9:.1f}" for report in every)
+    # On Linux the peak of a process begins with that of the one that started it.
+    started = max(report["started"] for report in every) / 1e9
     reporter.write_line(
-        f"Largest memory: {own} GB of the test processes, {started:.1f} GB of one they started."
+        f"Largest memory: {own} GB of the test processes, at most {started:.1f} GB of one that "
+        "they started."
     )
     # Each process collects all tests, and leaves out the same ones.
-    if left_out := max(told["left out"] for told in every):
+    if left_out := max(report["left out"] for report in every):
         reporter.write_line(
             f"{left_out:,} long tests were left out: `make test_all` runs all tests, "
             "`make test ROOM=sweep` all of one room."

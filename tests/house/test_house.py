@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house_measures import PACKAGES, Module, dotted, free, imports, modules, ours
+from tests.house_measures import PACKAGES, Module, dotted, free, git, imports, modules, ours
 from tests.runs import ROOT
 from trainer.config.vocabulary import SWEEP
 
@@ -545,9 +545,7 @@ def test_each_file_and_test_that_a_page_names_exists(page: str) -> None:
 
 
 def _committed() -> list[Path]:
-    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+    return [ROOT / name for name in git("ls-files", "-z") if (ROOT / name).is_file()]
 
 
 # Written so that these lines do not offend themselves.
