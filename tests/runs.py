@@ -129,10 +129,10 @@ def start_two(
     return every
 
 
-def ends(processes: Iterable[subprocess.Popen[bytes]], seconds: float = 150) -> list[int]:
-    """Returns the exit codes of processes, which are killed after so many seconds each."""
+def ends(processes: Iterable[subprocess.Popen[bytes]]) -> list[int]:
+    """Returns the exit codes of processes, which are killed if one does not end."""
     try:
-        return [process.wait(seconds) for process in processes]
+        return [process.wait(LONG) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -240,7 +240,7 @@ def stop(number: int = signal.SIGTERM) -> None:
     StopSignals._record = noting
     try:
         signal.raise_signal(number)
-        assert noted.wait(60)
+        assert noted.wait(LONG)
     finally:
         StopSignals._record = note
 

@@ -330,7 +330,7 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
 
     def stuck():
         yield from itertools.islice(slow(1000), 5)
-        assert goes_on.wait(60)
+        assert goes_on.wait(runs.LONG)
         yield {"number": "of before"}
 
     supply = BatchPrefetcher(3, lambda: True)
@@ -341,7 +341,7 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
     supply.start(slow(1000))  # as after a rollback
     taken = [supply.take(1)[0]["number"] for _ in range(5)]
     goes_on.set()
-    left.join(5)
+    left.join(runs.LONG)
     taken += [supply.take(1)[0]["number"] for _ in range(25)]
     assert taken == list(range(30))
     assert not left.is_alive() and len(threads()) == 1

@@ -187,7 +187,7 @@ def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
     """When Python runs no handler of signals; 32 layers apart compile for a minute."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal, subprocess, threading, time\n"
+        "import os, signal, subprocess, threading\n"
         "import lockstep as ls\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background\n"
         "started = subprocess.Popen\n"
@@ -201,20 +201,21 @@ def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
         "subprocess.Popen = start\n"
         "sets = {'model.depth': 32, 'model.scan_layers': False, 'mesh': {'fsdp': 8}}\n"
         "config = ls.load_config('lockstep:muon_vit.yaml', set=sets)\n"
-        "began = time.monotonic()\n"
         "try:\n"
         "    ls.explain(config, devices=8, compile=True)\n"
         "except KeyboardInterrupt:\n"
-        "    print('interrupted', time.monotonic() - began)\n"
+        "    print('interrupted')\n"
     )
+    programs = tmp_path / "programs"
     done = subprocess.run(
         [sys.executable, str(script)],
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),
+        env=environment(JAX_COMPILATION_CACHE_DIR=str(programs)),
         capture_output=True,
         text=True,
         timeout=LONG,
     )
-    pid, said, seconds = done.stdout.split()
-    assert said == "interrupted" and float(seconds) < 14, done.stderr
+    pid, said = done.stdout.split()
+    assert said == "interrupted", done.stderr
+    assert not list(programs.glob("jit_step*"))  # the compilation did not end before
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)  # sends nothing, and finds whether it exists

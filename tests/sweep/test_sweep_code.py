@@ -429,7 +429,7 @@ def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
             time.sleep(0.05)
     finally:
         worker.kill()
-        worker.wait(60)
+        worker.wait(runs.LONG)
     fresh.edit(text="\n")
     assert other_process(fresh, *command[3:]) == 2
     assert list(fresh.sweep.glob("waves/*/checkpoints/*"))

@@ -136,7 +136,7 @@ def test_a_data_set_that_takes_no_part_is_refused_where_tensor_divides_processes
     )
     options = [f"--config={config}", "--vocabulary=letters", "--vocabulary=lab_of_tests"]
     both = runs.start_two([*options, f"--workdir={tmp_path / 'run'}"], tmp_path)
-    assert runs.ends(both, runs.LONG) == [2, 2]
+    assert runs.ends(both) == [2, 2]
     for index in range(2):
         said = (tmp_path / f"log{index}").read_text()
         assert "error:" in said, said

@@ -421,7 +421,7 @@ def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
         assert "once more" in process.stderr.readline()
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(runs.LONG) == 128 + signal.SIGTERM
 
 
 @pytest.mark.long
@@ -454,7 +454,7 @@ def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(
         while process.stdout.readline() != "shutting down\n":
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == code
+        assert process.wait(runs.LONG) == code
     assert [info.step for info in checkpoint.ls(tmp_path / "r")][-1] == 20
 
 

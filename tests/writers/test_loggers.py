@@ -410,7 +410,7 @@ class Service:
 
     def _answer(self) -> None:
         if self.hung is not None:
-            self.hung.wait(60)
+            self.hung.wait(runs.LONG)
         if self.failing:
             raise ConnectionError("no route to host")
 

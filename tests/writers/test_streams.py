@@ -69,7 +69,7 @@ def test_a_run_piped_to_tee_saves_when_ctrl_c_ends_both(tmp_path):
         assert run.poll() is None
     run.stdout.close()
     run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 75
+    assert run.wait(runs.LONG) == 75
     assert exit_of(workdir) == "stopped"
     assert [info.step for info in checkpoint.ls(workdir)][-1] == runs.lines(workdir)[-1]["step"]
 
