@@ -78,7 +78,7 @@ def workload(
 def _planned(finals: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
     """Returns the fields of a plan with one search an arm, all of whose runs have ended."""
     most = max(map(len, finals.values()), default=0)
-    revision = Revision(1, "0" * 64, {}, None, False, arms=tuple(finals), units=most)
+    revision = Revision(1, "0" * 64, {}, None, False, False, arms=tuple(finals), units=most)
     return {"revisions": (revision,), "completed": 1, "units": tuple(range(most))}
 
 

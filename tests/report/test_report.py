@@ -154,6 +154,7 @@ def revisions(*units: int, **new_winners: tuple[str, ...]) -> dict[str, Any]:
             {},
             None if number == 1 else 5,
             number > 1,
+            number > 1,
             arms=("a", "b"),
             units=count,
             new_winners=new_winners.get(f"revision_{number}", ()),
@@ -209,7 +210,7 @@ def test_an_arm_that_was_added_after_results_is_judged_by_e_values():
 def test_revisions_before_the_winners_are_known_are_the_plan():
     fields = revisions(4, 6)
     first, second = fields["revisions"]
-    fields["revisions"] = (first, replace(second, winners_known=False))
+    fields["revisions"] = (first, replace(second, compared_known=False))
     values = {"a": [0.0, 0.1, 0.05, 0.02, 0.0, 0.1], "b": [1.0, 1.0, 0.98, 1.1, 1.0, 1.2]}
     (pair,) = compare_arms(workload(values, **fields))
     assert pair.test == "paired t test" and pair.looks == (6,)

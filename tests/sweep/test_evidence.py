@@ -13,6 +13,7 @@ from tests import runs
 from tests.sweep.test_sweep import GOAL, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
+from trainer.sweep import extension
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
 from trainer.writers.summary import Summary
@@ -193,6 +194,39 @@ def test_seeds_taken_out_of_final_json_are_found(copied):
     (copied / LEDGER_FILE).unlink()
     edit(copied / "final.json", lambda choices: choices[0]["seeds"].pop())
     assert "its seeds are [10000]" in faults(copied)["final.json"]
+
+
+def extend(folder: Path) -> int:
+    """Adds a final seed to the sweep in a folder; returns the exit code."""
+    file = write_sweep(folder.parent)
+    file.write_text(ARMS.replace("final: {seeds: 2}", "final: {seeds: 3}"))
+    return main(["sweep", "extend", str(folder), f"--config={file}", "--vocabulary=unruly"])
+
+
+def test_without_final_json_a_sweep_is_extended_when_its_winners_are_chosen_again(copied, capsys):
+    content = (copied / "final.json").read_bytes()
+    (copied / "final.json").unlink()
+    assert extend(copied) == 2
+    assert f"`python -m trainer sweep work {copied}`" in capsys.readouterr().err
+    assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
+    assert (copied / "final.json").read_bytes() == content
+    assert extend(copied) == 0 and not faults(copied)
+    (_, second) = json.loads((copied / "plan.json").read_text())["revisions"]
+    assert second["known"]["final"] and len(second["known"]["finished"]) == 4
+
+
+@pytest.mark.parametrize("hidden", ["winners", "a trial", ""])
+def test_a_revision_that_hides_what_was_known_is_found(copied, monkeypatch, hidden):
+    def known(folder: Path, names: set[str]) -> dict[str, Any]:
+        every = sorted(names)
+        return {"finished": every[hidden == "a trial" :], "final": hidden != "winners"}
+
+    monkeypatch.setattr(extension, "_known_results", known)
+    assert extend(copied) == 0
+    said = {"winners": "winners were chosen", "a trial": "1 more trial ended", "": ""}
+    wanted = f"revision 2 does not say that {said[hidden]} before it, as" if hidden else ""
+    assert faults(copied).get("plan.json", "")[: len(wanted)] == wanted
+    assert bool(faults(copied)) == bool(hidden)
 
 
 def test_another_winner_in_final_json_is_found(copied):

@@ -13,6 +13,7 @@ from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep import extension
+from trainer.sweep.ledger import append, compared_known
 from trainer.sweep.plan import Plan, make_plan
 from trainer.sweep.plan_file import check_same, read_plan
 
@@ -175,6 +176,53 @@ def test_a_revision_says_what_was_known(folder):
         None,
         *(each["digest"] for each in new.revisions[:2]),
     ]
+
+
+@pytest.mark.parametrize(
+    "seen", ["a run of a winner", "a line about winners", "a line about a run"]
+)
+def test_winners_that_were_chosen_are_known_without_final_json(folder, capsys, seen):
+    # Who removes final.json after a verdict would get a second one as if it were the first.
+    sweep, old = begun(folder, SWEEP_TEXT)
+    if seen == "a run of a winner":
+        (sweep / "final/first/10000").mkdir(parents=True)
+    elif seen == "a line about winners":
+        append(sweep, [{"event": "final", "files": {"final.json": "0" * 64}}])
+    else:
+        append(sweep, [{"event": "trial", "trial": "final/first/10000", "files": {}}])
+    code, new, _ = extend(folder, SWEEP_TEXT, "final.seeds=4")
+    assert (code, new.revision) == (2, 1)
+    said = capsys.readouterr().err
+    assert "final.json, which names them, is missing" in said and f"sweep work {sweep}" in said
+    (sweep / "final.json").write_text("[]")
+    code, new, _ = extend(folder, SWEEP_TEXT, "final.seeds=4")
+    assert (code, new.revisions[1]["known"]) == (0, {"finished": [], "final": True})
+
+
+def test_a_result_that_was_removed_is_known(folder):
+    sweep, _ = begun(folder, SWEEP_TEXT)
+    append(sweep, [{"event": "trial", "trial": "trials/first/0001/0", "files": {}}])
+    _, new, _ = extend(folder, SWEEP_TEXT, "trials=5")
+    assert new.revisions[1]["known"]["finished"] == ["first/0001/0"]
+
+
+@pytest.mark.parametrize(
+    ("points", "finals", "finished", "tested", "known"),
+    [
+        (1, [], True, False, True),  # the trials are what is compared
+        (1, [], False, False, False),
+        (4, [], True, False, False),  # those by which points were selected are not judged
+        (4, [], True, True, True),
+        (4, [10_000], True, True, False),
+    ],
+)
+def test_trials_that_are_compared_themselves_are_known(points, finals, finished, tested, known):
+    trials = [["first", n, seed, {}] for n in range(points) for seed in range(3)]
+    first = {"trials": trials, "final_seeds": finals}
+    said = {"finished": ["first/0000/0"] if finished else [], "final": False}
+    second = {"trials": [], "final_seeds": finals, "known": said}
+    assert compared_known([first, second], tested) is known
+    assert not compared_known([first], tested)
 
 
 def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):

@@ -189,9 +189,9 @@ def reason_not_to_judge(workload: Workload) -> str:
 def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
     """Returns the looks that were taken at the units of two arms; None if there was none yet.
 
-    All revisions from before any winner was known count as one plan, which is judged once, when all
-    of it has ended. A later revision is judged when it has ended, if it added units or one of the
-    two arms. `units` is how many units both arms have, from the first one on without a gap.
+    All revisions from before any compared run was known count as one plan, which is judged once,
+    when all of it has ended. A later revision is judged when it has ended, if it added units or one
+    of the two arms. `units` is how many units both arms have, from the first one on without a gap.
     """
     if not workload.revisions:
         return looks_of_plan(units) if units > 1 else None
@@ -204,7 +204,7 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     changed = [each.number for each in with_both if set(arms) & set(each.new_winners)]
     if workload.looks == "any":
         return looks_at_any(units, len(changed)) if units > 2 else None
-    plan = [*itertools.takewhile(lambda each: not each.winners_known, workload.revisions)][-1]
+    plan = [*itertools.takewhile(lambda each: not each.compared_known, workload.revisions)][-1]
     after = [each for each in with_both if each.number > plan.number]
     counts = {each.units for each in after if each.number >= max([0, *changed])}
     numbers = tuple(sorted(n for n in counts if 1 < n <= units))

@@ -23,6 +23,7 @@ from trainer.report.statistics import (
 from trainer.report.sweep_results import read_sweep
 from trainer.report.wording import joined, shown
 from trainer.sweep.ladder import rung_of
+from trainer.sweep.ledger import compared_known
 from trainer.sweep.plan import Plan, searches_of
 
 POWER = 0.8
@@ -200,7 +201,11 @@ def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     and `revision` what is added, from `extension.make_extension`.
     """
     every = [*stored.revisions, revision]
-    planned = [*itertools.takewhile(lambda each: not _winners_known(each), every)][-1]
+    planned = every[0]
+    for number, each in enumerate(every[1:], 2):
+        if compared_known(every[:number]):
+            break
+        planned = each
     before, now = _units(stored.revisions[-1]), _units(revision)
     arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
     if arms < 2 or now <= before or planned is revision or stored.looks == "any":
@@ -229,10 +234,6 @@ def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
             f" {2 * _units(planned):,}, or start a fresh sweep."
         )
     return [text]
-
-
-def _winners_known(revision: Mapping[str, Any]) -> bool:
-    return bool(revision.get("known", {}).get("final"))
 
 
 def _units(revision: Mapping[str, Any]) -> int:

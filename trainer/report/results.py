@@ -179,6 +179,7 @@ class Revision:
         trials: arm -> how many runs it added.
         known: how many runs were finished when it was made; None for the first.
         winners_known: whether the winners were chosen by then.
+        compared_known: whether compared runs had ended by then, or their choice was known.
         changes: other changes of the plan, such as "goal: ...".
         arms: the arms that it has.
         units: how many units it has: searches, or final seeds if each arm is searched once.
@@ -192,6 +193,7 @@ class Revision:
     trials: Mapping[str, int]
     known: int | None
     winners_known: bool
+    compared_known: bool
     changes: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
     units: int = 0

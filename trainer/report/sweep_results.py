@@ -17,6 +17,7 @@ from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
+from trainer.sweep.ledger import compared_known
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
@@ -56,19 +57,22 @@ def read_sweep(
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     if metric is not None and metric != plan.goal.metric:
         _check_metric(folder, metric, (*trials, *finals))
-    searches = len(plan.offsets)
+    goal, searches = _goal(plan, finals, target, metric, better), len(plan.offsets)
     evidence = _evidence(folder, status)
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
         path=folder,
-        goal=_goal(plan, finals, target, metric, better),
+        goal=goal,
         arms=tuple(plan.arms),
         trials=trials,
         finals=finals,
         spaces=_spaces(plan.revisions[-1]),
         winners=winners,
-        revisions=tuple(_revision(plan, n, choices) for n in range(1, plan.revision + 1)),
+        revisions=tuple(
+            _revision(plan, n, choices, tested=goal.report_on != goal.select_on)
+            for n in range(1, plan.revision + 1)
+        ),
         completed=_completed(plan, choices, trials, finals),
         searches=searches,
         units=tuple(units),
@@ -298,7 +302,7 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
             yield with_outcome(run, outcome, _record(run.folder))
 
 
-def _revision(plan: Plan, number: int, choices: Sequence[Choice]) -> Revision:
+def _revision(plan: Plan, number: int, choices: Sequence[Choice], tested: bool) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
     searches = searches_of(content)
@@ -316,6 +320,7 @@ def _revision(plan: Plan, number: int, choices: Sequence[Choice]) -> Revision:
         trials=Counter(trial[0] for trial in content["trials"]),
         known=None if known is None else len(known["finished"]),
         winners_known=bool(known and known["final"]),
+        compared_known=compared_known(revisions[:number], tested),
         changes=tuple(changes),
         arms=tuple(content["arms"]),
         units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),

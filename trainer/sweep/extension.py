@@ -17,8 +17,8 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.encoding import Decoder, canonical, encoded
-from trainer.sweep.final import ArmSearch
-from trainer.sweep.ledger import Recorder
+from trainer.sweep.final import FINAL_FILE, ArmSearch
+from trainer.sweep.ledger import Recorder, known_by_name, read_ledger, results_in
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     Plan,
@@ -36,7 +36,7 @@ from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of, unequally_tuned
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
-from trainer.writers.files import paths_below, replace_file
+from trainer.writers.files import replace_file
 from trainer.writers.json_files import as_dataclass, as_json
 
 
@@ -113,10 +113,10 @@ def make_extension(
     it had.
 
     A revision is a part of plan.json: all arms, seeds and the goal as they are now; the new trials
-    and their programs; "known", the trials that have results and whether final.json exists;
+    and their programs; "known", the trials that had ended, and whether winners were chosen;
     "follows", the digest of the revision before. Raises UserError if the file changes or removes
-    what was planned, or adds nothing; ConfigError if the arms have unequal budgets with the new
-    trials.
+    what was planned, or adds nothing, or if winners were chosen and final.json is missing;
+    ConfigError if the arms have unequal budgets with the new trials.
     """
     if stored.ladder is not None or plan.ladder is not None:
         raise UserError(
@@ -171,7 +171,7 @@ def make_extension(
         **content,
         **plan.linked,
         "trials": [trial_entry(trial, values) for trial, values in added],
-        "known": {"finished": _finished(folder, had), "final": (folder / "final.json").exists()},
+        "known": _known_results(folder, had),
         "follows": stored.digest,
         "programs": as_json(programs),
         "reasons": [line for line in plan.reasons if line not in stored.reasons],
@@ -290,9 +290,22 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
         refuse_unequal(definition, what, counts)
 
 
-def _finished(folder: Path, names: set[str]) -> list[str]:
-    """Returns the names of the trials that have a result: their folders exist."""
-    return sorted(names.intersection(x[len("trials/") :] for x in paths_below(folder, "trials", 3)))
+def _known_results(folder: Path, names: set[str]) -> dict[str, Any]:
+    """Returns which of some trials have ended, and whether the winners were chosen.
+
+    By the ledger, which has also what was removed, and by the folders, for results without a line.
+    Raises UserError if runs of winners have ended and final.json, which names them, is missing.
+    """
+    ledger, chosen = read_ledger(folder), (folder / FINAL_FILE).exists()
+    known = [known_by_name(results_in(folder), chosen), *([ledger.known] if ledger else [])]
+    if any(each.final for each in known) and not chosen:
+        raise UserError(
+            f"The winners of the sweep in {folder} were chosen, and {FINAL_FILE}, which names them,"
+            f" is missing. Put it back, or start `python -m trainer sweep work {folder}`, which"
+            " chooses them again from the results; then extend the sweep. Nothing was changed."
+        )
+    finished = frozenset[str]().union(*(each.finished for each in known))
+    return {"finished": sorted(finished & names), "final": chosen}
 
 
 def render_extension(

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,18 @@ class KnownFile(NamedTuple):
     after: int
 
 
+class KnownResults(NamedTuple):
+    """What had been computed when a revision of the plan was made.
+
+    Attributes:
+        finished: the trials of the searches that had ended, such as "adamw/0003/0".
+        final: whether the winners were chosen, or a run of a winner had ended.
+    """
+
+    finished: frozenset[str]
+    final: bool
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The ledger of a sweep.
@@ -81,6 +93,55 @@ class Ledger:
     def of(self, event: str) -> list[Entry]:
         """Returns the entries of an event, in order."""
         return [entry for entry in self.entries if entry.event == event]
+
+    def known_at(self, revision: int) -> KnownResults | None:
+        """Returns the results of which a line comes before that of a revision of the plan.
+
+        Also those whose files were removed since. None for the first revision that the ledger has,
+        and for those before it.
+        """
+        plans = self.of("plan")
+        line = next((x.line for x in plans[1:] if x.content["revision"] == revision), None)
+        return None if line is None else _known([x for x in self.entries if x.line < line])
+
+    @property
+    def known(self) -> KnownResults:
+        """The results of which it has a line."""
+        return _known(self.entries)
+
+
+def _known(entries: Iterable[Entry]) -> KnownResults:
+    names = [entry.content["trial"] for entry in entries if entry.event == "trial"]
+    chosen = any(entry.event == "final" for entry in entries)
+    return known_by_name(names, chosen)
+
+
+def known_by_name(names: Iterable[str], chosen: bool) -> KnownResults:
+    """Returns what is known if trials with these folders have ended.
+
+    `chosen` is whether the winners were chosen.
+    """
+    every = [name.partition("/") for name in names]
+    finished = frozenset(rest for first, _, rest in every if first == "trials")
+    return KnownResults(finished, chosen or any(first != "trials" for first, _, _ in every))
+
+
+def compared_known(revisions: Sequence[Mapping[str, Any]], tested: bool = False) -> bool:
+    """Returns whether compared runs had ended when the last of some revisions was made.
+
+    In a sweep with `final: null` these are its trials, where they are judged: if each search has
+    one point, or if the metric that is compared is not the one by which points were selected.
+
+    Args:
+        revisions: of the plan, from the first.
+        tested: whether trials have the metric on the test split.
+    """
+    known, before = revisions[-1].get("known"), revisions[:-1]
+    if not known or known["final"]:
+        return bool(known)
+    points = {(arm, *search, number) for x in before for arm, number, _, _, *search in x["trials"]}
+    one_each = len({point[:-1] for point in points}) == len(points)
+    return not before[-1]["final_seeds"] and (tested or one_each) and bool(known["finished"])
 
 
 def append(folder: Path, events: Iterable[Mapping[str, Any]]) -> None:
