@@ -19,7 +19,7 @@ from tests import short
 from trainer.engine.memory import host_memory
 from trainer.train.stopwatch import memory_peak
 
-# A test process needs up to 1.6 GB, and up to 2.0 GB with one that it starts.
+# A test process needs up to 1.6 GB, and one that it starts up to 2.0 GB.
 _PROCESS = 2.5e9
 # Memory is given back where a process holds so many bytes, and so many more than after the last
 # time; that takes half a second.

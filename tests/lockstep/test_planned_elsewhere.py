@@ -185,17 +185,21 @@ def test_a_plan_is_the_same_after_the_way_through_a_file(name: str):
 @pytest.mark.long
 def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
     """When Python runs no handler of signals; 32 layers apart compile for a minute."""
+    programs, begun = tmp_path / "programs", tmp_path / "begun"
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal, subprocess, threading\n"
+        "import os, pathlib, signal, subprocess, sys, threading, time\n"
         "import lockstep as ls\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background\n"
         "started = subprocess.Popen\n"
+        "def interrupt():  # when XLA has written what it is about to compile\n"
+        "    while not list(pathlib.Path(sys.argv[1]).glob('*jit_packed_step*')):\n"
+        "        time.sleep(0.05)\n"
+        "    time.sleep(1)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def start(*words, **more):\n"
         "    child = started(*words, **more)\n"
-        "    timer = threading.Timer(8.0, os.kill, (os.getpid(), signal.SIGINT))\n"
-        "    timer.daemon = True\n"
-        "    timer.start()\n"
+        "    threading.Thread(target=interrupt, daemon=True).start()\n"
         "    print(child.pid, flush=True)\n"
         "    return child\n"
         "subprocess.Popen = start\n"
@@ -206,16 +210,16 @@ def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
     )
-    programs = tmp_path / "programs"
+    dump = f"--xla_dump_to={begun} --xla_dump_hlo_as_text"
     done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment(JAX_COMPILATION_CACHE_DIR=str(programs)),
+        [sys.executable, str(script), str(begun)],
+        env=environment(JAX_COMPILATION_CACHE_DIR=str(programs), XLA_FLAGS=dump),
         capture_output=True,
         text=True,
         timeout=LONG,
     )
     pid, said = done.stdout.split()
     assert said == "interrupted", done.stderr
-    assert not list(programs.glob("jit_step*"))  # the compilation did not end before
+    assert not list(programs.glob("jit_packed_step*"))  # it was not compiled to its end
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)  # sends nothing, and finds whether it exists

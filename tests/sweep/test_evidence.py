@@ -224,7 +224,11 @@ def test_a_revision_that_hides_what_was_known_is_found(copied, monkeypatch, hidd
     monkeypatch.setattr(extension, "_known_results", known)
     assert extend(copied) == 0
     said = {"winners": "winners were chosen", "a trial": "1 more trial ended", "": ""}
-    wanted = f"revision 2 does not say that {said[hidden]} before it, as" if hidden else ""
+    wanted = (
+        f"revision 2 does not say that {said[hidden]} before it, and ledger.jsonl does"
+        if hidden
+        else ""
+    )
     assert faults(copied).get("plan.json", "")[: len(wanted)] == wanted
     assert bool(faults(copied)) == bool(hidden)
 

@@ -201,11 +201,8 @@ def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     and `revision` what is added, from `extension.make_extension`.
     """
     every = [*stored.revisions, revision]
-    planned = every[0]
-    for number, each in enumerate(every[1:], 2):
-        if compared_known(every[:number]):
-            break
-        planned = each
+    until = [every[: number + 1] for number in range(len(every))]
+    planned = [*itertools.takewhile(lambda each: not compared_known(each), until)][-1][-1]
     before, now = _units(stored.revisions[-1]), _units(revision)
     arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
     if arms < 2 or now <= before or planned is revision or stored.looks == "any":

@@ -14,7 +14,7 @@ from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.evidence import Evidence, examine
-from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
+from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.ledger import compared_known
@@ -205,13 +205,8 @@ def _completed(
         ended = choices[:-1] if missing else choices
         return ended[-1].revision if ended else 0
     names = {run.name for run in trials if run.end == "missing"}
-    of_revision = [{f"trials/{_trial_name(x)}" for x in r["trials"]} for r in plan.revisions]
-    return next((n for n, added in enumerate(of_revision) if added & names), plan.revision)
-
-
-def _trial_name(entry: Sequence[Any]) -> str:
-    arm, number, seed, _, *search = entry
-    return f"{arm}/{point_name(sum(search), number)}/{seed}"
+    until = [{each.folder for each in trials_until(plan, n + 1)} for n in range(plan.revision)]
+    return next((n for n, planned in enumerate(until) if planned & names), plan.revision)
 
 
 def _goal(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.messages import UserError, plural
 from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
-from trainer.sweep.final import FINAL_FILE, wrong_choices
+from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
 from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
 from trainer.sweep.ledger import (
     LEDGER_FILE,
@@ -177,17 +177,17 @@ class _Examination:
 
     def _check_known(self, plan: Plan, ledger: Ledger) -> None:
         """Checks what revisions of the plan say was known against the order of the ledger."""
-        planned, names = 0, [trial.name for trial in plan.trials]
         for number, revision in enumerate(plan.revisions, 1):
             found, said = ledger.known_at(number), revision.get("known")
-            if found is not None and said is not None:
-                unsaid = len(found.finished.intersection(names[:planned]) - {*said["finished"]})
-                why = f"revision {number} does not say that {{}} before it, as ledger.jsonl has it"
-                if found.final and not said["final"]:
-                    self._fault("plan.json", why.format("winners were chosen"))
-                elif unsaid:
-                    self._fault("plan.json", why.format(f"{plural(unsaid, 'more trial')} ended"))
-            planned += len(revision["trials"])
+            if found is None or said is None:
+                continue
+            planned = {trial.name for trial in trials_until(plan, number - 1)}
+            unsaid = len((found.finished & planned).difference(said["finished"]))
+            why = f"revision {number} does not say that {{}} before it, and ledger.jsonl does"
+            if found.final and not said["final"]:
+                self._fault("plan.json", why.format("winners were chosen"))
+            elif unsaid:
+                self._fault("plan.json", why.format(f"{plural(unsaid, 'more trial')} ended"))
 
     def _check_files(self, ledger: Ledger) -> tuple[set[str], int]:
         """Compares files with the ledger; returns the trials that it has, and how many files."""

@@ -18,7 +18,7 @@ from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.encoding import Decoder, canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
-from trainer.sweep.ledger import Recorder, known_by_name, read_ledger, results_in
+from trainer.sweep.ledger import Recorder, known_results, read_ledger, results_in
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     Plan,
@@ -293,19 +293,18 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
 def _known_results(folder: Path, names: set[str]) -> dict[str, Any]:
     """Returns which of some trials have ended, and whether the winners were chosen.
 
-    By the ledger, which has also what was removed, and by the folders, for results without a line.
-    Raises UserError if runs of winners have ended and final.json, which names them, is missing.
+    The ledger also has results that were removed, and the folders also results that it lacks.
+    Raises UserError if winners were chosen and final.json, which names them, is missing.
     """
     ledger, chosen = read_ledger(folder), (folder / FINAL_FILE).exists()
-    known = [known_by_name(results_in(folder), chosen), *([ledger.known] if ledger else [])]
-    if any(each.final for each in known) and not chosen:
+    known = known_results(ledger.entries if ledger else (), results_in(folder))
+    if known.final and not chosen:
         raise UserError(
             f"The winners of the sweep in {folder} were chosen, and {FINAL_FILE}, which names them,"
             f" is missing. Put it back, or start `python -m trainer sweep work {folder}`, which"
             " chooses them again from the results; then extend the sweep. Nothing was changed."
         )
-    finished = frozenset[str]().union(*(each.finished for each in known))
-    return {"finished": sorted(finished & names), "final": chosen}
+    return {"finished": sorted(known.finished & names), "final": chosen}
 
 
 def render_extension(

@@ -170,6 +170,11 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     return choices
 
 
+def trials_until(plan: Plan, revision: int) -> Sequence[Trial]:
+    """Returns the trials of a plan up to one of its revisions, by its number; none for 0."""
+    return plan.trials[: sum(len(each["trials"]) for each in plan.revisions[:revision])]
+
+
 def wrong_choices(
     folder: Path, plan: Plan, outcomes: Mapping[str, Summary | None]
 ) -> Iterator[str]:
@@ -179,8 +184,7 @@ def wrong_choices(
     """
     read_choices(folder, plan)
     for each in _read(folder):
-        revisions = plan.revisions[: each["revision"]]
-        trials = plan.trials[: sum(len(revision["trials"]) for revision in revisions)]
+        revisions, trials = plan.revisions[: each["revision"]], trials_until(plan, each["revision"])
         if any(outcomes.get(trial.folder) is None for trial in trials):
             continue  # one was removed, to be computed again
         arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}

@@ -97,33 +97,27 @@ class Ledger:
     def known_at(self, revision: int) -> KnownResults | None:
         """Returns the results of which a line comes before that of a revision of the plan.
 
-        Also those whose files were removed since. None for the first revision that the ledger has,
-        and for those before it.
+        They include results whose files were removed since. None for the first revision that the
+        ledger has, and for those before it.
         """
         plans = self.of("plan")
         line = next((x.line for x in plans[1:] if x.content["revision"] == revision), None)
-        return None if line is None else _known([x for x in self.entries if x.line < line])
-
-    @property
-    def known(self) -> KnownResults:
-        """The results of which it has a line."""
-        return _known(self.entries)
+        return None if line is None else known_results(x for x in self.entries if x.line < line)
 
 
-def _known(entries: Iterable[Entry]) -> KnownResults:
-    names = [entry.content["trial"] for entry in entries if entry.event == "trial"]
-    chosen = any(entry.event == "final" for entry in entries)
-    return known_by_name(names, chosen)
+def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> KnownResults:
+    """Returns the results of which there are lines of a ledger.
 
-
-def known_by_name(names: Iterable[str], chosen: bool) -> KnownResults:
-    """Returns what is known if trials with these folders have ended.
-
-    `chosen` is whether the winners were chosen.
+    `others` are further results, by their folders, of which there may be no line.
     """
-    every = [name.partition("/") for name in names]
-    finished = frozenset(rest for first, _, rest in every if first == "trials")
-    return KnownResults(finished, chosen or any(first != "trials" for first, _, _ in every))
+    lines = list(entries)
+    names = [*others, *(each.content["trial"] for each in lines if each.event == "trial")]
+    parts = [name.partition("/") for name in names]
+    return KnownResults(
+        frozenset(name for folder, _, name in parts if folder == "trials"),
+        any(each.event == "final" for each in lines)
+        or any(folder != "trials" for folder, _, _ in parts),
+    )
 
 
 def compared_known(revisions: Sequence[Mapping[str, Any]], tested: bool = False) -> bool:
