@@ -21,7 +21,8 @@ from trainer.report.statistics.decide import (
 )
 
 DRAWS = 20_000
-UNITS = (3, 5, 8)
+UNITS = (4, 6, 8)
+_OF_TABLES = (3, 5, 8)  # rows of a table of test examples
 _BLOCK = 2_000  # draws computed at once, to bound the memory
 
 # (generator, draws, arms, units) -> values [draws, arms, units] of arms without a difference.
@@ -84,6 +85,22 @@ def _correlated(rng: np.random.Generator, draws: int, arms: int, units: int) -> 
     return (shared + rng.standard_normal((draws, arms, units))) / np.sqrt(2)
 
 
+def _diverging(share: float) -> Draw:
+    """Returns what draws units of which a share diverges by chance, in every arm."""
+
+    def draw(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+        values = rng.standard_normal((draws, arms, units))
+        return np.where(rng.random(values.shape) < share, np.inf, values)
+
+    return draw
+
+
+def _basins(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    """Draws units that end in one of two basins, by a coin's throw."""
+    values = 0.01 * rng.standard_normal((draws, arms, units))
+    return values + rng.integers(0, 2, values.shape)
+
+
 def _accuracies(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
     return rng.binomial(360, 0.97, (draws, arms, units)) / 360
 
@@ -97,6 +114,9 @@ EQUAL_ARMS: dict[str, tuple[Draw, float]] = {
     "standard deviations 1 and 10": (_spreads, 0.06),
     "normal, seeds correlated by 0.5": (_correlated, 0.06),
     "accuracies of 360 examples": (_accuracies, 0.06),
+    "normal, and one in ten units of every arm diverges": (_diverging(0.1), 0.06),
+    "normal, and every second unit of every arm diverges": (_diverging(0.5), 0.06),
+    "two basins, as likely as each other": (_basins, 0.06),
     _MODERATE: (_one_lognormal(0.5, 0.25), 0.09),
     "one arm lognormal(1), others a quarter of its spread": (_one_lognormal(1.0, 0.25), 0.16),
     "one arm lognormal(1), others with hardly any spread": (_one_lognormal(1.0, 1e-3), 0.20),
@@ -209,7 +229,7 @@ def coverages(draws: int = DRAWS) -> Iterator[tuple[Rate, Rate]]:
     """
     draws = min(draws, _MOST_TABLES)
     for name, (own, of_unit, rest) in TEST_SETS.items():
-        for units in UNITS:
+        for units in _OF_TABLES:
             rng = np.random.default_rng(0)
             counts = [0, 0]
             for _ in range(draws):

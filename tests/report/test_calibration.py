@@ -67,7 +67,8 @@ def test_no_error_of_the_page_exceeds_its_bound_and_no_power_falls_below() -> No
         assert both >= floor and alone <= both
         checked += 1
     assert checked > 176
-    assert "normal | 0.04" in errors and "skewed: true" in errors
+    # The level of the planned look is all that two normal arms spend: 4%.
+    assert "| normal | 0.039 |" in errors and "skewed: true" in errors
 
 
 def test_the_bounds_hold_for_runs_that_others_computed() -> None:

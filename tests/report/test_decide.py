@@ -11,6 +11,8 @@ from trainer.report.statistics.decide import (
     decide,
     e_of_signs,
     e_of_t,
+    fewest_signs,
+    fewest_units,
     looks_after_change,
     looks_at_any,
     looks_of_plan,
@@ -139,9 +141,51 @@ def test_diverged_runs_are_the_worst_for_either_direction_of_the_goal() -> None:
     assert found.decided.tolist() == [-1]
     three = decide([worst[:3], [1.0, 1.1, 1.2]], looks_of_plan(3))
     assert three.decided.tolist() == [0] and three.test.tolist() == [""]
+    # Over three pairs four units are too few, also for an arm that diverged in all of them.
+    four = decide([worst, [1.0, 1.1, 1.2, 1.3]], looks_of_plan(4), comparisons=3)
+    assert four.decided.tolist() == [0] and four.test.tolist() == [""]
     # A run of the other arm diverged as well: that is no case without a test.
     other = decide([worst, [1.0, 1.1, math.inf, 1.3]], looks_of_plan(4))
     assert other.decided.tolist() == [0]
+
+
+@pytest.mark.parametrize(("later", "level"), [(False, 0.04), (True, 0.01)])
+@pytest.mark.parametrize("pairs", [1, 3, 6, 15, 28])
+def test_a_look_decides_from_the_units_on_at_which_fishers_exact_test_can(later, level, pairs):
+    fewest = fewest_units(level / pairs)
+    known = {False: [4, 5, 6, 6, 7], True: [5, 6, 7, 7, 8]}[later]
+    assert fewest == known[[1, 3, 6, 15, 28].index(pairs)]
+    for n in (fewest - 1, fewest):
+        table = [[n, 0], [0, n]]  # diverged or not, of one arm and of the other
+        assert (stats.fisher_exact(table).pvalue <= level / pairs) == (n == fewest)
+        looks = Looks(None, (n,)) if later else looks_of_plan(n)
+        # The smallest differences against which their spread is nothing.
+        values = np.array([np.linspace(0, 1e-6, n), np.linspace(1, 1 + 3e-6, n)])
+        for x, y in (values, ([math.inf] * n, values[1])):
+            found = decide([x, y], looks, comparisons=pairs)
+            assert (found.decided[0] != 0) == (n == fewest)
+        assert math.isnan(decide(values, looks, comparisons=pairs).p[0]) == (n < fewest)
+
+
+def test_signs_decide_from_the_units_on_that_are_recommended() -> None:
+    for pairs, known in zip((1, 3, 6, 15, 28), (6, 8, 9, 10, 11), strict=True):
+        assert fewest_signs(0.04 / pairs) == known
+        for n in (known - 1, known):
+            a, b = [1.0] * n, [math.inf, *np.linspace(2, 3, n - 1)]
+            found = decide([a, b], looks_of_plan(n), comparisons=pairs)
+            assert (found.decided[0] != 0) == (n == known)
+            sign = stats.binomtest(n, n).pvalue
+            assert (sign < 0.04 / pairs) == (n == known)
+
+
+def test_a_look_with_too_few_units_counts_neither_then_nor_later() -> None:
+    worst, fine = [math.inf] * 10, np.linspace(1, 2, 10)
+    # Three planned units are too few, and five later ones the first that can decide.
+    for revisions, decided in (((), 0), ((4,), 0), ((4, 5), 1), ((4, 5, 10), 1)):
+        found = decide([worst, fine], looks_of_plan(3, revisions))
+        assert found.decided.tolist() == [decided], revisions
+    assert looks_of_plan(3, (4, 5, 10)).deciding(1) == Looks(None, (5, 10))
+    assert looks_of_plan(3, (4, 5, 10)).deciding(3) == Looks(None, (10,))
 
 
 def test_a_partly_diverged_pair_is_decided_by_signs_from_six_units_on() -> None:
@@ -158,10 +202,10 @@ def test_a_partly_diverged_pair_is_decided_by_signs_from_six_units_on() -> None:
 
 
 def test_equal_differences_are_no_proof_without_spread() -> None:
-    """Three accuracies that all differ by one example have an infinite t."""
-    a, b = np.array([0.97, 0.975, 0.9725]), np.array([0.97, 0.975, 0.9725]) + 1 / 360
-    assert decide([a, b], looks_of_plan(3), "max").decided.tolist() == [0]
-    same = decide([a, a], looks_of_plan(3), "max")
+    """Five accuracies that all differ by one example have an infinite t."""
+    a = np.array([0.97, 0.975, 0.9725, 0.98, 0.9675])
+    assert decide([a, a + 1 / 360], looks_of_plan(5), "max").decided.tolist() == [0]
+    same = decide([a, a], looks_of_plan(5), "max")
     assert same.difference.tolist() == [0.0] and same.decided.tolist() == [0]
 
 
@@ -183,7 +227,7 @@ def test_looks_that_contradict_each_other_decide_nothing() -> None:
 
 
 def test_a_difference_of_given_size_is_found_with_the_power_that_is_promised() -> None:
-    for units in (3, 5, 8):
+    for units in (4, 5, 8):
         effect = detectable_effect(units, alpha=0.04)
         assert effect is not None
         share = (decide(normal(effect, units), looks_of_plan(units)).decided < 0).mean()

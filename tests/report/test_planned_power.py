@@ -41,14 +41,18 @@ def said(folder: Path, capsys, sweep: str, *options: str, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arms", "searches", "effect"), [(2, 5, "1.8"), (2, 8, "1.2"), (4, 5, "2.9"), (4, 8, "1.7")]
+    ("arms", "searches", "effect", "signs"),
+    [(2, 5, "1.8", 6), (2, 8, "1.2", 6), (4, 6, "2.3", 9), (4, 9, "1.5", 9)],
 )
-def test_a_check_says_which_effect_a_sweep_finds(folder, capsys, arms, searches, effect):
+def test_a_check_says_which_effect_a_sweep_finds(folder, capsys, arms, searches, effect, signs):
     out = said(folder, capsys, text(arms, more=f"searches: {searches}\n"))
     assert (
         f"power: {arms} arms are compared over {searches} searches, in pairs. A difference of"
-        f" {effect} standard deviations of the paired differences is found with a power of 0.8.\n"
+        f" {effect} standard deviations of the paired differences is found with a power of 0.8."
     ) in out
+    about_signs = f" If a run diverges, signs are counted, which can decide from {signs} on:"
+    assert (about_signs in out) == (searches < signs)
+    assert 2 / 2**signs < 0.04 / (arms * (arms - 1) / 2) < 2 / 2 ** (signs - 1)
     # The level of a pair is that of the planned look, 4%, over the number of pairs.
     level = 0.04 / (arms * (arms - 1) / 2)
     known = TTestPower().solve_power(power=0.8, nobs=searches, alpha=level)
@@ -62,8 +66,13 @@ def test_with_one_search_the_configurations_are_compared_over_final_seeds(folder
         "power: the configurations that are found for 2 arms are compared over 8 final seeds, in"
         " pairs. A difference of 1.2 standard deviations"
     ) in out
-    assert "says nothing about other searches: `searches: 5` compares the arms." in out
-    assert "1 final seed of each arm cannot decide anything" in said(folder, capsys, text())
+    assert "says nothing about other searches: `searches: 6` compares the arms." in out
+    assert (
+        "power: 1 final seed of each arm cannot decide anything: with 1 pair of arms it takes at"
+        " least 4, and 6 are recommended.\n"
+    ) in said(folder, capsys, text())
+    few = said(folder, capsys, text(4, more="searches: 5\n"))
+    assert "5 searches of each arm cannot decide anything: with 6 pairs of arms it takes at" in few
     assert "power:" not in said(folder, capsys, text(arms=1, final=8))
 
 

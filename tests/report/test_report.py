@@ -18,6 +18,7 @@ from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.spaces import axes_of
 from trainer.report.statistics.decide import e_of_t
 from trainer.report.verdict import verdict
+from trainer.writers.summary import Summary
 
 # Student's sleep data (Cushny and Peebles 1905): hours of extra sleep of ten patients under two
 # drugs. R's t.test(extra ~ group, paired = TRUE): t = -4.0621, df = 9, p-value = 0.002833, interval
@@ -44,7 +45,7 @@ SEARCHED = {
 }
 NOT_SHOWN = (
     " One search an arm does not show that drug_2 is better than drug_1: other trials may find"
-    " other configurations; `searches: 5` would tell."
+    " other configurations; `searches: 6` would tell."
 )
 
 
@@ -77,10 +78,13 @@ def test_a_smaller_value_is_better_where_the_goal_says_so():
     )
 
 
-def several_searches(searches: int, trials: int = 4, **more: Any) -> Workload:
-    """Returns a workload whose units are searches, with the sleep data as their values."""
+def several_searches(searches: int, trials: int = 4, shift: float = 0.0, **more: Any) -> Workload:
+    """Returns a workload whose units are searches, with the sleep data as their values.
+
+    `shift` is taken from the values of drug_2.
+    """
     points = {arm: SEARCHED[arm][:trials] for arm in ("drug_1", "drug_2")}
-    values = {"drug_1": DRUG_1[:searches], "drug_2": DRUG_2[:searches]}
+    values = {"drug_1": DRUG_1[:searches], "drug_2": [x - shift for x in DRUG_2[:searches]]}
     work = workload(values, points, goal=LARGER, searches=searches, **more)
     return replace(work, finals=tuple(replace(run, search=run.seed) for run in work.finals))
 
@@ -92,11 +96,14 @@ def test_a_claim_about_arms_needs_several_searches():
         " interval 0.6471 to 2.513; paired t test over 10 searches, p = 0.0035 adjusted"
         " for all looks), on this data set and model."
     )
-    undecided = judged(several_searches(3))
+    undecided = judged(several_searches(5, shift=1.0))
     assert undecided.startswith(
         "Not decided between drug_2 and drug_1, each the best of 4 trials in its space. The mean"
     )
-    assert "searches of a fresh sweep (power 0.8)" in undecided
+    # G*Power: an effect of 1.79 has a power of 0.8 with 5 pairs at the level .04.
+    assert (
+        "With 5 searches, a difference of 1.8 standard deviations is found with a power of 0.8."
+    ) in undecided
 
 
 def test_searches_of_fewer_than_four_trials_make_no_claim_about_arms():
@@ -179,7 +186,10 @@ def test_seeds_that_were_added_after_a_look_are_judged_by_e_values():
     assert pair.p == pytest.approx(min(1.25 * first, 5 / e))
     assert not pair.decided  # although the t test of all 12 would decide
     text = judged(extended)
-    assert "The results were judged at 5 and 12 seeds, and the interval holds for all looks" in text
+    assert (
+        "The results were judged at 5 and 12 seeds, and the interval holds for all looks. Before,"
+        f" at 5, {pair.better} and {pair.worse} were not decided (p = {1.25 * first:.2g})."
+    ) in text
     # The second revision has not ended: the verdict is that of the first one.
     (before,) = compare_arms(replace(extended, completed=1))
     assert before.looks == (5,) and before.p == pytest.approx(1.25 * first)
@@ -198,8 +208,9 @@ def test_a_winner_that_changes_begins_a_new_pair():
 
 
 def test_an_arm_that_was_added_after_results_is_judged_by_e_values():
-    values = {"a": [0.0, 0.1, 0.05, 0.02], "b": [1.0, 1.02, 0.98, 1.1], "c": [2.0, 2.1, 2.2, 2.0]}
-    fields = revisions(4, 4)
+    a, b = [0.0, 0.1, 0.05, 0.02, 0.03, 0.07], [1.0, 1.02, 0.98, 1.1, 1.05, 0.95]
+    values = {"a": a, "b": b, "c": [2.0, 2.1, 2.2, 2.0, 1.9, 2.1]}
+    fields = revisions(6, 6)
     first, second = fields["revisions"]
     fields["revisions"] = (first, replace(second, arms=("a", "b", "c")))
     pairs = {(p.better, p.worse): p for p in compare_arms(workload(values, **fields))}
@@ -218,10 +229,11 @@ def test_revisions_before_the_winners_are_known_are_the_plan():
 
 
 def test_looks_at_any_time_need_no_end_of_a_revision():
-    values = {"a": [0.0, 0.1, 0.05, 0.02], "b": [1.0, 1.02, 0.98, 1.1]}
+    values = {"a": [0.0, 0.1, 0.05, 0.02, 0.0], "b": [1.0, 1.02, 0.98, 1.1, 1.0]}
     fields = revisions(8) | {"completed": 0, "looks": "any"}
     (pair,) = compare_arms(workload(values, **fields))
-    assert pair.looks == (3, 4) and pair.p is not None
+    # Three units, at the level .05, cannot decide anything.
+    assert pair.looks == (4, 5) and pair.p is not None
 
 
 @pytest.mark.parametrize(
@@ -249,9 +261,10 @@ def test_a_difference_is_held_against_the_one_that_matters(relevant, shift, text
     ("relevant", "shift", "said"),
     [
         # scipy's noncentral t at the level .04, with Student's deviation of 1.229995: the power of
-        # 52 is .793 and of 53 .801; that of 9 is .754 and of 10 .811.
-        (0.5, 1.5, " The difference that matters, 0.5, takes about 53 seeds of a fresh sweep"),
-        (1.3, 0.8, " The difference that matters, 1.3, takes about 10 seeds of a fresh sweep"),
+        # 52 is .793 and of 53 .801; that of 9 is .754 and of 10 .811. The quantiles of chi squared
+        # with 9 degrees of freedom are 4.168 and 14.684 (tables of it).
+        (0.5, 1.5, " The difference that matters, 0.5, takes about 53 (32 to 115) seeds of"),
+        (1.3, 0.8, " The difference that matters, 1.3, takes about 10 (6 to 22) seeds of a fresh"),
         (1e-3, 1.5, " The difference that matters, 0.001, takes more than 10,000 seeds of a fresh"),
     ],
 )
@@ -281,7 +294,8 @@ def test_runs_of_different_seeds_are_not_paired():
 
 
 def test_the_error_is_divided_over_all_pairs():
-    arms = {"a": [1.0, 1.1, 0.9, 1.05], "b": [1.2, 1.35, 1.05, 1.3], "c": [1.3, 1.32, 1.24, 1.41]}
+    a, b = [1.0, 1.1, 0.9, 1.05, 1.0], [1.2, 1.35, 1.05, 1.3, 1.1]
+    arms = {"a": a, "b": b, "c": [1.3, 1.32, 1.24, 1.41, 1.35]}
     pairs = compare_arms(workload(arms))
     assert [(pair.better, pair.worse) for pair in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
     for pair in pairs:
@@ -296,7 +310,8 @@ def test_the_error_is_divided_over_all_pairs():
 def test_one_seed_has_no_interval():
     text = judged(workload({"a": [1.0], "b": [2.0]}))
     assert text == (
-        "Not decided: there is no test with 1 seed. The mean loss on the test split: a 1, b 2."
+        "Not decided: 1 seed of each arm cannot decide anything; with 1 pair of arms it takes at"
+        " least 4. The mean loss on the test split: a 1, b 2."
     )
     report = reported(workload({"a": [1.0], "b": [2.0]}))
     assert "a has one seed, so that there is no interval for it." in block(report, "arms").warnings
@@ -334,8 +349,52 @@ def test_an_arm_that_always_diverges_loses_in_words():
         " none."
     )
     fewer = judged(workload({"a": [None] * 3, "b": [1.0, 0.9, 0.8]}))
-    assert fewer.startswith("Not decided between the configurations of b and a.")
-    assert "3 of a have no value" in fewer
+    assert fewer == (
+        "Not decided: 3 seeds of each arm cannot decide anything; with 1 pair of arms it takes at"
+        " least 4. The mean loss on the test split: b 0.9, a without a mean (3 of 3 have no value)."
+    )
+    some = judged(workload({"a": [None, 1.0, 1.0, 1.0], "b": [1.0, 0.9, 0.8, 0.7]}))
+    assert "1 of a have no value" in some and some.endswith("Signs can decide from 6 units on.")
+
+
+def test_a_run_that_failed_makes_no_verdict():
+    """A machine that ran out of memory says nothing about an optimizer."""
+    work = workload({"a": [1.0, 0.9, 0.8, 0.7, 0.8], "b": [None] * 5})
+    assert compare_arms(work)[0].decided  # they diverged
+    why = "RESOURCE_EXHAUSTED: out of memory. Allocating 12 bytes"
+    failing = tuple(
+        replace(run, summary=Summary("failed", 3, {}, why)) if run.arm == "b" else run
+        for run in work.finals
+    )
+    every = replace(work, finals=failing, path=Path("sweeps/x"))
+    assert compare_arms(every) == []
+    text = judged(every)
+    assert text.startswith("a is the only arm with results:") and "diverged" not in text
+    said = (
+        "final/b/0 (RESOURCE_EXHAUSTED: out of memory) and 4 more compared runs failed. A failed"
+        " run is no result, and b is not judged: `python -m trainer sweep work sweeps/x --failed`"
+        " computes them again."
+    )
+    assert said in text
+    # One failed run of many is enough, and the other pairs are judged.
+    values = {"a": [0.5 + 0.01 * n for n in range(8)], "b": [1.0 + 0.02 * n for n in range(8)]}
+    work = workload({**values, "c": [2.0 - 0.01 * n for n in range(8)]})
+    one = tuple(
+        replace(run, summary=Summary("failed", 3, {}, why)) if run.name == "final/b/7" else run
+        for run in work.finals
+    )
+    pairs = {(p.better, p.worse): p for p in compare_arms(replace(work, finals=one))}
+    assert pairs["a", "c"].decided
+    assert not pairs["a", "b"].looks and not pairs["b", "c"].looks and pairs["a", "b"].n == 7
+    text = judged(replace(work, finals=one, path=None))
+    assert text.startswith("Not decided between the configurations of a and b.")
+    assert (
+        "no test with 7 seeds" in text and "final/b/7 (RESOURCE_EXHAUSTED: out of memory)" in text
+    )
+    assert "b is not judged: repeat them." in text
+    # All of them: neither is worse.
+    both = tuple(replace(run, summary=Summary("failed", 3, {}, why)) for run in every.finals)
+    assert judged(replace(every, finals=both)).startswith("Not decided. final/a/0 (RESOURCE_EXH")
 
 
 def test_the_better_of_two_arms_is_better_on_the_compared_seeds():
@@ -356,8 +415,10 @@ def test_equal_arms_and_constant_differences():
 
 
 def test_seeds_that_would_decide_hold_at_the_corrected_level():
-    one = workload({"a": [1.0, 1.2, 0.9, 1.1], "b": [1.1, 1.15, 1.05, 1.2]})
-    two = workload({"a": [1.0, 1.2, 0.9, 1.1], "b": [1.1, 1.15, 1.05, 1.2], "c": [9.0] * 4})
+    a, b = [1.0, 1.2, 0.9, 1.1, 1.0], [1.1, 1.15, 1.05, 1.2, 1.1]
+    goal = Goal("loss", "min", "validation", "test", relevant=0.05)
+    one = workload({"a": a, "b": b}, goal=goal)
+    two = workload({"a": a, "b": b, "c": [9.0] * 5}, goal=goal)
     single, among_three = (compare_arms(work)[0].needed for work in (one, two))
     assert single is not None and among_three is not None and among_three > single
 

@@ -22,7 +22,7 @@ arms:
 trials: 3
 method: !method.sobol {seed: 0}
 goal: {metric: accuracy, mode: max, target: 0.2}
-final: {seeds: 3}
+final: {seeds: 4}
 """
 
 
@@ -61,12 +61,12 @@ def test_the_report_of_a_sweep(computed, capsys):
     folder = computed / "report"
     assert f"{folder}: index.html, report.md, " in said
     verdict = said.split("\n\n")[0]
-    assert "accuracy on the test split" in verdict and "over 3 seeds" in verdict
+    assert "accuracy on the test split" in verdict and "over 4 seeds" in verdict
     markdown = " ".join((folder / "report.md").read_text().replace("**", "").split())
     assert " ".join(verdict.split()) in markdown
     with (folder / "tables" / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 3 + 2 * 3
+    assert len(rows) == 2 * 3 + 2 * 4
     for row in rows:
         # A link from the report, and the values that the run itself wrote.
         summary = json.loads((folder / row["folder"] / "summary.json").read_text())
@@ -95,17 +95,17 @@ def test_runs_are_arms_by_config(computed, tmp_path, capsys):
     runs = sorted((computed / "final").glob("*/*"))
     options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
     said = report(capsys, *runs, *options)
-    assert "over 3 seeds" in said
+    assert "over 4 seeds" in said
     with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
-    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["units"] == "3"
+    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["units"] == "4"
 
 
 def test_a_run_says_the_same_of_itself_alone_and_in_its_sweep(computed):
     """Such as that it shared its time with the others of its wave."""
     of_sweep = {run.folder: run for run in read_sweep(computed).finals}
     alone = read_runs([str(folder) for folder in of_sweep], "accuracy", "max").finals
-    assert len(alone) == 6 and {run.side_by_side for run in alone} == {3}
+    assert len(alone) == 8 and {run.side_by_side for run in alone} == {4}
     for run in alone:
         same = of_sweep[run.folder]
         for name in ("end", "summary", "retries", "load", "began"):
@@ -116,7 +116,7 @@ def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
     said = report(capsys, planned)
     assert said.startswith("Not decided: no run has ended.\n")
     assert "Note: The search is not complete: no result yet of 6 trials of 6" in said
-    assert "when the search is complete, each runs again on 3 fresh seeds." in said
+    assert "when the search is complete, each runs again on 4 fresh seeds." in said
     assert (planned / "report" / "index.html").exists()
 
 
@@ -172,7 +172,7 @@ def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
     report(capsys, folder)
     with (folder / "report" / "tables" / "ledger.csv").open() as file:
         found = {(row["arm"], row["runs"]): row["count"] for row in csv.DictReader(file)}
-    assert found["sgd", "replaced"] == "3" and ("adamw", "replaced") not in found
+    assert found["sgd", "replaced"] == "4" and ("adamw", "replaced") not in found
     page = (folder / "report" / "index.html").read_text()
     assert "changed after it had final runs" in page
 
@@ -196,7 +196,7 @@ def test_a_folder_with_runs_is_these_runs(computed, tmp_path, capsys):
     for run in (computed / "final").glob("*/*"):
         shutil.copytree(run, tmp_path / "runs" / f"{run.parent.name}_{run.name}")
     said = report(capsys, tmp_path / "runs", f"--output={tmp_path / 'out'}")
-    assert "loss on the test split" in said and "over 3 seeds" in said
+    assert "loss on the test split" in said and "over 4 seeds" in said
 
 
 def test_folders_that_cannot_be_reported(computed, capsys):

@@ -20,6 +20,7 @@ from trainer.report.statistics import (
     iqm,
     mean_interval,
     needed,
+    needed_range,
     needed_unpaired,
     noether,
     one_sample,
@@ -319,14 +320,35 @@ def test_the_power_is_reached_by_simulation(effect: float) -> None:
 
 def test_the_n_that_would_decide() -> None:
     differences = np.array([1.0, -1.0, 2.0, 0.0, 0.5])
-    effect = differences.mean() / differences.std(ddof=1)
-    assert needed(differences) == seeds_for_power(effect) == needed(-10 * differences)
-    for undecidable in ([1.0, -1.0], [1.0], [1.0, 1.0], [1.0, inf], [1e-3, 1.0, -1.0]):
-        assert needed(undecidable) is None
+    effect = 0.5 / differences.std(ddof=1)
+    found = needed(differences, 0.5)
+    assert found == seeds_for_power(effect) == needed(-10 * differences, 5.0)
+    for undecidable in ([1.0], [1.0, 1.0], [1.0, inf]):
+        assert needed(undecidable, 0.5) is None
+    assert needed([1.0, -1.0], 0.0) is None and needed([1.0, -1.0], 1e-3) is None
     # G*Power and R's power.t.test(delta = .5, sd = 1, power = .8): 64 in each arm.
     a = np.array([-1.0, 1.0]) / math.sqrt(2)
-    assert needed_unpaired(a, a + 0.5) == 64
-    assert needed_unpaired(a, a) is None and needed_unpaired(a, [1.0]) is None
+    assert needed_unpaired(a, a, 0.5) == needed_unpaired(a, a + 3.0, 0.5) == 64
+    assert needed_unpaired(a, a, 0.0) is None and needed_unpaired(a, [1.0], 0.5) is None
+
+
+@pytest.mark.parametrize("n", [5, 8, 16])
+def test_the_range_of_the_n_that_would_decide_covers_it_in_four_of_five_samples(n) -> None:
+    """And of heavy-tailed differences in fewer, as the docstring says."""
+    rng = np.random.default_rng(n)
+    for draw, deviation, low, high in (
+        (rng.standard_normal, 1.0, 0.79, 0.86),
+        (lambda size: rng.standard_t(3, size), math.sqrt(3.0), 0.47, 0.73),
+    ):
+        truth = seeds_for_power(0.5 / deviation)
+        covered = 0
+        for _ in range(400):
+            found = needed(draw(n), 0.5)
+            assert found is not None and truth is not None
+            first, last = needed_range(found, n - 1)
+            assert first <= found <= last
+            covered += first <= truth <= last
+        assert low - 0.05 < covered / 400 < high + 0.05
 
 
 def test_noethers_n() -> None:

@@ -121,20 +121,20 @@ def test_status_show_and_plot_know_searches(folder, capsys):
 
 
 def test_arms_are_compared_over_searches(folder):
-    sweep, _ = begun(folder, SWEEP)
+    sweep, _ = begun(folder, SWEEP.replace("searches: 3", "searches: 4"))
     finish_search(sweep)
     work = read_sweep(sweep)
-    assert (work.searches, work.completed, list(work.units)) == (3, 0, [0, 1, 2])
+    assert (work.searches, work.completed, list(work.units)) == (4, 0, [0, 1, 2, 3])
     finish_finals(sweep, fewer=1)
     work = read_sweep(sweep)
-    assert work.completed == 0 and len(work.units_of("second")) == 2
+    assert work.completed == 0 and len(work.units_of("second")) == 3
     assert not any(pair.decided or pair.looks for pair in compare_arms(work))
     finish_finals(sweep)
     work = read_sweep(sweep)
     assert work.completed == 1
-    assert work.units_of("first") == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82})
+    assert work.units_of("first") == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82, 3: 0.83})
     (pair,) = compare_arms(work)
-    assert (pair.better, pair.n, pair.looks) == ("first", 3, (3,))
+    assert (pair.better, pair.n, pair.looks) == ("first", 4, (4,))
 
 
 def test_searches_can_be_added(folder):

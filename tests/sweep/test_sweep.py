@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -356,6 +357,61 @@ def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tm
     assert f"base/0000/1 failed: {why}.\n" in capsys.readouterr().out
     page = (workdir / "report" / "report.md").read_text().replace("\n> ", " ")
     assert "base/0000/1: ValueError: a pixel is marked (tests/lab/unruly/" in page
+
+
+def test_runs_of_winners_that_failed_are_no_result_until_they_are_computed_again(
+    tmp_path, capsys, monkeypatch
+):
+    """Such as by a machine that had no memory left, which says nothing about an arm."""
+    base = replaced("data", "!unruly.raising {seed: 10001}")
+    file = write_sweep(tmp_path, base, trials=2)
+    workdir = tmp_path / "sweep"
+    assert sweep(file, workdir) == 0
+    failed = workdir / "final" / "base" / "10001"
+    outcome = read_outcome(failed)
+    assert outcome is not None and outcome.end == "failed"
+    capsys.readouterr()
+    assert main(["report", "--formats=markdown", str(workdir)]) == 0
+    said = capsys.readouterr().out
+    assert "final/base/10001 (RuntimeError: this batch cannot be read" in said
+    assert f"`python -m trainer sweep work {workdir} --failed` computes them again" in said
+    work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
+    assert main(work) == 0 and read_outcome(failed) == outcome  # only if the user says so
+    kept = {name: rows(workdir / name) for name in ("final/base/10000", "trials/base/0000/0")}
+    monkeypatch.setattr("unruly.Raising.end", lambda self: None)  # the machine was mended
+    capsys.readouterr()
+    assert main([*work, "--failed"]) == 0
+    assert "Computing again: final/base/10001." in capsys.readouterr().err
+    outcome = read_outcome(failed)
+    assert outcome is not None and outcome.end == "done" and rows(failed)[-1]["step"] == 12
+    assert kept == {name: rows(workdir / name) for name in kept}
+    assert (
+        list(workdir.glob("waves/*/*")) == []
+        and not json.loads((workdir / "waves" / "limits.json").read_text())["faults"]
+    )
+    assert main([*work, "--failed"]) == 0
+    assert "No run has failed." in capsys.readouterr().err
+    assert main(["sweep", "check", str(workdir)]) == 0
+    words = "Runs that had failed were computed again: final/base/10001."
+    assert words in capsys.readouterr().out
+    assert main(["report", "--formats=markdown", str(workdir)]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_a_result_that_was_removed_and_computed_again_is_named(tmp_path, capsys):
+    """Or else somebody removes a run until its result is a better one."""
+    file = write_sweep(tmp_path, trials=1)
+    workdir = tmp_path / "sweep"
+    assert sweep(file, workdir) == 0
+    words = "Results that were known had been removed, and were computed again: final/base/10000."
+    for again in (False, True):
+        capsys.readouterr()
+        assert main(["sweep", "check", str(workdir)]) == 0
+        assert (words in capsys.readouterr().out) == again
+        assert main(["report", "--formats=markdown", str(workdir)]) == 0
+        assert (words in capsys.readouterr().out) == again
+        shutil.rmtree(workdir / "final" / "base" / "10000")
+        assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
 
 
 # Kills and stops.

@@ -469,6 +469,12 @@ def _sweep(sweep: argparse.ArgumentParser, config: Parser) -> None:
     _workers(work)
     _locks(work)
     _allow_changed(work)
+    work.add_argument(
+        "--failed",
+        action="store_true",
+        help="first remove the results of runs that failed, so that they are computed again: those"
+        " of the winners or, before these are chosen, trials of the search",
+    )
     _watched(work)  # for the workers of one command, which shows how far they are
     vocabulary(work)
     extend = actions.add_parser(

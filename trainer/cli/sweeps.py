@@ -20,6 +20,7 @@ from trainer.cli.resolving import (
 )
 from trainer.cli.terminal import show
 from trainer.config.vocabulary import SWEEP
+from trainer.config.wording import listing
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep import ray, slurm
 from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
@@ -206,6 +207,10 @@ def _work(arguments: argparse.Namespace) -> int:
             arguments.allow_changed,
         )
         check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
+        if arguments.failed:
+            with worker.folder.presence:
+                again = worker.folder.forget_failed()
+            view.log(f"Computing again: {listing(again, 5)}." if again else "No run has failed.")
         return worker.run()
 
 

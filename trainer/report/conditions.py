@@ -22,6 +22,7 @@ from trainer.sweep.alike import (
     unlike_loss,
     values_text,
 )
+from trainer.sweep.evidence import sentences_about_repeats
 from trainer.sweep.tuned import unequally_tuned
 
 # Arguments of the root in which arms may differ: what is compared, and what changes no result.
@@ -47,6 +48,7 @@ def conditions(workload: Workload) -> list[str]:
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
     ended = all(run.end != "missing" for run in workload.trials)
     sentences += [*unequally_tuned(tunings(workload), past=ended), *_widths(workload)]
+    sentences += sentences_about_repeats(workload.again)
     return [*sentences, *changed_code(workload), *_machines(workload)]
 
 

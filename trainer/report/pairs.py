@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainer.messages import plural
 from trainer.report.conditions import unlike_losses
-from trainer.report.results import Goal, Workload
+from trainer.report.results import Goal, Result, Workload
 from trainer.report.statistics import (
     LEVEL,
     PLANNED_LEVEL,
@@ -18,11 +18,15 @@ from trainer.report.statistics import (
     Improvement,
     Looks,
     decide,
+    detectable_effect,
+    enough_units,
+    fewest_units,
     looks_after_change,
     looks_at_any,
     looks_of_plan,
     mean_interval,
     needed,
+    needed_range,
     needed_unpaired,
     probability_of_improvement,
     relevance,
@@ -46,12 +50,13 @@ class Pair:
         better, worse: the names of the arms.
         n: how many units are compared: searches, or seeds if each arm was searched once.
         difference: that of the means, better minus worse; not a number if a unit has no value.
-        diverged: how many units of the better and of the worse arm have no value: a run of theirs
-            diverged or failed.
+        diverged: how many units of the better and of the worse arm have no value, because a run of
+            theirs diverged.
         low, high: the ends of its interval, which holds for all pairs and looks at once; None if
             there is none.
         deviation: the standard deviation of the paired differences; None if it has none.
         looks: the numbers of units at which the pair was judged; empty if it was not yet.
+        earlier: what was said at each look but the last, in order; empty with `looks: any`.
         test: the test, such as "paired t test"; "" if no test applies, or if the pair is decided
             without one, because one arm has no values.
         p: the p value over all pairs and looks; None if there is no test.
@@ -59,8 +64,11 @@ class Pair:
         relevance: the kind of the difference, if the goal says which one is relevant; see
             `statistics.relevance`.
         improvement: the probability that a unit of the better arm has the better value.
-        needed: in a fresh sweep, how many units would find the difference that matters, or one of
-            the observed size if the goal does not say which one does; None if unknown.
+        finds: the difference that so many units find with a power of 0.8, in standard deviations
+            of the paired differences; None if there is none, or runs have other seeds.
+        needed: in a fresh sweep, how many units would find the difference that matters; None if the
+            goal does not say which one does, or that is unknown, or over 10,000.
+        needed_range: its 80% interval; None if it has none.
         elsewhere: what is known of the difference on another test set; None if nothing is, or the
             pair was not judged.
     """
@@ -74,12 +82,15 @@ class Pair:
     high: float | None = None
     deviation: float | None = None
     looks: tuple[int, ...] = ()
+    earlier: tuple["EarlierLook", ...] = ()
     test: str = ""
     p: float | None = None
     decided: bool = False
     relevance: str | None = None
     improvement: Improvement | None = None
+    finds: float | None = None
     needed: int | None = None
+    needed_range: tuple[int, int] | None = None
     elsewhere: OtherTestSets | None = None
 
     @property
@@ -89,14 +100,31 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class EarlierLook:
+    """What was said about a pair before units were added.
+
+    Attributes:
+        n: the number of units.
+        until: the day on which the last run of these units began, in UTC; "" if unknown.
+        better: the arm that was better; "" if that was not decided.
+        p: the p value over all pairs and the looks until then; None if there was no test.
+    """
+
+    n: int
+    until: str
+    better: str
+    p: float | None
+
+
+@dataclass(frozen=True)
 class Standing:
     """An arm with its compared units.
 
     Attributes:
         arm: the name.
         values: number of a search, or seed -> the reported metric, a mean over the final seeds of
-            the search; infinity as the worst value of a unit with a run that diverged or failed.
-            Units that have not ended are left out.
+            the search; infinity as the worst value of a unit with a run that diverged. Units that
+            have not ended, and those with a run that failed, are left out.
         mean: with its interval; infinite if a run diverged.
     """
 
@@ -129,15 +157,34 @@ def compare_arms(workload: Workload) -> list[Pair]:
     runs of other seeds are compared as independent samples. The error is divided over all pairs of
     the workload, and of other rungs of a ladder, also those of arms without results.
     """
-    comparisons = max(1, number_of_pairs(len(workload.arms), workload.ablated)) * workload.families
     judge = not reason_not_to_judge(workload)
     couples = itertools.combinations(standings(workload), 2)
     only = workload.ablated
     return [
-        _pair(a, b, workload, comparisons, judge)
+        _pair(a, b, workload, judge and not {a.arm, b.arm} & {run.arm for run in failed(workload)})
         for a, b in couples
         if not only or only in (a.arm, b.arm)
     ]
+
+
+def failed(workload: Workload) -> list[Result]:
+    """Returns the compared runs that failed.
+
+    They are no results: an arm with one of them is not judged until it was computed again.
+    """
+    return [run for run in workload.finals if run.end == "failed"]
+
+
+def comparisons_of(workload: Workload) -> int:
+    """Returns the number of pairs over which the error of a workload is divided."""
+    return max(1, number_of_pairs(len(workload.arms), workload.ablated)) * workload.families
+
+
+def fewest_units_of(workload: Workload) -> int:
+    """Returns how many units of each arm the first look needs to decide anything."""
+    first = looks_at_any(2) if workload.looks == "any" else looks_of_plan(2, (), workload.skewed)
+    level = first.planned_level if first.planned is not None else first.later_level
+    return fewest_units(level / comparisons_of(workload))
 
 
 def number_of_pairs(arms: int, ablated: str = "") -> int:
@@ -218,24 +265,25 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     return looks if looks.planned is not None or (looks.later and not workload.skewed) else None
 
 
-def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge: bool) -> Pair:
+def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     common = [unit for unit in a.values if unit in b.values]
     # If the units of one arm contain those of the other, the other's missing units have not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
-        return _unpaired(a, b, workload, comparisons, judge)
+        return _unpaired(a, b, workload, judge)
     looks = (
         looks_of(workload, (a.arm, b.arm), workload.count_without_gap(common)) if judge else None
     )
-    n = len(common) if looks is None else max((looks.planned or 0, *looks.later))
+    looks = looks and looks.deciding(comparisons_of(workload))
+    n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     if _is_worse(x, y, workload.goal.sign):
-        return _pair(b, a, workload, comparisons, judge)
+        return _pair(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, x, y)
     if not pair.valueless:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
-    if looks is None:
+    if looks is None or not looks.last:
         return pair
-    pair = _judged_pair(pair, x, y, looks, workload.goal, comparisons)
+    pair = _judged_pair(pair, x, y, looks, workload)
     if pair.valueless:
         return pair
     differences = dict(zip(common[:n], x - y, strict=True))
@@ -258,10 +306,9 @@ def _unjudged_pair(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
     return Pair(better, worse, min(len(x), len(y)), difference, diverged)
 
 
-def _judged_pair(
-    pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, comparisons: int
-) -> Pair:
-    """Returns a pair with the decision of its looks."""
+def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload) -> Pair:
+    """Returns a pair with the decision of its looks, of which there is at least one."""
+    goal, comparisons = workload.goal, comparisons_of(workload)
     found = decide([x, y], looks, goal.better, comparisons)
     low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
@@ -269,33 +316,61 @@ def _judged_pair(
         t = "paired t test, then anytime-valid ones" if looks.later else "paired t test"
     tests = {"t": t, "signs": "test of signs"}
     taken = () if looks.planned is None else (looks.planned,)
+    earlier = [] if workload.looks == "any" else looks.earlier()
+    level = (looks.later_level if looks.later else looks.planned_level) / comparisons
+    size = None if pair.valueless else goal.relevant
+    number = None if size is None else needed(x - y, size, alpha=PLANNED_LEVEL / comparisons)
     return replace(
         pair,
         low=low,
         high=high,
         looks=(*taken, *looks.later),
+        earlier=tuple(_earlier_look(pair, x, y, each, workload) for each in earlier),
         test=tests.get(str(found.test[0]), ""),
         p=p,
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
         improvement=probability_of_improvement(x, y, True, 0.95, goal.better),
-        needed=None
-        if pair.valueless
-        else needed(x - y, alpha=PLANNED_LEVEL / comparisons, size=goal.relevant),
+        finds=detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
+        needed=number,
+        needed_range=number and needed_range(number, pair.n - 1),
     )
 
 
-def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, judge: bool) -> Pair:
+def _earlier_look(
+    pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload
+) -> EarlierLook:
+    """Returns what the looks until one that is not the last say of a pair."""
+    found = decide(
+        [x[: looks.last], y[: looks.last]], looks, workload.goal.better, comparisons_of(workload)
+    )
+    side = int(found.decided[0]) * workload.goal.sign
+    order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
+    arms, units = (pair.better, pair.worse), order[: looks.last]
+    began = [
+        run.began for run in workload.finals if run.arm in arms and workload.unit_of(run) in units
+    ]
+    return EarlierLook(
+        n=looks.last,
+        until=max(began, default="")[:10],
+        better=("", pair.worse, pair.better)[side],
+        p=_known(found.p[0]),
+    )
+
+
+def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     """Compares runs of different seeds, which only single runs have when all have ended."""
-    goal, level = workload.goal, PLANNED_LEVEL / comparisons
+    goal, level = workload.goal, PLANNED_LEVEL / comparisons_of(workload)
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
-        return _unpaired(b, a, workload, comparisons, judge)
+        return _unpaired(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, x, y)
     judge = judge and not pair.valueless and not workload.revisions
+    judge = judge and enough_units(len(x), len(y), level)
     result = welch(x, y, level) if judge else None
     if result is None:
         return pair
+    number = None if goal.relevant is None else needed_unpaired(x, y, goal.relevant, alpha=level)
     return replace(
         pair,
         low=result.low,
@@ -305,7 +380,8 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, ju
         p=min(1.0, result.p * LEVEL / level),
         decided=result.p < level,
         relevance=_relevance(goal, result.low, result.high),
-        needed=needed_unpaired(x, y, alpha=level, size=goal.relevant),
+        needed=number,
+        needed_range=number and needed_range(number, len(x) + len(y) - 2),
     )
 
 

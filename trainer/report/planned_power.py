@@ -14,8 +14,11 @@ from trainer.messages import UserError, plural
 from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
 from trainer.report.results import Workload
 from trainer.report.statistics import (
+    PLANNED_LEVEL,
     Looks,
     detectable_effect,
+    fewest_signs,
+    fewest_units,
     looks_at_any,
     looks_of_plan,
     seeds_for_power,
@@ -151,10 +154,16 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
         ]
     units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
     looks = looks_at_any(units) if plan.looks == "any" else looks_of_plan(units, (), plan.skewed)
-    effect = _effect(units, looks, number_of_pairs(arms, plan.ablated) * rungs)
-    noun = _noun(searches, plan.final_seeds)
+    pairs = number_of_pairs(arms, plan.ablated) * rungs
+    effect = _effect(units, looks, pairs)
+    noun, signs = _noun(searches, plan.final_seeds), fewest_signs(PLANNED_LEVEL / pairs)
     if effect is None:
-        return [f"power: {plural(units, noun)} of each arm cannot decide anything."]
+        fewest = next(n for n in itertools.count(2) if _effect(n, looks, pairs) is not None)
+        return [
+            f"power: {plural(units, noun)} of each arm cannot decide anything: with"
+            f" {plural(pairs, 'pair')} of arms it takes at least {fewest}, and {signs} are"
+            " recommended."
+        ]
     whose = f"{arms} arms" if searches > 1 else f"the configurations that are found for {arms} arms"
     most = " at most" if plan.looks == "any" else ""
     on = f" on {rungs} rungs" if rungs > 1 else ""
@@ -164,8 +173,13 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     )
     if searches == 1:
         text += (
-            " One search of each arm says nothing about other searches: `searches: 5` compares the"
-            " arms."
+            f" One search of each arm says nothing about other searches: `searches: {signs}`"
+            " compares the arms."
+        )
+    elif units < signs:
+        text += (
+            f" If a run diverges, signs are counted, which can decide from {signs} on: `searches:"
+            f" {signs}`."
         )
     level = _level(looks, number_of_pairs(arms, plan.ablated))
     return [text, *(_in_units(plan, pilot, effect, level) if pilot else ())]
@@ -215,7 +229,7 @@ def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     looks = looks_of_plan(_units(planned), (now,))
     pairs = number_of_pairs(arms, revision.get("ablated", ""))
     first = _effect(_units(planned), looks, pairs)
-    later = detectable_effect(now, POWER, looks.later_level / pairs, later=True)
+    later = _effect(now, looks, pairs, later=True)
     text = f"power: the results are judged again at {plural(now, noun)}, "
     if later is None:
         text += "which cannot decide anything"
@@ -247,6 +261,13 @@ def _level(looks: Looks, pairs: int) -> float:
     return level / pairs
 
 
-def _effect(units: int, looks: Looks, pairs: int) -> float | None:
-    """Returns the effect that the planned look finds or, without a planned look, the last look."""
-    return detectable_effect(units, POWER, _level(looks, pairs), later=looks.planned is None)
+def _effect(units: int, looks: Looks, pairs: int, later: bool = False) -> float | None:
+    """Returns the effect that a look at so many units finds; None if they cannot decide anything.
+
+    It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
+    """
+    later = later or looks.planned is None
+    level = (looks.later_level if later else looks.planned_level) / pairs
+    if units < fewest_units(level):
+        return None
+    return detectable_effect(units, POWER, level, later=later)

@@ -229,6 +229,8 @@ class Workload:
         faults: files of the sweep that disagree, each with what is wrong.
         code: file of the user's code -> the hashes that it had, in order, as far as a ledger has
             them.
+        again: the trials that were computed again after their results had been removed -> whether
+            these results were failures.
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
@@ -267,6 +269,7 @@ class Workload:
     missing: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    again: Mapping[str, bool] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -301,14 +304,14 @@ class Workload:
         """Returns the value of each unit of an arm, in the order of the plan.
 
         A unit is a search, whose value is the mean over its final seeds, or a final seed. A unit
-        with a run that diverged or failed has infinity as the worst value; a unit is left out until
-        all its runs have ended.
+        with a run that diverged has infinity as the worst value. A unit is left out until all its
+        runs have ended, and as long as one of them is failed, which is not a result.
         """
         found: dict[int, list[float | None]] = {}
         for run in self.finals:
             if run.arm == arm:
                 value = run.value(self.goal.reported)
-                if value is None and run.end != "missing":
+                if value is None and run.end not in ("missing", "failed"):
                     value = self.goal.sign * math.inf
                 found.setdefault(self.unit_of(run), []).append(value)
         order = self.units or sorted(found)

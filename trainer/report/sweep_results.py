@@ -83,6 +83,7 @@ def read_sweep(
         missing=tuple(_missing(reader, status, trials, finals)),
         faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
         code=evidence.code,
+        again=evidence.again,
         vocabulary=plan.vocabulary,
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,

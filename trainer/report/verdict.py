@@ -4,16 +4,27 @@ Start with `verdict`. The methods of `_Writer` each return a sentence or a part 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trainer.messages import plural
 from trainer.report.conditions import conditions
-from trainer.report.pairs import Pair, Standing, reason_not_to_judge, standings, trials_of_search
+from trainer.report.pairs import (
+    EarlierLook,
+    Pair,
+    Standing,
+    comparisons_of,
+    failed,
+    fewest_units_of,
+    reason_not_to_judge,
+    standings,
+    trials_of_search,
+)
 from trainer.report.results import Workload
-from trainer.report.statistics import Estimate
+from trainer.report.statistics import PLANNED_LEVEL, Estimate, fewest_signs
 from trainer.report.wording import joined, p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
+_LONGEST = 200  # characters of a reason
 
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
@@ -46,7 +57,7 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         return (
             f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
             f" {estimate_text(first.mean, unit(workload))}. There is nothing to compare it with."
-            + "".join(f" {sentence}" for sentence in conditions(workload))
+            + "".join(f" {each}" for each in (*_failed_runs(workload), *conditions(workload)))
         )
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
@@ -70,6 +81,8 @@ def _without_runs(workload: Workload) -> str:
     if not trials and not finals:
         return "Not decided: no run has ended."
     row = workload.goal.reported
+    if finals and all(run.end == "failed" for run in finals):
+        return f"Not decided. {' '.join(_failed_runs(workload))}"
     if finals and not any(row in run.summary.metrics for run in finals):
         return f"Not decided: no run has the metric {row!r}."
     unused = not any(run.value(workload.goal.selected) is not None for run in trials)
@@ -78,6 +91,32 @@ def _without_runs(workload: Workload) -> str:
         counts = [f"{sum(r.end == end for r in trials)} {end}" for end in ends]
         return f"Not decided: no trial has a value ({joined(counts)})."
     return "Not decided: the winners have not run on fresh seeds yet."
+
+
+def _failed_runs(workload: Workload) -> Iterator[str]:
+    """Yields a sentence about the compared runs that failed, if there are any."""
+    runs = failed(workload)
+    if not runs:
+        return
+    first = runs[0].summary.why.partition(". ")[0].rstrip(".")
+    why = f" ({first[:_LONGEST]})" if first else ""
+    others = f" and {len(runs) - 1:,} more compared runs" if len(runs) > 1 else ""
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    how = "repeat them"
+    if workload.path is not None:
+        how = f"`python -m trainer sweep work {workload.path} --failed` computes them again"
+    yield (
+        f"{runs[0].name}{why}{others} failed. A failed run is no result, and {joined(arms)}"
+        f" {'is' if len(arms) == 1 else 'are'} not judged: {how}."
+    )
+
+
+def recommended_units(workload: Workload) -> int:
+    """Returns how many units of each arm a sweep of these arms should have, at least.
+
+    From so many on, signs can decide, which are counted where a run diverges.
+    """
+    return fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
 
 
 class _Writer:
@@ -100,7 +139,8 @@ class _Writer:
             parts = [self._better(against), self._cost(against[0])]
         else:
             parts = [self._no_first(first, others, against)]
-        parts += [*self._on_other_test_sets(against), *conditions(self._workload)]
+        parts += self._on_other_test_sets(against)
+        parts += [*_failed_runs(self._workload), *conditions(self._workload)]
         parts.append(self._when_judged(involved[0]))
         parts.append(self._one_search(against))
         return " ".join(part for part in parts if part)
@@ -133,11 +173,12 @@ class _Writer:
             ("lost", "No interval:"),
         ):
             parts += [f"{text} {joined(found[kind])}."] if found[kind] else []
-        parts += [*conditions(self._workload), self._when_judged(self._pairs[0])]
+        parts += [*_failed_runs(self._workload), *conditions(self._workload)]
+        parts.append(self._when_judged(self._pairs[0]))
         if self._workload.searches == 1:
             parts.append(
                 "With one search an arm this is about the configurations that were found:"
-                " `searches: 5` is about the arms."
+                f" `searches: {recommended_units(self._workload)}` is about the arms."
             )
         return " ".join(part for part in parts if part)
 
@@ -241,19 +282,26 @@ class _Writer:
         return f"{shown(ends[0])} to {shown(ends[1])}"
 
     def _would_decide(self, pair: Pair) -> str:
-        """Says how many units would find the difference, if that can be said."""
+        """Says what the units find, or how many would find the difference that matters."""
+        relevant, workload = self._goal.relevant, self._workload
         if pair.p is None:
-            return " Signs are counted from six units on." if pair.valueless else ""
-        relevant = self._goal.relevant
-        if pair.low is None or not (pair.difference or relevant):
+            signs = fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
+            return f" Signs can decide from {signs} units on." if pair.valueless else ""
+        units = "searches" if workload.searches > 1 else "seeds"
+        if relevant is None and pair.finds is not None:
+            return (
+                f" With {plural(pair.n, unit(workload))}, a difference of {pair.finds:.2g} standard"
+                " deviations is found with a power of 0.8."
+            )
+        if pair.low is None or relevant is None:
             return ""
-        units = "searches" if self._workload.searches > 1 else "seeds"
-        size, about = "A difference of this size", "at least"
-        if relevant is not None:
-            size, about = f"The difference that matters, {shown(relevant)},", "about"
-        many = "more than 10,000" if pair.needed is None else f"{about} {pair.needed:,}"
-        text = f" {size} takes {many} {units} of a fresh sweep (power 0.8)"
-        if relevant is not None and pair.needed is not None and pair.needed <= pair.n:
+        many = "more than 10,000"
+        if pair.needed is not None and pair.needed_range is not None:
+            low, high = pair.needed_range
+            many = f"about {pair.needed:,} ({low:,} to {high:,})"
+        text = f" The difference that matters, {shown(relevant)}, takes {many} {units} of a fresh"
+        text += " sweep (power 0.8)"
+        if pair.needed is not None and pair.needed <= pair.n:
             text += f", and this one has {pair.n:,}"
         return f"{text}."
 
@@ -301,7 +349,18 @@ class _Writer:
         if self._workload.looks == "any":
             return f"The results may be judged after any number of {units}, as the file says."
         looks = joined([f"{n:,}" for n in pair.looks])
-        return f"The results were judged at {looks} {units}, and the interval holds for all looks."
+        said = "; ".join(self._earlier(pair, each) for each in pair.earlier)
+        return (
+            f"The results were judged at {looks} {units}, and the interval holds for all looks."
+            f" Before, {said}."
+        )
+
+    def _earlier(self, pair: Pair, look: EarlierLook) -> str:
+        """Says what an earlier look decided."""
+        arms, p = " and ".join(_arms(pair)), "" if look.p is None else f" ({p_sentence(look.p)})"
+        what = f"{look.better} was better" if look.better else f"{arms} were not decided"
+        when = f", with runs until {look.until}" if look.until else ""
+        return f"at {look.n:,}{when}, {what}{p}"
 
     def _one_search(self, against: Sequence[Pair]) -> str:
         """Says what one search an arm does not show, after a claim that an arm is better."""
@@ -315,7 +374,8 @@ class _Writer:
             )
         return (
             f"One search an arm does not show that {better} is better than {worse}: other trials"
-            " may find other configurations; `searches: 5` would tell."
+            f" may find other configurations; `searches: {recommended_units(self._workload)}` would"
+            " tell."
         )
 
     def _subject(self, arm: str, start: bool = False) -> str:
@@ -347,7 +407,7 @@ class _Writer:
             for each in ordered
         ]
         text = f"{why} The mean {self._goal.words}: {', '.join(means)}."
-        return " ".join([text, *conditions(self._workload)])
+        return " ".join([text, *_failed_runs(self._workload), *conditions(self._workload)])
 
     def _progress(self, ordered: Sequence[Standing]) -> str:
         """Says how many units have ended."""
@@ -356,7 +416,16 @@ class _Writer:
         ended = 0 if len(ordered) < len(self._workload.arms) else ended
         if self._workload.rung and ended == total and self._workload.completed == 0:
             return "Not judged yet: other rungs of the ladder have not ended."
-        if not self._workload.revisions or ended == total:
+        fewest, whole = fewest_units_of(self._workload), ended == total
+        if failed(self._workload) and all(run.end != "missing" for run in self._workload.finals):
+            return "Not decided."
+        if (whole or not self._workload.revisions) and ended < fewest:
+            pairs = plural(comparisons_of(self._workload), "pair")
+            return (
+                f"Not decided: {plural(ended or 1, what)} of each arm cannot decide anything; with"
+                f" {pairs} of arms it takes at least {fewest}."
+            )
+        if whole or not self._workload.revisions:
             return f"Not decided: there is no test with {plural(ended or 1, what)}."
         noun = plural(total, what).partition(" ")[2]
         return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."

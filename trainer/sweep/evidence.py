@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
@@ -31,6 +32,7 @@ from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _LOOKS = 3  # checks at most, while workers append to the ledger
 _SAME = 1e-9  # relative
+_NAMED = 5  # the most trials that a sentence lists
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Evidence:
         found: how many results there were when the ledger was begun.
         changes: the changes of the user's code, which were allowed.
         code: file of the user's code -> the hashes that it had, in order.
+        again: the trials that were computed again after their results had been removed -> whether
+            these results were failures.
     """
 
     faults: tuple[Fault, ...]
@@ -67,6 +71,7 @@ class Evidence:
     found: int
     changes: tuple[CodeChange, ...]
     code: Mapping[str, tuple[str, ...]]
+    again: Mapping[str, bool]
 
 
 def examine(
@@ -138,6 +143,7 @@ class _Examination:
             found=sum(entry.content.get("found", 0) for entry in first),
             changes=tuple(changes_in(ledger)),
             code=versions_in(ledger),
+            again=_computed_again(ledger),
         )
 
     def _fault(self, file: str, why: str) -> None:
@@ -312,6 +318,31 @@ def _same(one: float | None, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_SAME)
 
 
+def _computed_again(ledger: Ledger | None) -> dict[str, bool]:
+    """Returns the trials that a ledger has again -> whether all results before were failures."""
+    found: dict[str, bool] = {}
+    ends: dict[str, set[str]] = {}
+    for entry in ledger.of("trial") if ledger is not None else ():
+        name = entry.content["trial"]
+        if name in ends:
+            found[name] = ends[name] == {"failed"}
+        ends.setdefault(name, set()).add(str(entry.content.get("end")))
+    return found
+
+
+def sentences_about_repeats(again: Mapping[str, bool]) -> Iterator[str]:
+    """Yields sentences about trials that were computed again; see `Evidence.again`."""
+    removed = [name for name, failed in again.items() if not failed]
+    if removed:
+        yield (
+            "Results that were known had been removed, and were computed again:"
+            f" {listing(removed, _NAMED)}."
+        )
+    failed = [name for name, each in again.items() if each]
+    if failed:
+        yield f"Runs that had failed were computed again: {listing(failed, _NAMED)}."
+
+
 def report_of(evidence: Evidence) -> list[str]:
     """Returns the lines that `sweep check` prints."""
     if evidence.faults:
@@ -331,5 +362,6 @@ def report_of(evidence: Evidence) -> list[str]:
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
         f" whose last hash is {evidence.head}.{begun}",
+        *sentences_about_repeats(evidence.again),
         *sentences(evidence.changes),
     ]

@@ -26,7 +26,7 @@ from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.presence import Presence
-from trainer.sweep.removal import clean, remove, set_aside
+from trainer.sweep.removal import clean, remove, set_aside, set_aside_result
 from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
 from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
@@ -391,6 +391,32 @@ class SweepFolder:
         for name in trials:
             if (self.path / name).exists():
                 yield trial_event(self.path / name, name)
+
+    def forget_failed(self) -> list[str]:
+        """Removes the results of runs that failed, so that they are computed again.
+
+        These are runs of the winners or, before the winners are chosen, trials of the search. The
+        ledger keeps that they were computed before. Returns their folders.
+        """
+        runs = self.final_trials() or self._tuning
+        found = [name for name in runs if self._has_failed(name)]
+        if found:
+            self._waves.mkdir(mode=0o700, exist_ok=True)
+            self.limits.forget_faults(found)
+        removed = []
+        with self.presence.exclusive():
+            self._ledger.add_plan(self.plan.revision, self.plan.digest)
+            still = [name for name in found if self._has_failed(name)]
+            self._ledger.add_trials(self._events(still))
+            for name in still:
+                removed.append(set_aside_result(self.path / name, self._waves))
+        for each in removed:
+            remove(each)
+        return still
+
+    def _has_failed(self, trial: str) -> bool:
+        outcome = read_outcome(self.path / trial)
+        return outcome is not None and outcome.end == "failed"
 
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.

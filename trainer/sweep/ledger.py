@@ -7,7 +7,7 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
 
     plan    the last revision of plan.json, and the files beside it
     code    files of the user's code that are new or were changed: their hashes, and those before
-    trial   a trial that ended: its files but for checkpoints
+    trial   a trial that ended: how, and its files but for checkpoints
     cut     cuts.json, which names the trials that went on where others were stopped early
     final   final.json, which names the winners
 
@@ -29,6 +29,7 @@ from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.halving import CUTS_FILE
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
+from trainer.writers.summary import read_outcome
 
 LEDGER_FILE = "ledger.jsonl"
 _EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
@@ -326,7 +327,9 @@ def trial_event(place: Path, name: str) -> dict[str, Any]:
 
     `place` has its files, and `name` is its folder in that of the sweep.
     """
-    return {"event": "trial", "trial": name, "files": dict(digests(place))}
+    event = {"event": "trial", "trial": name, "files": dict(digests(place))}
+    outcome = read_outcome(place)
+    return event if outcome is None else {**event, "end": outcome.end}
 
 
 def _file_event(name: str, content: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -93,6 +93,14 @@ class Limits:
 
         self._change(add)
         return count >= MOST_ERRORS
+
+    def forget_faults(self, folders: Collection[str]) -> None:
+        """Forgets the errors of trials that are to be computed again."""
+
+        def forget(limits: dict[str, Any]) -> None:
+            limits["faults"] = {k: x for k, x in limits["faults"].items() if k not in folders}
+
+        self._change(forget)
 
     def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
         with self._exclusive():

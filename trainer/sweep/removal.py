@@ -27,6 +27,14 @@ def set_aside(file: Path) -> Path:
     return removed
 
 
+def set_aside_result(folder: Path, waves: Path) -> Path:
+    """Takes the folder of a trial out of the sweep, which must be locked; as `set_aside` does."""
+    removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=waves))
+    os.rename(folder, removed / folder.name)
+    sync(folder.parent)
+    return removed
+
+
 def remove(folder: Path) -> None:
     """Removes what `set_aside` returned, as far as possible."""
     with contextlib.suppress(OSError):  # `ignore_errors` does not ignore all of them

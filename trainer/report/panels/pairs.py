@@ -18,7 +18,12 @@ _DECISIONS = (
     Column("deviations", "in standard deviations", "number"),
     Column("p", "adjusted p", "p"),
     Column("decision", "decision"),
+)
+_FOUND = (Column("found", "found with a power of 0.8", "number"),)
+_NEEDED = (
     Column("units_needed", "needed, in a fresh sweep", "integer"),
+    Column("units_from", "from", "integer"),
+    Column("units_to", "to", "integer"),
 )
 _TESTS = (
     *_ARMS,
@@ -53,20 +58,27 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         return Block(text=("There are no two arms to compare.",))
     words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
     units = "searches" if workload.searches > 1 else "seeds"
-    size, relevant = "a difference of this size", workload.goal.relevant
+    relevant = workload.goal.relevant
+    last = (
+        " The last column is the difference that so many units find with a power of 0.8, in"
+        " standard deviations."
+    )
     if relevant is not None:
-        size = f"the difference that matters, {shown(relevant)},"
+        last = (
+            f" The last columns are the number of {units} at which a fresh sweep would find the"
+            f" difference that matters, {shown(relevant)}, with a power of 0.8, and its 80%"
+            " interval for normal differences, because their standard deviation is estimated."
+        )
     decisions = Table(
         f"{prefix}pairs",
         f"Pairs of arms, {words}",
-        _DECISIONS,
-        tuple(_decided(pair) for pair in pairs),
+        (*_DECISIONS, *(_FOUND if relevant is None else _NEEDED)),
+        tuple(_decided(pair, relevant is not None) for pair in pairs),
         "The arm with the better mean stands first (the one that is better more often, where a run"
         " has no value), and a difference is its mean minus the other one. The intervals hold with"
         " a probability of 95% for all pairs and all looks at the results at once; an arm is better"
         " where its interval excludes 0, and p, which is adjusted for all pairs and looks, is below"
-        f" 0.05 exactly then. The last column is the number of {units} at which a fresh sweep would"
-        f" find {size} with a power of 0.8, if it is the true one.",
+        f" 0.05 exactly then.{last}",
     )
     tests = Table(
         f"{prefix}pairs_tests",
@@ -115,8 +127,9 @@ def _test_sets(pairs: Sequence[Pair], prefix: str, units: str) -> list[Table]:
     return [Table(f"{prefix}pairs_test_sets", title, _TEST_SETS, rows, note)]
 
 
-def _decided(pair: Pair) -> tuple[Cell, ...]:
+def _decided(pair: Pair, relevant: bool) -> tuple[Cell, ...]:
     known = math.isfinite(pair.difference)
+    low, high = pair.needed_range or (None, None)
     return (
         pair.better,
         pair.worse,
@@ -126,7 +139,7 @@ def _decided(pair: Pair) -> tuple[Cell, ...]:
         abs(pair.difference) / pair.deviation if known and pair.deviation else None,
         pair.p,
         decision(pair),
-        pair.needed,
+        *((pair.needed, low, high) if relevant else (pair.finds,)),
     )
 
 

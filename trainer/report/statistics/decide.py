@@ -12,13 +12,15 @@ looks:
   (Ville's inequality).
 
 The intervals have the same levels, and hold at the same time for all pairs and all looks. A
-difference is decided if its interval excludes 0.
+difference is decided if its interval excludes 0. With fewer units than `fewest_units`, a look
+decides nothing: two equal arms that diverge, or end in one of two basins, by a coin's throw, differ
+in all of so few units too often.
 """
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +35,6 @@ _SKEWED = 0.034
 _FEWEST_LOOKED_AT = 3  # units at the first look, if the file allows a look at any time
 _PRIOR = 0.25  # c of the e-value: a priori the effect has a standard deviation of 1 / sqrt(c) = 2
 _FEWEST_SIGNS = 6  # with five signs no p is below 2 / 2^5 = .06
-_FEWEST_ALL_DIVERGED = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,62 @@ class Looks:
     later: tuple[int, ...] = ()
     planned_level: float = PLANNED_LEVEL
     later_level: float = _LATER
+
+    @property
+    def last(self) -> int:
+        """The largest number of units at which there is a look; 0 if there is none."""
+        return max(self.planned or 0, *self.later, 0)
+
+    def earlier(self) -> list[Self]:
+        """Returns the looks until each one but the last, in order."""
+        found = [replace(self, later=self.later[:number]) for number in range(len(self.later))]
+        return found if self.planned is not None else found[1:]
+
+    def deciding(self, comparisons: int) -> Self:
+        """Returns the looks that have enough units to decide; see `fewest_units`.
+
+        Args:
+            comparisons: over how many pairs the error is divided.
+        """
+        first = self.planned
+        if first is not None and first < fewest_units(self.planned_level / comparisons):
+            first = None
+        fewest = fewest_units(self.later_level / comparisons) if self.later else 0
+        return replace(self, planned=first, later=tuple(n for n in self.later if n >= fewest))
+
+
+def enough_units(a: int, b: int, level: float) -> bool:
+    """Returns whether `a` units of one arm and `b` of another can decide anything at a level.
+
+    If units of two equal arms diverge by chance, those of one arm all do, and none of the other,
+    with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test. The same holds of
+    units that end in one of two basins; then the t test decides, too, because units in the same
+    basin hardly differ.
+    """
+    return 2 / math.comb(a + b, a) <= level
+
+
+def fewest_units(level: float) -> int:
+    """Returns how many units of each arm a look at a level needs to decide anything.
+
+    A later look needs no more for an arm that diverged in all units: it did so at the first one,
+    too, which alone spends error.
+
+    >>> [fewest_units(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
+    [4, 5, 6, 6, 7]
+    >>> [fewest_units(0.01 / pairs) for pairs in (1, 3, 6, 15, 28)]
+    [5, 6, 7, 7, 8]
+    """
+    return next(n for n in itertools.count(2) if enough_units(n, n, level))
+
+
+def fewest_signs(level: float) -> int:
+    """Returns from how many units on the test of signs can decide at a level.
+
+    >>> [fewest_signs(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
+    [6, 8, 9, 10, 11]
+    """
+    return next(n for n in itertools.count(_FEWEST_SIGNS) if 2.0 ** (1 - n) < level)
 
 
 def looks_of_plan(planned: int, revisions: tuple[int, ...] = (), skewed: bool = False) -> Looks:
@@ -101,7 +158,7 @@ class Decisions:
     Attributes:
         pairs: the indices of the two arms of each pair.
         difference: the mean of the first arm minus that of the second, over the units of the last
-            look; not a number where a unit diverged.
+            look that can decide; not a number where a unit diverged, or there is no such look.
         low: the lower end of its simultaneous interval; not a number where there is none.
         high: the upper end.
         p: the p value over all pairs and looks, to be compared with .05; not a number where no
@@ -128,7 +185,8 @@ def decide(
 
     The values of a unit are paired over the arms. If a run of a pair diverged, or all differences
     of a pair are equal, signs are counted in place of the t test, from six units on. An arm of
-    which all units diverged, at least four, loses against an arm without diverged units.
+    which all units diverged loses against an arm without diverged units. A look with fewer units
+    than `fewest_units` decides nothing, and has no interval and no p value.
 
     Args:
         values: the units of each arm, [draws, arms, units] or [arms, units]; a diverged one is
@@ -210,8 +268,9 @@ def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
     low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
     p, decided = np.full(draws, np.nan), np.zeros(draws)
     difference, test = np.full(draws, np.nan), np.full(draws, "", "<U8")
-    counts = [(n, False) for n in ([] if looks.planned is None else [looks.planned])]
-    for n, later in [*counts, *((n, True) for n in looks.later)]:
+    counted = looks.deciding(m)
+    counts = [(n, False) for n in ([] if counted.planned is None else [counted.planned])]
+    for n, later in [*counts, *((n, True) for n in counted.later)]:
         level = looks.later_level if later else looks.planned_level
         look = _look(a[:, :n], b[:, :n], level / m, later)
         difference, test = look.difference, look.test
@@ -256,8 +315,8 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     by_signs = 1 / by_signs if later else by_signs
     signs = ~normal & (n >= _FEWEST_SIGNS)
     p = np.where(normal, p, np.where(signs, by_signs, np.nan))
-    all_a = bad_a.all(1) & ~bad_b.any(1) & (n >= _FEWEST_ALL_DIVERGED)
-    all_b = bad_b.all(1) & ~bad_a.any(1) & (n >= _FEWEST_ALL_DIVERGED)
+    all_a = bad_a.all(1) & ~bad_b.any(1)
+    all_b = bad_b.all(1) & ~bad_a.any(1)
     side = np.where(normal, np.sign(mean), np.sign(losses - wins))
     decided = np.where(p < level, side, 0.0) + 0.0
     decided = np.where(all_a, 1.0, np.where(all_b, -1.0, decided))
