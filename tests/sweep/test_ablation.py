@@ -230,7 +230,7 @@ def test_a_part_without_which_a_run_diverged_has_no_interval():
 
 @pytest.mark.long
 def test_the_power_is_that_of_the_pairs_with_the_whole_arm(folder):
-    _, plan = begun(folder, SWEEP)
+    _, plan = begun(folder, SWEEP.replace("searches: 3", "searches: 6"))
     (text,) = power_of_plan(plan)
-    expected = detectable_effect(3, 0.8, 0.04 / 6)
+    expected = detectable_effect(6, 0.8, 0.04 / 6)
     assert f"A difference of {expected:.2g} standard deviations" in text

@@ -78,21 +78,29 @@ class Looks:
 
 
 def enough_units(a: int, b: int, level: float) -> bool:
-    """Returns whether `a` units of one arm and `b` of another can decide anything at a level.
+    """Returns whether the units of two arms can decide anything.
 
     If units of two equal arms diverge by chance, those of one arm all do, and none of the other,
     with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test. The same holds of
     units that end in one of two basins; then the t test decides, too, because units in the same
     basin hardly differ.
+
+    Args:
+        a: the number of units of one arm.
+        b: that of the other arm.
+        level: of the look at this pair.
     """
     return 2 / math.comb(a + b, a) <= level
 
 
 def fewest_units(level: float) -> int:
-    """Returns how many units of each arm a look at a level needs to decide anything.
+    """Returns how many units of each arm a look needs to decide anything; see `enough_units`.
 
-    A later look needs no more for an arm that diverged in all units: it did so at the first one,
-    too, which alone spends error.
+    That an arm diverged in all units spends error at the first such look only: whoever did so at a
+    later one did so there, too.
+
+    Args:
+        level: of the look at this pair.
 
     >>> [fewest_units(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
     [4, 5, 6, 6, 7]
@@ -103,7 +111,10 @@ def fewest_units(level: float) -> int:
 
 
 def fewest_signs(level: float) -> int:
-    """Returns from how many units on the test of signs can decide at a level.
+    """Returns from how many units on the planned test of signs can decide.
+
+    Args:
+        level: of the look at this pair.
 
     >>> [fewest_signs(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
     [6, 8, 9, 10, 11]
