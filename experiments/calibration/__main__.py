@@ -16,6 +16,7 @@ from experiments.calibration.simulation import (
     DRAWS,
     Rate,
     coverages,
+    errors_at_every_look,
     errors_of_configurations,
     errors_of_equal_arms,
     errors_of_searches,
@@ -38,6 +39,7 @@ def tables(draws: int = DRAWS, runs: Path = RUNS) -> str:
     searches = [*errors_of_searches(found, draws), *errors_of_configurations(found, draws)]
     parts = [
         _wide("no difference between the arms", errors_of_equal_arms(draws)),
+        _long("looked at after every unit", "false", "bound", errors_at_every_look(draws)),
         _long("drawn from runs", "false", "bound", searches),
         _long("true difference", "found", "floor", powers(draws)),
         _sentences(draws),

@@ -119,7 +119,7 @@ EQUAL_ARMS: dict[str, tuple[Draw, float]] = {
     "two basins, as likely as each other": (_basins, 0.06),
     _MODERATE: (_one_lognormal(0.5, 0.25), 0.09),
     "one arm lognormal(1), others a quarter of its spread": (_one_lognormal(1.0, 0.25), 0.16),
-    "one arm lognormal(1), others with hardly any spread": (_one_lognormal(1.0, 1e-3), 0.20),
+    "one arm lognormal(1), others with hardly any spread": (_one_lognormal(1.0, 1e-3), 0.22),
 }
 
 
@@ -152,6 +152,29 @@ def errors_of_equal_arms(draws: int = DRAWS) -> Iterator[Rate]:
             looks = [looks_of_plan(units, skewed=True)]
             false = _share(_one_lognormal(0.5, 0.25), looks, (draws, arms, units))
             yield Rate(f"{_MODERATE}, skewed: true", units, arms, false, 0.06)
+
+
+_EVERY = 20  # the last unit after which is looked
+
+
+def errors_at_every_look(draws: int = DRAWS) -> Iterator[Rate]:
+    """Yields how often one of two equal arms is called better, if a report is read after each unit.
+
+    A claim that is made at any time counts. The plan has 4 units, and is extended by one 16 times;
+    or the file says `looks: any`.
+
+    Args:
+        draws: of each cell.
+    """
+    for name, (draw, bound) in EQUAL_ARMS.items():
+        kinds = {
+            ", extended by one unit 16 times": [
+                looks_of_plan(4, tuple(range(5, n + 1))) for n in range(4, _EVERY + 1)
+            ],
+            ", looks: any": [looks_at_any(n) for n in range(4, _EVERY + 1)],
+        }
+        for kind, looks in kinds.items():
+            yield Rate(name + kind, _EVERY, 2, _share(draw, looks, (draws, 2, _EVERY)), bound)
 
 
 def _share(draw: Draw, looks: list[Looks], shape: tuple[int, int, int]) -> float:

@@ -120,8 +120,8 @@ def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
     assert (planned / "report" / "index.html").exists()
 
 
-def p_values(folder: Path) -> list[str]:
-    with (folder / "report" / "tables" / "pairs.csv").open() as file:
+def p_values(folder: Path, name: str = "report") -> list[str]:
+    with (folder / name / "tables" / "pairs.csv").open() as file:
         return [row["p"] for row in csv.DictReader(file) if row.get("p")]
 
 
@@ -179,10 +179,54 @@ def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
 
 @pytest.mark.long
 def test_two_sweeps_are_two_workloads(computed, tmp_path, capsys):
-    shutil.copytree(computed, tmp_path / "other")
+    (tmp_path / "base.yaml").write_text(BASE.replace("steps: 20", "steps: 10"))
+    (tmp_path / "sweep.yaml").write_text(SWEEP.replace("trials: 3", "trials: 1"))
+    options = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'other'}"]
+    assert runs.sweep(*options) == 0
     said = report(capsys, computed, tmp_path / "other", f"--output={tmp_path / 'out'}")
     assert said.count("accuracy on the test split") == 2 and "\nother: " in said
     assert (tmp_path / "out" / "tables" / "workloads_scores.csv").exists()
+
+
+def test_sweeps_with_runs_in_common_are_refused(computed, tmp_path, capsys):
+    """Or else a sweep and its copy, with one run less, count as two."""
+    copy = tmp_path / "copy"
+    shutil.copytree(computed, copy)
+    shutil.rmtree(copy / "trials" / "adamw" / "0000")
+    said = report(capsys, computed, copy, code=2)
+    assert (
+        f"{computed} and {copy} have 13 runs in common, of the same config, seed and data" in said
+    )
+    assert "such as trials/adamw/0001/0 and trials/adamw/0001/0" in said
+
+
+def test_runs_that_were_picked_from_those_of_a_sweep_are_not_judged(computed, tmp_path, capsys):
+    """Of many seeds of one optimizer, five good and five bad ones make it better than itself."""
+    every = sorted((computed / "final").glob("*/*"))
+    options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
+    picked = [run for run in every if run.name != "10002"]
+    said = report(capsys, *picked, *options)
+    assert said.startswith(
+        "Not judged. The runs of adamw are 3 of 4 in final/adamw of the sweep"
+        f" {computed}, and which ones are named may decide who is better: name all of them, or the"
+        " sweep. The mean accuracy on the test split: "
+    )
+    assert "p = " not in said and not p_values(tmp_path, "out")
+    assert "p = " in report(capsys, *every, *options)
+
+
+def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):
+    assert "listed by hand" not in report(capsys, planned)
+    for given, words in (
+        ("final: {seeds: [3, 8, 11, 14]}", "The final seeds were listed by hand: 3, 8, 11, 14."),
+        ("seeds: [4, 2]\nfinal: {seeds: 4}", "The seeds were listed by hand: 4, 2."),
+        ("seeds: [4, 5]\nfinal: {seeds: 4}", ""),  # as two that are counted from another one
+    ):
+        (tmp_path / "sweep.yaml").write_text(SWEEP.replace("final: {seeds: 4}", given))
+        folder = tmp_path / f"sweep_{len(given)}_{bool(words)}"
+        assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={folder}") == 0
+        said = report(capsys, folder)
+        assert (words or "p = ") in said and ("listed by hand" in said) == bool(words)
 
 
 def test_a_folder_that_is_neither_a_sweep_nor_a_run(tmp_path, capsys):

@@ -1,11 +1,12 @@
 """Computes a report from results: its panels, in their order."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainer.messages import UserError
+from trainer.messages import UserError, plural
 from trainer.report.document import Block, Panel, Report
 from trainer.report.pairs import Pair, compare_arms, standings
 from trainer.report.panels.arms import arms_block
@@ -170,13 +171,30 @@ def _verdict_block(
 
 
 def check_different(workloads: Sequence[Workload]) -> None:
-    """Raises UserError if two workloads have the same name."""
+    """Raises UserError if two workloads have the same name, or a run in common."""
     names = [each.name for each in workloads]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(
             f"Two sweeps have the name {twice[0]!r}: rename the folder of one, or name each once."
         )
+    for one, two in itertools.combinations(workloads, 2):
+        ours, theirs = (dict(_identities(each)) for each in (one, two))
+        if common := [key for key in ours if key in theirs]:
+            raise UserError(
+                f"{one.path} and {two.path} have {plural(len(common), 'run')} in common, of the"
+                f" same config, seed and data, such as {ours[common[0]]} and {theirs[common[0]]}, which"
+                " one report would count twice: report each alone, or add to the first one with"
+                " `python -m trainer sweep extend`."
+            )
+
+
+def _identities(workload: Workload) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields what the result of each run depends on, and the name of the run."""
+    for run in (*workload.trials, *workload.finals):
+        if run.fingerprint:
+            keys = ("config", "seed", "data_seed", "data")
+            yield tuple(str(run.fingerprint.get(key)) for key in keys), run.name
 
 
 def read_workloads(

@@ -48,6 +48,8 @@ def conditions(workload: Workload) -> list[str]:
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
     ended = all(run.end != "missing" for run in workload.trials)
     sentences += [*unequally_tuned(tunings(workload), past=ended), *_widths(workload)]
+    for what, seeds in workload.listed_seeds.items():
+        sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
     return [*sentences, *changed_code(workload), *_machines(workload)]
 

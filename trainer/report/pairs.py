@@ -214,6 +214,8 @@ def reason_not_to_judge(workload: Workload) -> str:
             f" {joined(workload.faults, _NAMED)}. `python -m trainer sweep check {workload.path}`"
             " names all of them."
         )
+    if workload.picked:
+        return f"Not judged. {workload.picked}"
     if unlike := unlike_losses(workload):
         return f"Not judged. {unlike}"
     counts = {arm: trials_of_search(workload, arm) for arm in workload.arms}

@@ -236,6 +236,10 @@ class Workload:
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
         linked: arm -> the paths that one entry of its space sets together, for each revision that
             added points; see `trainer.sweep.tuned`.
+        listed_seeds: "seeds" or "final seeds" -> those that the file lists, where it does not count
+            them.
+        picked: why runs of sweeps that a user named are not judged, in a sentence; "" if they may
+            be.
         ablated: the arm with which all others are compared, which are without one of its parts; ""
             if every two arms are compared.
         ladder: that of the sweep, or None. Arms of a whole ladder have the names of the plan, such
@@ -274,6 +278,8 @@ class Workload:
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
+    listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    picked: str = ""
     ablated: str = ""
     ladder: PlannedLadder | None = None
     rung: str = ""

@@ -1,7 +1,7 @@
 """Finds single runs in folders, and reads their results, grouped by config."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from trainer.sweep.status import best_runs
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
-from trainer.writers.summary import read_summary
+from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 
 def read_runs(
@@ -45,6 +45,7 @@ def read_runs(
         spaces={},
         winners={},
         missing=tuple(_missing(results)),
+        picked=_picked(groups),
         configs={arm: root for arm, folders in groups.items() if (root := _config(folders[0]))},
     )
 
@@ -72,6 +73,30 @@ def _runs(workdir: Path) -> list[str]:
             " plan.json, and no folder in it has."
         )
     return found
+
+
+def _picked(groups: Mapping[str, Sequence[str]]) -> str:
+    """Returns a sentence if only some runs of a sweep with the same config were named; "" if not.
+
+    Which of them were named may have been decided by their results. `groups` are the arms with the
+    folders of their runs. The runs of a point of a sweep are in one folder, with their seeds as
+    names.
+    """
+    for arm, folders in groups.items():
+        named = {Path(folder).resolve() for folder in folders}
+        for place in dict.fromkeys(folder.parent for folder in named):
+            sweep = next((each for each in place.parents if (each / "plan.json").exists()), None)
+            if sweep is None:
+                continue
+            every = {file.parent for file in place.glob(f"*/{SUMMARY_FILE}")}
+            here = {folder for folder in named if folder.parent == place}
+            if left := every - here:
+                return (
+                    f"The runs of {arm} are {len(here):,} of {len(here | left):,} in"
+                    f" {place.relative_to(sweep)} of the sweep {sweep}, and which ones are named"
+                    " may decide who is better: name all of them, or the sweep."
+                )
+    return ""
 
 
 def _check_seeds(results: Sequence[Result]) -> None:

@@ -18,7 +18,7 @@ from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, tr
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.ledger import compared_known
-from trainer.sweep.plan import Plan, Trial, point_name, searches_of
+from trainer.sweep.plan import TO_FINAL_SEEDS, Plan, Trial, point_name, searches_of
 from trainer.sweep.plan_differences import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
@@ -88,12 +88,27 @@ def read_sweep(
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
+        listed_seeds=_listed_seeds(plan),
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
         cuts=plan.cuts,
         orders=read_cuts(folder, plan),
     )
+
+
+def _listed_seeds(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Returns the seeds that are not those which a number of them stands for."""
+    first = plan.seeds[0]
+    every = {
+        "seeds": (plan.seeds, first),
+        "final seeds": (plan.final_seeds, first + TO_FINAL_SEEDS),
+    }
+    return {
+        what: seeds
+        for what, (seeds, start) in every.items()
+        if seeds != tuple(range(start, start + len(seeds)))
+    }
 
 
 def on_rungs(workload: Workload) -> list[Workload]:

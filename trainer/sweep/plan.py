@@ -33,10 +33,10 @@ from trainer.writers.json_files import as_json
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
 # counted, so that seeds which are added later are not those of the final runs.
-_TO_FINAL_SEEDS = 10_000
+TO_FINAL_SEEDS = 10_000
 # Each search has a block of so many seeds, enough for its trials and its final runs, however many
 # seeds are added later.
-_BLOCK = 2 * _TO_FINAL_SEEDS
+_BLOCK = 2 * TO_FINAL_SEEDS
 
 
 def point_name(search: int, number: int) -> str:
@@ -470,7 +470,7 @@ def _refuse_shared_seeds(
     if len(of_searches) < len(seeds) * len(offsets):
         raise ConfigError(
             "Two searches have a seed in common, because the seeds that the file lists lie further"
-            f" apart than {_TO_FINAL_SEEDS:,}: list others, or give their number.",
+            f" apart than {TO_FINAL_SEEDS:,}: list others, or give their number.",
             definition.config.sources.get("seeds") or definition.config.sources[""],
         )
 
@@ -553,7 +553,7 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
         seeds = tuple(sweep.seeds)
     final = () if sweep.final is None else sweep.final.seeds
     if isinstance(final, int):
-        final = range(seeds[0] + _TO_FINAL_SEEDS, seeds[0] + _TO_FINAL_SEEDS + final)
+        final = range(seeds[0] + TO_FINAL_SEEDS, seeds[0] + TO_FINAL_SEEDS + final)
     both = [str(seed) for seed in final if seed in seeds]
     if both:
         raise ConfigError(
