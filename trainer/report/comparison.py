@@ -183,9 +183,9 @@ def check_different(workloads: Sequence[Workload]) -> None:
         if common := [key for key in ours if key in theirs]:
             raise UserError(
                 f"{one.path} and {two.path} have {plural(len(common), 'run')} in common, of the"
-                f" same config, seed and data, such as {ours[common[0]]} and {theirs[common[0]]}, which"
-                " one report would count twice: report each alone, or add to the first one with"
-                " `python -m trainer sweep extend`."
+                f" same config, seed and data, such as {ours[common[0]]} and"
+                f" {theirs[common[0]]}, which one report would count twice: report each alone, or"
+                " add to the first one with `python -m trainer sweep extend`."
             )
 
 
