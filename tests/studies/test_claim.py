@@ -15,6 +15,7 @@ from tests import runs
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.messages import UserError
+from trainer.studies import claim_segments
 from trainer.studies.claim import (
     Checked,
     Wanted,
@@ -141,6 +142,61 @@ def test_a_verdict_that_was_edited_is_refuted(copied):
     content["verdict"][0] = "base is better than everything."
     (copied / "claim.json").write_text(json.dumps(content))
     assert "The verdict by the rows is not that of the claim" in _check(copied).refuted[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("environment", {"devices": "8 x gpu NVIDIA H100"}, "environment devices '8 x gpu NVIDIA"),
+        ("environment", {"jax": "9.9"}, "environment jax '9.9', and the folder '"),
+        ("code", {"mine.py": ["0" * 64]}, "code mine.py ['000"),
+        ("data", ["of another data set"], "data ['of another data set'], and the folder ['"),
+        ("sweep", "a_larger_one", "sweep 'a_larger_one', and the folder 'sweep'."),
+        ("drawn_by", "whatever the author likes", "another way to draw"),
+        ("runs", ["final/base/10000"], "The folder has other runs than the claim."),
+    ],
+    ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",
+)
+def test_every_field_of_a_claim_is_compared(copied, field, value, words):
+    """The environment, the code and the data could be edited, and the claim was verified."""
+    content = json.loads((copied / "claim.json").read_text())
+    content[field] = content[field] | value if isinstance(value, dict) else value
+    (copied / "claim.json").write_text(json.dumps(content))
+    checked = _check(copied)
+    assert not checked.recomputed and not checked.verified
+    (sentence,) = checked.refuted
+    assert words in sentence
+
+
+def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
+    content = json.loads((copied / "claim.json").read_text())
+    (copied / "claim.json").write_text(json.dumps(content | {"lockstep": "99.0"}))
+    text = " ".join(sentences(_check(copied, count=0)))
+    assert "Nothing shows that Lockstep 99.0 wrote the claim, as it says." in text
+    (copied / "claim.json").write_text(json.dumps(content))
+    assert "Nothing shows" not in " ".join(sentences(_check(copied, count=0)))
+
+
+def test_no_logger_of_the_config_runs_while_a_run_is_computed_again(tmp_path, monkeypatch):
+    """It would log with the account of who checks, or fail where its package is missing."""
+    (tmp_path / "base.yaml").write_text(
+        BASE + "log_every: 5\neval_every: 10\nwriters: [console, tensorboard]\n"
+    )
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    home = tmp_path / "home"
+    folder = home / "sweep"
+    assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={folder}") == 0
+    made, kept = _results(folder)[1]["final/base/10000"], tmp_path / "kept"
+    assert list(made.folder.glob("events.out.*"))  # its own logger wrote
+
+    def keep(segment: Segment, again: Path) -> tuple[dict[str, float], str]:
+        shutil.copytree(again, kept)
+        return compare(segment, again)
+
+    compare = claim_segments._compare
+    monkeypatch.setattr(claim_segments, "_compare", keep)
+    assert recompute(Segment(made), ())[0].same
+    assert (kept / "metrics.jsonl").exists() and not list(kept.glob("events.out.*"))
 
 
 def test_a_run_of_another_config_than_that_of_the_plan_is_refuted(copied):

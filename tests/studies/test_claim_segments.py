@@ -19,6 +19,7 @@ from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, distances
 from trainer.messages import UserError
+from trainer.studies import claim_segments
 from trainer.studies.claim import (
     Checked,
     Wanted,
@@ -227,6 +228,23 @@ def test_states_that_the_ledger_or_the_plan_lacks_are_refuted(copied):
     shutil.copytree(sweep / RUN / "segments/6", sweep / RUN / "segments/9")
     _claim_anew(copied)
     assert "segments/9: by the plan, this run keeps no such state." in _check(copied).refuted[-1]
+
+
+def test_nothing_but_the_files_of_a_state_is_copied(copied, tmp_path):
+    """Links to a device without an end, or to a folder of the user, were followed."""
+    segment = _segments(copied)[1]
+    kept = segment.kept / str(segment.start)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    before = sorted(x.relative_to(kept) for x in kept.rglob("*") if x.is_file())
+    (kept / "more").symlink_to(tmp_path / "private")
+    (kept / "endless").symlink_to("/dev/zero")
+    again = tmp_path / "again"
+    claim_segments._begin(segment, again)
+    copy = again / "checkpoints" / str(segment.start)
+    assert sorted(x.relative_to(copy) for x in copy.rglob("*") if x.is_file()) == before
+    with pytest.raises(UserError, match="it is a link, and not a file of the sweep"):
+        _claim_anew(copied)
 
 
 def test_a_run_without_its_states_is_one_segment(copied):

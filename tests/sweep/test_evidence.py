@@ -92,6 +92,20 @@ def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     assert not faults(copied)
 
 
+def test_links_among_the_results_are_faults(copied, tmp_path):
+    """What they lead to is read, and by `claim verify` copied, from anywhere on the machine."""
+    trial = trial_of(copied)
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "key").write_text("secret")
+    (copied / trial / "state").symlink_to(private)
+    (copied / trial / "endless").symlink_to("/dev/zero")
+    summary = (copied / trial / "summary.json").rename(tmp_path / "summary.json")
+    (copied / trial / "summary.json").symlink_to(summary)  # of the same content
+    why = "it is a link, and not a file of the sweep"
+    assert faults(copied) == {f"{trial}/{x}": why for x in ("state", "endless", "summary.json")}
+
+
 def test_the_files_are_named_and_the_exit_code_is_2(copied, capsys):
     trial = trial_of(copied)
     edit(copied / trial / "summary.json", lambda x: x["metrics"].update({"eval/loss": 0.01}))

@@ -106,7 +106,18 @@ def write_claim(folder: Path, file: Path) -> Claim:
             f"The sweep in {folder} computed {reader.plan.vmap} trials at once by vmap, whose bits"
             " are not those of the runs alone: there is nothing to compare with."
         )
-    claim = _claim_of(folder, reader.plan, examine(folder))
+    evidence = examine(folder)
+    if evidence.faults:
+        first = evidence.faults[0]
+        raise UserError(
+            f"Files of the sweep in {folder} disagree: {first.file}: {first.why}. `python -m"
+            f" trainer sweep check {folder}` names all."
+        )
+    if not evidence.head:
+        raise UserError(
+            f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
+        )
+    claim = _claim_of(folder, reader.plan, evidence, *_results(folder))
     replace_file(file, (json.dumps(as_json(claim), indent=1) + "\n").encode())
     return claim
 
@@ -123,19 +134,10 @@ def read_claim(file: Path) -> Claim:
     return as_dataclass(content, Claim)
 
 
-def _claim_of(folder: Path, plan: Plan, evidence: Evidence) -> Claim:
+def _claim_of(
+    folder: Path, plan: Plan, evidence: Evidence, verdict: list[str], runs: Mapping[str, Result]
+) -> Claim:
     """Returns the claim that the files of a sweep support."""
-    if evidence.faults:
-        first = evidence.faults[0]
-        raise UserError(
-            f"Files of the sweep in {folder} disagree: {first.file}: {first.why}. `python -m"
-            f" trainer sweep check {folder}` names all."
-        )
-    if not evidence.head:
-        raise UserError(
-            f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
-        )
-    verdict, runs = _results(folder)
     return Claim(
         format=FORMAT,
         sweep=folder.absolute().name,
@@ -171,6 +173,7 @@ class Checked:
         tolerances: the differences between the two environments, of each kind of segments for which
             they were measured.
         mixed: the entries of the environment that differ between the runs, by the claim.
+        lockstep: the version that wrote the claim, by the claim alone; "" if it is this one.
     """
 
     refuted: tuple[str, ...]
@@ -179,6 +182,7 @@ class Checked:
     recomputed: tuple[Recomputed, ...] = ()
     tolerances: tuple[Tolerance, ...] = ()
     mixed: tuple[str, ...] = ()
+    lockstep: str = ""
 
     @property
     def total(self) -> int:
@@ -264,9 +268,9 @@ def verify_claim(
     claim, plan = read_claim(file), read_plan(folder)
     check_vocabulary(folder, plan, vocabulary)
     verdict, runs = _results(folder)
-    refuted = [*_refuted(claim, plan, examine(folder), verdict)]
-    if not refuted and sorted(runs) != sorted(claim.runs):
-        refuted.append("The folder has other runs than the claim.")
+    evidence = examine(folder)
+    made = _claim_of(folder, plan, evidence, verdict, runs)
+    refuted = [*_refuted(claim, made, evidence)]
     if refuted or (refuted := [*_unfounded(folder, plan, runs)]):
         return Checked(tuple(refuted), len(claim.runs))
     by_segments = wanted.segments is not None and plan.segments > 0
@@ -283,6 +287,7 @@ def verify_claim(
     return Checked(
         refuted=(),
         runs=len(runs),
+        lockstep=claim.lockstep if claim.lockstep != trainer.__version__ else "",
         segments=len(segments) if by_segments else 0,
         recomputed=tuple(found),
         tolerances=tuple(each for each in kinds if each is not None),
@@ -326,23 +331,37 @@ class _Check:
         return measure(measured, begins_run, len(judged), len(of_kind))
 
 
-def _refuted(claim: Claim, plan: Plan, evidence: Evidence, now: list[str]) -> Iterator[str]:
-    """Yields what of a claim the files of a folder do not support; `now` is their verdict."""
+def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
+    """Yields what of a claim the files of a folder do not support.
+
+    `made` is the claim that they support.
+    """
     for fault in evidence.faults:
         yield f"{fault.file}: {fault.why}."
     if evidence.faults:
         return
-    if plan.digest != claim.plan:
+    if made.plan != claim.plan:
         yield "The plan of the folder is not that of the claim: it is another or extended sweep."
         return
-    if evidence.head != claim.ledger:
+    if made.ledger != claim.ledger:
         yield "The ledger of the folder does not end as that of the claim: results came or went."
-    if now != claim.verdict:
-        other = next((x for x in now if x not in claim.verdict), "nothing")
+    if made.verdict != claim.verdict:
+        other = next((x for x in made.verdict if x not in claim.verdict), "nothing")
         versions = ""
-        if trainer.__version__ != claim.lockstep:
-            versions = f" (by Lockstep {trainer.__version__}, and the claim is by {claim.lockstep})"
+        if made.lockstep != claim.lockstep:
+            versions = f" (by Lockstep {made.lockstep}, and the claim is by {claim.lockstep})"
         yield f"The verdict by the rows{versions} is not that of the claim. It is: {other}"
+    if sorted(made.runs) != sorted(claim.runs):
+        yield "The folder has other runs than the claim."
+    if made.drawn_by != claim.drawn_by:
+        yield "The claim describes another way to draw what is computed again than the one used."
+    for name in ("sweep", "code", "data", "environment"):
+        ours, theirs = getattr(made, name), getattr(claim, name)
+        if isinstance(ours, dict) and ours != theirs:
+            key = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+            name, ours, theirs = f"{name} {key}", ours.get(key), theirs.get(key)
+        if ours != theirs:
+            yield f"The claim has the {name} {theirs!r}, and the folder {ours!r}."
 
 
 def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator[str]:

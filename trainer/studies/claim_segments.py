@@ -22,6 +22,7 @@ from trainer.diagnose.verify import TrainerProcess
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
 from trainer.sweep.kept_states import SEGMENTS
+from trainer.sweep.ledger import files_in
 from trainer.train.clipping import CLIPPED_FILE
 from trainer.workdir.fingerprint import compare
 from trainer.writers import iterate_metrics, read_metrics
@@ -132,6 +133,8 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
         again, config = Path(home) / "run", (run.folder / "config.yaml").absolute()
         command = [sys.executable, "-m", "trainer", f"--config={config}"]
         command += [f"--vocabulary={each}" for each in vocabulary]
+        # No logger of the config, which would use the account of whoever checks.
+        command += ["--set=writers=[]", "--allow_changed=writers"]
         command += [f"--until={until}"] if until is not None else []
         if segment.start:
             _begin(segment, again)
@@ -169,7 +172,11 @@ def conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, 
 def _begin(segment: Segment, again: Path) -> None:
     """Makes a folder as a run has left it that was stopped at the start of a segment."""
     start = segment.start
-    shutil.copytree(segment.kept / str(start), again / "checkpoints" / str(start))
+    # Only files that the ledger has, and no links to others of this machine.
+    for name in files_in(segment.kept / str(start)):
+        copy = again / "checkpoints" / str(start) / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(segment.kept / str(start) / name, copy)
     shutil.copyfile(segment.run.folder / "config.yaml", again / "config.yaml")
     with contextlib.suppress(FileNotFoundError):  # what the next row counts from before the start
         shutil.copyfile(segment.run.folder / CLIPPED_FILE, again / CLIPPED_FILE)

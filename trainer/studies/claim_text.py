@@ -33,6 +33,8 @@ def sentences(checked: Checked) -> Iterator[str]:
         "The files agree with the ledger, plan and ledger with the claim, the configs with the"
         f" plan, and the verdict is the one that the rows of {plural(checked.runs, 'run')} give."
     )
+    if checked.lockstep:
+        yield f"Nothing shows that Lockstep {checked.lockstep} wrote the claim, as it says."
     for each in checked.recomputed:
         yield _found(each, checked.tolerance_of(each))
     for each in checked.tolerances:

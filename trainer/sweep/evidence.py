@@ -7,6 +7,7 @@ with `examine`.
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,8 @@ class _Examination:
             recorded, files = self._check_files(ledger)
             if self._thorough:
                 self._check_code(ledger)
+        if self._thorough:
+            self._check_links()
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
@@ -221,6 +224,15 @@ class _Examination:
                 if name not in self._waved:
                     self._fault(name, "ledger.jsonl has no line about it")
         return set(trials), len(wanted) + len(files)
+
+    def _check_links(self) -> None:
+        """Names links among the results, whose files may be anywhere on this machine."""
+        for top in sorted({name.partition("/")[0] for name in self._results}):
+            for place, folders, files in os.walk(self._folder / top):
+                for each in (Path(place, name) for name in (*folders, *files)):
+                    if each.is_symlink():
+                        name = each.relative_to(self._folder).as_posix()
+                        self._fault(name, "it is a link, and not a file of the sweep")
 
     def _check_code(self, ledger: Ledger) -> None:
         """Checks that the ledger has the code of each trial after its first line about code."""
