@@ -1,6 +1,8 @@
 """A pytest plugin: how many processes run the tests, what memory they need, and what was left out.
 
-`make test` leaves out the tests with the marker `long`; tests/short.py says which these are.
+`make test` leaves out the tests with the marker `long`; tests/short.py says which these are. With
+`--within=SECONDS` no test begins later than that: on a slow machine, .ci/run ends with the tests
+that it has had time for, and says how many these are not.
 """
 
 import ctypes
@@ -9,6 +11,7 @@ import importlib
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,18 +33,32 @@ _YOUNG = 50_000
 
 # How many long tests `make test` leaves out in this process.
 _LEFT_OUT = pytest.StashKey[int]()
-# In the main process, a report of each test process: bytes of memory, and `_LEFT_OUT`.
+# When the last test may begin, by the clock of `time.monotonic`; and how many came later.
+_END = pytest.StashKey[float]()
+_LATE = pytest.StashKey[int]()
+# In the main process, a report of each test process: bytes of memory, `_LEFT_OUT` and `_LATE`.
 _REPORTS = pytest.StashKey[list[dict[str, int]]]()
 # The bytes that were left when memory was last given back.
 _KEPT = pytest.StashKey[int]()
 _LIBC = ctypes.CDLL(None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--within",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="begin no test after so many seconds; the last lines count those that did not begin",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
     if _short(config):
         short.DRAWN = 0.25
-    config.stash[_LEFT_OUT] = 0
+    config.stash[_END] = time.monotonic() + config.option.within
+    config.stash[_LEFT_OUT] = config.stash[_LATE] = 0
     config.stash[_REPORTS] = []
 
 
@@ -66,6 +83,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     importlib.import_module("hypothesis")
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may take minutes
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.stash[_END]:
+        item.config.stash[_LATE] += 1
+        pytest.skip(f"--within={item.config.option.within:g} seconds had passed")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -105,6 +129,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "own": memory_peak(()),
         "started": unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
         "left out": config.stash[_LEFT_OUT],
+        "late": config.stash[_LATE],
     }
     if hasattr(config, "workerinput"):
         config.workeroutput["suite"] = report
@@ -132,6 +157,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         f"Largest memory: {own} GB of the test processes, at most {started:.1f} GB of one that "
         "they started."
     )
+    if late := sum(report["late"] for report in every):
+        reporter.write_line(
+            f"{late:,} tests did not begin within {config.option.within:g} seconds: `make test_all`"
+            " runs all tests."
+        )
     # Each process collects all tests, and leaves out the same ones.
     if left_out := max(report["left out"] for report in every):
         reporter.write_line(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import compiled_programs, suite
+from tests import compiled_programs, short, suite
 from tests.runs import LONG, ROOT
 
 
@@ -100,6 +100,29 @@ def test_the_last_line_counts_the_long_tests_that_were_left_out(processes: str) 
     *_, memory, last = done.stdout.decode().splitlines()
     assert done.returncode == 0 and memory.startswith("Largest memory: 0.")
     assert last.startswith("2 long tests were left out: `make test_all` runs all tests")
+
+
+@short.parametrize("processes", ["0", "2"])
+def test_no_test_begins_after_the_time_that_is_given(tmp_path: Path, processes: str) -> None:
+    (tmp_path / "test_times.py").write_text(
+        "import time\nimport pytest\n\n"
+        "@pytest.fixture\ndef slow():\n    raise RuntimeError('a fixture of minutes')\n\n"
+        "def test_first():\n    time.sleep(3)\n\n"
+        "def test_second(slow):\n    pass\n\n"
+        "def test_third():\n    pass\n"
+    )
+    options = ["-p", "tests.suite", f"-n{processes}", "--dist=loadfile", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path), f"--rootdir={tmp_path}"]
+    for more, counts in (
+        ("--within=2", "1 passed, 2 skipped"),
+        ("--within=900", "2 passed, 1 err"),
+    ):
+        done = subprocess.run([*command, more], cwd=ROOT, capture_output=True, timeout=LONG)
+        lines = done.stdout.decode().splitlines()
+        assert any(counts in line for line in lines), lines
+        late = "2 tests did not begin within 2 seconds: `make test_all` runs all tests."
+        assert (late in lines) == (more == "--within=2")
+        assert (done.returncode == 0) == (more == "--within=2")
 
 
 def test_programs_that_were_not_written_whole_are_removed(tmp_path, monkeypatch) -> None:
