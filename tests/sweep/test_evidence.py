@@ -92,6 +92,30 @@ def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     assert not faults(copied)
 
 
+def test_the_checkpoint_of_another_run_is_a_fault(tmp_path):
+    """`checkpoint check` finds nothing wrong with it, and nor did `sweep check`."""
+    assert (
+        sweep(write_sweep(tmp_path, more="checkpoints: final", trials=2), tmp_path / "sweep") == 0
+    )
+    folder = tmp_path / "sweep"
+    runs_of = sorted(x.relative_to(folder).as_posix() for x in folder.glob("trials/base/*/0"))
+    one, two = (folder / name / "checkpoints" for name in runs_of)
+    assert not faults(folder)
+    kept = one.rename(tmp_path / "kept")
+    shutil.copytree(two, one)
+    (step,) = kept.iterdir()
+    (manifest,) = (x.relative_to(kept).as_posix() for x in step.rglob("manifest.json"))
+    why = "it was changed after its line in ledger.jsonl"
+    assert faults(folder) == {f"{runs_of[0]}/checkpoints/{manifest}": why}
+    (one / manifest).unlink()
+    why = "it is missing, and ledger.jsonl has it"
+    assert faults(folder) == {f"{runs_of[0]}/checkpoints/{manifest}": why}
+    shutil.rmtree(one)  # to save space
+    assert not faults(folder)
+    kept.rename(one)
+    assert not faults(folder)
+
+
 def test_links_among_the_results_are_faults(copied, tmp_path):
     """What they lead to is read, and by `claim verify` copied, from anywhere on the machine."""
     trial = trial_of(copied)

@@ -249,6 +249,10 @@ class _Examination:
         try:
             found = file_digest(self._folder / name)
         except FileNotFoundError:
+            before, checkpoint, after = name.partition("/checkpoints/")
+            step = self._folder / before / "checkpoints" / after.partition("/")[0]
+            if checkpoint and not step.exists():
+                return None  # somebody needed the space; what is there must be that of the trial
             return self._fault(name, "it is missing, and ledger.jsonl has it")
         except OSError as error:
             return self._fault(name, f"it cannot be read: {error.strerror}")

@@ -7,7 +7,7 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
 
     plan    the last revision of plan.json, and the files beside it
     code    files of the user's code that are new or were changed: their hashes, and those before
-    trial   a trial that ended: how, and its files but for checkpoints
+    trial   a trial that ended: how, and its files; of checkpoints, their manifests
     cut     cuts.json, which names the trials that went on where others were stopped early
     final   final.json, which names the winners
 
@@ -33,6 +33,7 @@ from trainer.writers.summary import read_outcome
 
 LEDGER_FILE = "ledger.jsonl"
 _EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
+_CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
 _RECORD = "run.json"  # tells two computations of a trial apart: it has their times
 
 
@@ -351,20 +352,24 @@ def _digests_of_plan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the path and SHA-256 of each file in a trial's folder but its checkpoints, sorted."""
+    """Yields the path and SHA-256 of each file in a trial's folder that the ledger has, sorted."""
     for name in sorted(files_in(folder)):
         yield name, file_digest(folder / name)
 
 
 def files_in(folder: Path, below: str = "") -> Iterator[str]:
-    """Yields the paths of the files in a trial's folder that the ledger has, below a path in it."""
+    """Yields the paths of the files in a trial's folder that the ledger has, below a path in it.
+
+    Of a checkpoint these are its manifests, which have the checksums of its arrays.
+    """
     # A walk with Path.rglob would take longer than all digests.
     with os.scandir(f"{folder}/{below}") as entries:
         for entry in entries:
             name = below + entry.name
             if entry.is_file():
-                yield name
-            elif entry.is_dir(follow_symlinks=False) and name != "checkpoints":
+                if not below.startswith(_CHECKPOINTS) or entry.name.startswith(_MANIFEST):
+                    yield name
+            elif entry.is_dir(follow_symlinks=False):
                 yield from files_in(folder, f"{name}/")
 
 
