@@ -78,9 +78,11 @@ class Claim:
 
 
 _DRAWN_BY = (
-    "the segments, or the runs, with the smallest SHA-256 of the texts: SHA-256 of this file, a"
-    " public number that did not exist when it was written, and the name of the segment, such as"
-    " 'final/a/7 from step 51 to 100', or of the run; each followed by a line break"
+    "the last segments of all compared runs, and of the trials that won; and of the other segments"
+    " of the compared runs, or of all runs if there are no segments, those with the smallest"
+    " SHA-256 of the texts: SHA-256 of this file, a public number that did not exist when it was"
+    " written, and the name of the segment, such as 'final/a/7 from step 51 to 100', or of the run;"
+    " each followed by a line break"
 )
 
 
@@ -117,7 +119,7 @@ def write_claim(folder: Path, file: Path) -> Claim:
         raise UserError(
             f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
         )
-    claim = _claim_of(folder, reader.plan, evidence, *_results(folder))
+    claim = _claim_of(folder, reader.plan, evidence, _results(folder))
     replace_file(file, (json.dumps(as_json(claim), indent=1) + "\n").encode())
     return claim
 
@@ -134,14 +136,13 @@ def read_claim(file: Path) -> Claim:
     return as_dataclass(content, Claim)
 
 
-def _claim_of(
-    folder: Path, plan: Plan, evidence: Evidence, verdict: list[str], runs: Mapping[str, Result]
-) -> Claim:
+def _claim_of(folder: Path, plan: Plan, evidence: Evidence, results: "_Results") -> Claim:
     """Returns the claim that the files of a sweep support."""
+    runs = results.runs
     return Claim(
         format=FORMAT,
         sweep=folder.absolute().name,
-        verdict=verdict,
+        verdict=results.verdict,
         plan=plan.digest,
         ledger=evidence.head,
         runs=sorted(runs),
@@ -153,12 +154,36 @@ def _claim_of(
     )
 
 
-def _results(folder: Path) -> tuple[list[str], dict[str, Result]]:
-    """Returns the verdict of a sweep, and its runs that have ended, by their folders."""
+class _Results(NamedTuple):
+    """The results of a sweep.
+
+    Attributes:
+        verdict: the sentences of its report.
+        runs: those that have ended, by their folders.
+        compared: the folders of those that are compared.
+        winners: the folders of the trials by which a point won its search.
+    """
+
+    verdict: list[str]
+    runs: dict[str, Result]
+    compared: set[str]
+    winners: set[str]
+
+
+def _results(folder: Path) -> _Results:
     workloads = read_workloads([str(folder)])
-    verdict = list(make_report(workloads, folder / "report").verdict)
-    every = (run for each in workloads for run in (*each.trials, *each.finals))
-    return verdict, {run.name: run for run in every if run.end != "missing"}
+    every = [run for each in workloads for run in (*each.trials, *each.finals)]
+    return _Results(
+        verdict=list(make_report(workloads, folder / "report").verdict),
+        runs={run.name: run for run in every if run.end != "missing"},
+        compared={run.name for each in workloads for run in each.finals},
+        winners={
+            run.name
+            for each in workloads
+            for run in each.trials
+            if each.winners.get((run.arm, run.search)) == run.number
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -168,26 +193,29 @@ class Checked:
     Attributes:
         refuted: sentences on what of the claim is not so; empty if nothing was found.
         runs: how many runs the claim is about.
-        segments: of how many segments some were drawn; 0 if whole runs were.
-        recomputed: the segments, or runs, that were drawn and computed again.
+        segments: of how many segments some were drawn; None if whole runs were.
+        recomputed: the segments, or runs, that were computed again: the last ones, and what was
+            drawn.
         tolerances: the differences between the two environments, of each kind of segments for which
             they were measured.
         mixed: the entries of the environment that differ between the runs, by the claim.
         lockstep: the version that wrote the claim, by the claim alone; "" if it is this one.
+        last: how many last segments were computed again, those of all compared runs and winners.
     """
 
     refuted: tuple[str, ...]
     runs: int
-    segments: int = 0
+    segments: int | None = None
     recomputed: tuple[Recomputed, ...] = ()
     tolerances: tuple[Tolerance, ...] = ()
     mixed: tuple[str, ...] = ()
     lockstep: str = ""
+    last: int = 0
 
     @property
     def total(self) -> int:
         """Of how many segments, or runs, some were drawn."""
-        return self.segments or self.runs
+        return self.runs if self.segments is None else self.segments
 
     @property
     def forged(self) -> bool:
@@ -221,7 +249,7 @@ class Wanted(NamedTuple):
     """How much a check computes again.
 
     Attributes:
-        segments: how many segments; None for whole runs.
+        segments: how many segments are drawn; None for whole runs.
         runs: how many whole runs; not read if there are segments.
         measured: on how many more the differences of another environment are measured.
     """
@@ -246,12 +274,14 @@ def verify_claim(
 
     The files of the folder are compared with the ledger, plan and ledger with the claim, the
     configs of the runs with the plan, and the verdict with the one that the rows give now. If all
-    of that agrees, segments are drawn and computed again from the states with which they begin; or
-    whole runs, if the sweep kept no states.
+    of that agrees, segments are computed again from the states with which they begin: the last one
+    of each compared run and of each trial that won its search, because verdict and winners rest on
+    the values there, and some that are drawn from the other segments of the compared runs. If the
+    sweep kept no states, whole runs are drawn from all.
 
     If segments were computed in another environment and have other bits here, the differences of
     the two environments are measured on segments of the same kind, those that begin a run or the
-    others, which follow the drawn ones in the draw.
+    others, which come next in a draw from all segments.
 
     Args:
         file: the claim.
@@ -267,32 +297,54 @@ def verify_claim(
     """
     claim, plan = read_claim(file), read_plan(folder)
     check_vocabulary(folder, plan, vocabulary)
-    verdict, runs = _results(folder)
-    evidence = examine(folder)
-    made = _claim_of(folder, plan, evidence, verdict, runs)
+    results, evidence = _results(folder), examine(folder)
+    runs = results.runs
+    made = _claim_of(folder, plan, evidence, results)
     refuted = [*_refuted(claim, made, evidence)]
     if refuted or (refuted := [*_unfounded(folder, plan, runs)]):
         return Checked(tuple(refuted), len(claim.runs))
     by_segments = wanted.segments is not None and plan.segments > 0
-    segments = {
-        segment.name: segment
-        for run in runs.values()
-        for segment in segments_of(run, kept_by(run) if by_segments else ())
-    }
-    order = [segments[name] for name in drawn(segments, file.read_bytes(), public)]
+    last, others, rest = _divided(results, by_segments)
+    content = file.read_bytes()
+    order = [others[name] for name in drawn(others, content, public)]
     count = wanted.runs if wanted.segments is None else wanted.segments
+    picked, left = order[:count], {x.name: x for x in (*order[count:], *rest)}
     check = _Check(vocabulary, log)
-    found = [check.compute(each) for each in order[:count]]
-    kinds = (check.measure(found, order, kind, wanted.measured) for kind in (True, False))
+    found = [check.compute(each) for each in (*last, *picked)]
+    more = [left[name] for name in drawn(left, content, public)]
+    kinds = (check.measure(found, len(last), more, kind, wanted.measured) for kind in (True, False))
     return Checked(
         refuted=(),
         runs=len(runs),
-        lockstep=claim.lockstep if claim.lockstep != trainer.__version__ else "",
-        segments=len(segments) if by_segments else 0,
+        segments=len(others) if by_segments else None,
         recomputed=tuple(found),
         tolerances=tuple(each for each in kinds if each is not None),
         mixed=tuple(key for key, value in claim.environment.items() if value == "differs"),
+        lockstep=claim.lockstep if claim.lockstep != trainer.__version__ else "",
+        last=len(last),
     )
+
+
+def _divided(
+    results: _Results, by_segments: bool
+) -> tuple[list[Segment], dict[str, Segment], list[Segment]]:
+    """Returns the segments that are computed in any case, those that are drawn from, and the rest.
+
+    Whole runs are drawn from all.
+    """
+    if not by_segments:
+        every = [each for run in results.runs.values() for each in segments_of(run, ())]
+        return [], {each.name: each for each in every}, []
+    last, others, rest = list[Segment](), dict[str, Segment](), list[Segment]()
+    for name, run in results.runs.items():
+        *before, end = segments_of(run, kept_by(run))
+        decisive = name in results.compared | results.winners
+        (last if decisive else rest).append(end)
+        if name in results.compared:
+            others |= {each.name: each for each in before}
+        else:
+            rest += before
+    return last, others, rest
 
 
 class _Check:
@@ -309,26 +361,29 @@ class _Check:
         return found
 
     def measure(
-        self, found: Sequence[Recomputed], order: Sequence[Segment], begins_run: bool, count: int
+        self,
+        found: Sequence[Recomputed],
+        last: int,
+        others: Sequence[Segment],
+        begins_run: bool,
+        count: int,
     ) -> Tolerance | None:
         """Measures the differences of the two environments on segments of a kind.
 
-        They are the first `count` of the kind in `order` behind those that were `found`. Returns
-        None if nothing of the kind is to be compared with them, or there are too few.
+        They are the first `count` of the kind in `others`. Of those that were `found`, the first
+        `last` were not drawn. Returns None if nothing of the kind is to be compared with them, or
+        there are too few.
         """
         judged = [each for each in found if each.begins_run == begins_run]
         apart = {x.differing for x in judged if not (x.same or x.other_program) and x.differing}
-        of_kind = [each for each in order if (each.start == 0) == begins_run]
-        others = [
-            each
-            for each in of_kind[len(judged) :]
-            if conditions(each.run, self._fingerprint)[0] in apart
-        ]
+        of_kind = [each for each in others if (each.start == 0) == begins_run]
+        drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
+        others = [each for each in of_kind if conditions(each.run, self._fingerprint)[0] in apart]
         if len(others[:count]) < FEWEST:
             return None
         self._log(f"Measuring on {len(others[:count])} more how far apart results are here.")
         measured = [self.compute(each) for each in others[:count]]
-        return measure(measured, begins_run, len(judged), len(of_kind))
+        return measure(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
 
 
 def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:

@@ -18,8 +18,6 @@ from trainer.studies.claim_tolerance import (
     caught_by_tolerance,
 )
 
-# Of these shares it is said with which probability a forgery would have been drawn.
-_SHARES = ((10, "a tenth"), (3, "a third"))
 _LISTED = 4
 
 
@@ -106,7 +104,7 @@ def _measured(checked: Checked, found: Tolerance) -> Iterator[str]:
 
 
 def _kind(checked: Checked, found: Tolerance) -> str:
-    if not checked.segments:
+    if checked.segments is None:
         return "runs"
     begin = "begin a run" if found.begins_run else "begin with a kept state"
     return f"segments that {begin}"
@@ -120,14 +118,13 @@ def _within(checked: Checked) -> Iterator[str]:
     )
     for found in checked.tolerances:
         measured, judged, total = len(found.measured), found.judged, found.total
-        shares = _shares(
+        few = _few(
             total,
-            _kind(checked, found),
             lambda forged, x=found: caught_by_tolerance(x.total, forged, len(x.measured), x.judged),
         )
         yield (
-            f"As far as {measured + judged} of {total:,} can show: had somebody changed more than"
-            f" that in {shares} probability one of them would have been found."
+            f"As far as {measured + judged} of {total:,} {_kind(checked, found)} can show: had"
+            f" somebody changed one of them by more than that, it would have been found {few}."
         )
     if checked.mixed:
         yield (
@@ -135,40 +132,31 @@ def _within(checked: Checked) -> Iterator[str]:
             f" in {listing(checked.mixed)}: whoever forged some of them may have named another one"
             " for these."
         )
-    if checked.segments and not any(each.begins_run for each in checked.recomputed):
+    if checked.segments is not None and not any(each.begins_run for each in checked.recomputed):
         yield "No segment that begins a run was drawn."
 
 
 def _power(checked: Checked) -> str:
     """Says which forgeries the draw would have missed."""
-    total, count = checked.total, len(checked.recomputed)
-    what = _unit(checked)
-
-    def probability(forged: int) -> float:
-        return caught(total, forged, count)
-
-    text = (
-        f"Verified, as far as {plural(count, what)} of {total:,} can: had somebody forged"
-        f" {_shares(total, f'{what}s', probability)} probability one of them would have been drawn."
-    )
-    if not checked.segments:
-        return text
+    total, count = checked.total, len(checked.recomputed) - checked.last
+    last = f"the last segments of all compared runs and of the trials that won ({checked.last:,})"
+    if not total:
+        return f"Verified: {last} have the same bits, and the compared runs have no others."
+    few = _few(total, lambda forged: caught(total, forged, count))
+    if checked.segments is None:
+        return (
+            f"Verified, as far as {plural(count, 'run')} of {total:,} can: had somebody forged one"
+            f" of them, it would have been drawn {few}."
+        )
     return (
-        f"{text} A forged run has at least one forged segment, and may have no more: of"
-        f" {_shares(checked.runs, 'runs', probability)} probability."
+        f"Verified, as far as {last} can, and {count:,} of the {plural(total, 'other segment')} of"
+        " the compared runs, which were drawn. A forged run has at least one forged segment, and"
+        f" may have no more: had somebody forged one of the {total:,}, it would have been drawn"
+        f" {few}."
     )
 
 
-def _unit(checked: Checked) -> str:
-    """Returns what is drawn, as a word."""
-    return "segment" if checked.segments else "run"
-
-
-def _shares(total: int, what: str, probability: Callable[[int], float]) -> str:
-    """Returns such as "a tenth of the runs (8), with 0.29 or a third (25), with 0.71"."""
-    found = []
-    for part, words in _SHARES:
-        forged = max(1, round(total / part))
-        of = "" if found else f" of the {what}"
-        found.append(f"{words}{of} ({forged}), with {probability(forged):.2f}")
-    return " or ".join(found)
+def _few(total: int, probability: Callable[[int], float]) -> str:
+    """Returns such as "with a probability of 0.19, and of two at least one with 0.35"."""
+    text = f"with a probability of {probability(1):.2f}"
+    return text if total < 2 else f"{text}, and of two at least one with {probability(2):.2f}"
