@@ -508,7 +508,7 @@ FAULTS = (
         "a claim is verified with another ledger",
         "trainer/studies/claim.py",
         """\
-    if evidence.head != claim.ledger:
+    if made.ledger != claim.ledger:
         yield "The ledger of the folder does not end as that of the claim: results came or went."
 """,
         "",
