@@ -288,12 +288,14 @@ class _Writer:
             signs = fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
             return f" Signs can decide from {signs} units on." if pair.valueless else ""
         units = "searches" if workload.searches > 1 else "seeds"
+        if pair.low is None:  # signs were counted
+            return ""
         if relevant is None and pair.finds is not None:
             return (
                 f" With {plural(pair.n, unit(workload))}, a difference of {pair.finds:.2g} standard"
                 " deviations is found with a power of 0.8."
             )
-        if pair.low is None or relevant is None:
+        if relevant is None:
             return ""
         many = "more than 10,000"
         if pair.needed is not None and pair.needed_range is not None:
