@@ -10,7 +10,7 @@ import pytest
 from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
-from trainer.report.run_results import read_runs
+from trainer.report.run_results import _picked, read_runs
 from trainer.report.sweep_results import read_sweep
 
 SWEEP = """base: base.yaml
@@ -213,6 +213,9 @@ def test_runs_that_were_picked_from_those_of_a_sweep_are_not_judged(computed, tm
     )
     assert "p = " not in said and not p_values(tmp_path, "out")
     assert "p = " in report(capsys, *every, *options)
+    # Winners of several searches are beside each other, each with a config of its own.
+    groups = {"one": [str(every[0])], "two": [str(run) for run in every[1:4]]}
+    assert _picked(groups) == "" and "are 1 of 4 in final/adamw" in _picked({"one": groups["one"]})
 
 
 def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):

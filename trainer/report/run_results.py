@@ -76,15 +76,15 @@ def _runs(workdir: Path) -> list[str]:
 
 
 def _picked(groups: Mapping[str, Sequence[str]]) -> str:
-    """Returns a sentence if only some runs of a sweep with the same config were named; "" if not.
+    """Returns a sentence if only some of the seeds of a point in a sweep were named; "" if not.
 
     Which of them were named may have been decided by their results. `groups` are the arms with the
-    folders of their runs. The runs of a point of a sweep are in one folder, with their seeds as
-    names.
+    folders of their runs. The runs of a point are in one folder, those of winners in that of their
+    arm, with their seeds as names.
     """
+    named = {Path(folder).resolve() for folders in groups.values() for folder in folders}
     for arm, folders in groups.items():
-        named = {Path(folder).resolve() for folder in folders}
-        for place in dict.fromkeys(folder.parent for folder in named):
+        for place in dict.fromkeys(Path(folder).resolve().parent for folder in folders):
             sweep = next((each for each in place.parents if (each / "plan.json").exists()), None)
             if sweep is None:
                 continue
