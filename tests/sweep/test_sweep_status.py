@@ -519,6 +519,7 @@ def test_without_a_terminal_a_line_says_how_far_it_is(sweep, capfd):
         with LiveView(sweep, every=0.01, **options) as view:
             view.log("one")
             wait_for(lambda: "0 of 12 runs" in capfd.readouterr().err)
+    capfd.readouterr()  # the end of a line of which a part was read
     with LiveView(sweep, every=0.01, quiet=True) as view:
         time.sleep(0.1)
         view.log("one")

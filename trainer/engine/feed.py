@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from trainer.data.dtypes import narrow_dtype
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, check_batch, check_values, endless
 from trainer.engine.data_shards import check_shard
@@ -45,14 +46,14 @@ class Feed:
             )
 
     def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes and dtypes of a training batch, with shardings.
+        """Returns the shapes of a training batch, with shardings and the dtypes that jax gives it.
 
         For `steps` batches that are stacked, shapes are [steps, batch, ...], without shardings.
         """
         spread = meshes.batch_sharding(self._mesh) if steps is None else None
         stacked = () if steps is None else (steps,)
         return {
-            name: jax.ShapeDtypeStruct((*stacked, *x.shape), x.dtype, sharding=spread)
+            name: jax.ShapeDtypeStruct((*stacked, *x.shape), narrow_dtype(x.dtype), sharding=spread)
             for name, x in self._element_spec.items()
         }
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from trainer.data.dtypes import narrow_dtype
 from trainer.engine.contracts import Batch
 from trainer.engine.mesh import batch_parts, data_shard
 
@@ -43,8 +44,11 @@ def size_of(batch: Batch) -> int:
 
 
 def resized(batch: Batch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch with another number of examples."""
-    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in batch.items()}
+    """Returns the shapes of a batch with another number of examples, and the dtypes of jax."""
+    return {
+        name: jax.ShapeDtypeStruct((size, *x.shape[1:]), narrow_dtype(x.dtype))
+        for name, x in batch.items()
+    }
 
 
 def without_padding(padded: Any, shapes: Any, shards: int) -> Any:
