@@ -73,7 +73,8 @@ def match(costs: Sequence[float], values: Sequence[float], value: float, sign: i
     first = next(index for index, each in enumerate(curve) if each <= wanted)
     if curve[first] == wanted:
         return Match(logs[first])
-    roots: Any = PchipInterpolator(logs, curve).solve(wanted, extrapolate=False)
+    interpolated: Any = PchipInterpolator(logs, curve)  # its types say that it takes an int
+    roots = interpolated.solve(wanted, extrapolate=False)
     return Match(float(min(root for root in roots if logs[first - 1] <= root <= logs[first])))
 
 

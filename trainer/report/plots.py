@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from trainer.config.wording import known_names
 from trainer.messages import UserError, printable
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
+Values = Sequence[float] | NDArray[Any]
+Curve = tuple[Values, Values]  # x values, y values
 
 T_RUNS = 3  # the fewest runs with a t interval; that of two runs is nine times their distance wide
 
@@ -58,8 +59,8 @@ class Line:
         runs: of how many runs it is the mean.
     """
 
-    x: ArrayLike
-    y: ArrayLike
+    x: Values
+    y: Values
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     faint: Sequence[Curve] = ()
