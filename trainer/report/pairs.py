@@ -158,10 +158,11 @@ def compare_arms(workload: Workload) -> list[Pair]:
     the workload, and of other rungs of a ladder, also those of arms without results.
     """
     judge = not reason_not_to_judge(workload)
+    unknown = {run.arm for run in failed(workload)}
     couples = itertools.combinations(standings(workload), 2)
     only = workload.ablated
     return [
-        _pair(a, b, workload, judge and not {a.arm, b.arm} & {run.arm for run in failed(workload)})
+        _pair(a, b, workload, judge and not {a.arm, b.arm} & unknown)
         for a, b in couples
         if not only or only in (a.arm, b.arm)
     ]

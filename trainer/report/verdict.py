@@ -285,8 +285,8 @@ class _Writer:
         """Says what the units find, or how many would find the difference that matters."""
         relevant, workload = self._goal.relevant, self._workload
         if pair.p is None:
-            signs = fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
-            return f" Signs can decide from {signs} units on." if pair.valueless else ""
+            signs = f" Signs can decide from {recommended_units(workload)} units on."
+            return signs if pair.valueless else ""
         units = "searches" if workload.searches > 1 else "seeds"
         if pair.low is None:  # signs were counted
             return ""
