@@ -181,7 +181,7 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
             f" If a run diverges, signs are counted, which can decide from {signs} on: `searches:"
             f" {signs}`."
         )
-    level = _level(looks, number_of_pairs(arms, plan.ablated))
+    level = _level(looks, pairs, later=looks.planned is None)
     return [text, *(_in_units(plan, pilot, effect, level) if pilot else ())]
 
 
@@ -256,9 +256,8 @@ def _noun(searches: int, final_seeds: Sequence[int]) -> str:
     return "search" if searches > 1 else "final seed" if final_seeds else "seed"
 
 
-def _level(looks: Looks, pairs: int) -> float:
-    level = looks.later_level if looks.planned is None else looks.planned_level
-    return level / pairs
+def _level(looks: Looks, pairs: int, later: bool) -> float:
+    return (looks.later_level if later else looks.planned_level) / pairs
 
 
 def _effect(units: int, looks: Looks, pairs: int, later: bool = False) -> float | None:
@@ -267,7 +266,7 @@ def _effect(units: int, looks: Looks, pairs: int, later: bool = False) -> float 
     It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
     """
     later = later or looks.planned is None
-    level = (looks.later_level if later else looks.planned_level) / pairs
+    level = _level(looks, pairs, later)
     if units < fewest_units(level):
         return None
     return detectable_effect(units, POWER, level, later=later)
