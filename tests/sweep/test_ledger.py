@@ -190,6 +190,17 @@ def test_a_trial_that_is_computed_again_gets_a_line_that_replaces_the_other(tmp_
     assert last["files"] == dict(digests(workdir / first))
 
 
+def test_a_trial_that_is_computed_again_within_a_second_is_told_by_its_summary(tmp_path):
+    """Their run.json, whose times are to the second, may be equal to the last byte."""
+    recorder = Recorder(tmp_path)
+    event = {"event": "trial", "trial": "final/a/10001", "files": {"run.json": "1"}}
+    for summary in ("2", "2", "3"):
+        recorder.add_trials([event | {"files": {"run.json": "1", "summary.json": summary}}])
+    ledger = read_ledger(tmp_path)
+    assert ledger is not None
+    assert [each.content.get("again") for each in ledger.entries] == [None, True]
+
+
 def test_a_worker_reads_what_others_appended(tmp_path):
     ours, theirs = Recorder(tmp_path), Recorder(tmp_path)
     event = {"event": "trial", "trial": "trials/a/0000/0", "files": {"run.json": "1"}}

@@ -29,12 +29,14 @@ from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.halving import CUTS_FILE
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
-from trainer.writers.summary import read_outcome
+from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 LEDGER_FILE = "ledger.jsonl"
 _EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
 _CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
-_RECORD = "run.json"  # tells two computations of a trial apart: it has their times
+# These tell two computations of a trial apart. run.json has times to the second: a small run that
+# failed may be computed again within one. The summary has how long each took.
+_COMPUTATION = ("run.json", SUMMARY_FILE)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._read = 0  # bytes
-        self._records: dict[str, str] = {}  # trial -> the digest of its run.json
+        self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
         self._code: dict[str, KnownFile] = {}
         self._revision = 0
 
@@ -283,8 +285,8 @@ class Recorder:
         self._look()
         new = []
         for event in events:
-            known = self._records.get(event["trial"])
-            if known is None or known != event["files"].get(_RECORD):
+            known = self._known.get(event["trial"])
+            if known is None or known != _computation(event):
                 new.append(event if known is None else {**event, "again": True})
         if new:
             append(self._folder, new)
@@ -315,12 +317,16 @@ class Recorder:
             if content is None:
                 continue
             if content["event"] == "trial":
-                self._records[content["trial"]] = content["files"].get(_RECORD, "")
+                self._known[content["trial"]] = _computation(content)
             elif content["event"] == "plan":
                 self._revision = content["revision"]
             elif content["event"] == "code":
-                after = len(self._records)
+                after = len(self._known)
                 self._code |= {k: KnownFile(x, after) for k, x in content["code"].items()}
+
+
+def _computation(event: Mapping[str, Any]) -> list[str | None]:
+    return [event["files"].get(name) for name in _COMPUTATION]
 
 
 def trial_event(place: Path, name: str) -> dict[str, Any]:
