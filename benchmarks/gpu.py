@@ -1,7 +1,8 @@
 """Times ViT-S/16 and GPT-124M on an accelerator: ours, jax by hand, PyTorch eager and compiled.
 
     python -m benchmarks.gpu [--workloads=gpt,vit] [--optimizers=adamw,muon] [--sides=ours,hand,
-        eager,compiled] [--waves=1,2,4] [--rounds=10] [--steps=10] [--small] [--json]
+        eager,compiled] [--waves=1,2,4] [--attention=auto] [--rounds=10] [--steps=10] [--small]
+        [--json]
 
 GPT-124M has modded-nanogpt's shape (12 layers, width 768, 6 heads, 50,304 tokens, length 1024),
 ViT-S images of 224 pixels in patches of 16. Products are in bfloat16, parameters, norms, softmaxes
@@ -158,6 +159,7 @@ def main() -> None:
         ("waves", "1,2,4"),
     ):
         parser.add_argument(f"--{name}", default=default)
+    parser.add_argument("--attention", default="auto", help="of our GPT: auto, plain, xla, cudnn")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10, help="of each side in a round")
     parser.add_argument("--small", action="store_true", help="models that a CPU can run")
@@ -165,7 +167,9 @@ def main() -> None:
     arguments = parser.parse_args()
     small = arguments.small
     make = {
-        "gpt": lambda: make_gpt_workload(SMALL_GPT if small else GPT, bfloat16=True),
+        "gpt": lambda: make_gpt_workload(
+            SMALL_GPT if small else GPT, bfloat16=True, attention=arguments.attention
+        ),
         "vit": lambda: make_vit_workload(small),
     }
     sides = available(arguments.sides.split(","))

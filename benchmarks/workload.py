@@ -38,15 +38,16 @@ class Workload(NamedTuple):
     flops: float
 
 
-def make_gpt_workload(shape: Shape, bfloat16: bool = False) -> Workload:
+def make_gpt_workload(shape: Shape, bfloat16: bool = False, attention: str = "auto") -> Workload:
     """Returns a GPT and a batch of random tokens.
 
     Args:
         shape: the sizes.
         bfloat16: as in `Workload`.
+        attention: of our side, as in `models.gpt`; by hand it is cuDNN's on a GPU.
     """
     sizes = (shape.vocab_size, shape.width, shape.depth, shape.num_heads)
-    model, batch = models.gpt(*sizes, max_length=shape.length), shape.batch()
+    model, batch = models.gpt(*sizes, max_length=shape.length, attention=attention), shape.batch()
     dtype = jnp.bfloat16 if bfloat16 else jnp.float32
 
     def module(params: Any) -> Any:

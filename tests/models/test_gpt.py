@@ -550,6 +550,26 @@ def test_one_program_decodes_every_token(compilations: Any):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "wanted"), [("float32", "xla"), ("bfloat16", "cudnn"), ("float16", "cudnn")]
+)
+def test_the_attention_of_cudnn_is_asked_for_in_its_dtypes_only(monkeypatch, dtype, wanted):
+    """The first parameters of every model are drawn in float32, which cuDNN refuses."""
+    asked = []
+
+    def noting(query: Any, *operands: Any, implementation: str, **more: Any) -> Any:
+        asked.append(implementation)
+        return query
+
+    model = small(attention="cudnn")
+    batch = {"tokens": np.zeros((1, 8), np.int32)}
+    params, _ = model.init(jax.random.key(0), batch)  # refused before: "Q must be fp16/bf16"
+    monkeypatch.setattr(jax.nn, "dot_product_attention", noting)
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    jax.eval_shape(lambda p: model.apply(p, {}, batch, key=None, train=True), params)
+    assert set(asked) == {wanted}
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (

@@ -31,6 +31,7 @@ from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
+from trainer.engine.repeatable import unrepeatable
 from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.messages import plural
 from trainer.models.mode import describe_mode
@@ -400,6 +401,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
             *ranking_warnings(experiment),
             *([] if here else _unchecked(optimizer, state.params)),
+            *(unrepeatable(program.mesh) if here else ()),
         ],
         inputs=program.inputs.values,
         constants=program.inputs.constants,

@@ -23,6 +23,8 @@ IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 ROTATIONS = ("full", "half")
 """The values of the argument `rope` of `rotary_angles`."""
 
+_HALF = (jnp.bfloat16, jnp.float16)
+
 
 class Qkv(nn.Module):
     """Computes queries, keys and values, or some of them, by a matrix each.
@@ -202,11 +204,14 @@ def attend(
             applied beside the causal mask.
         scale: the factor of the products of queries and keys.
         implementation: "plain" is `causal.causal_attention`; "xla" and "cudnn" are those of
-            `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU;
-            "auto" chooses by device and dtype.
+            `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU in
+            bfloat16 and float16, and "xla" in other dtypes, such as that of `model.init`; "auto"
+            chooses by device and dtype.
     """
     if implementation == "auto":
         implementation = _choose(query)
+    elif implementation == "cudnn" and query.dtype not in _HALF:
+        implementation = "xla"
     if implementation == "plain":
         group = query.shape[2] // key.shape[2]
         if group > 1:
@@ -236,8 +241,12 @@ def _choose(query: jax.Array) -> str:
     if backend.platform == "cpu":
         return "plain"
     tokens, head_dim = query.shape[1], query.shape[3]
-    half = query.dtype in (jnp.bfloat16, jnp.float16)
-    if half and "cuda" in backend.platform_version and not head_dim % 8 and not tokens % 2:
+    if (
+        query.dtype in _HALF
+        and "cuda" in backend.platform_version
+        and not head_dim % 8
+        and not tokens % 2
+    ):
         capability = float(backend.local_devices()[0].compute_capability)
         # Flash attention of cuDNN: Ampere and later, larger heads from Hopper on.
         if capability >= 8 and head_dim <= (256 if capability >= 9 else 128):
