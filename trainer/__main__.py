@@ -43,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2  # messages.MISTAKE, which cannot be imported if it is shadowed
     from trainer.cli import options
     from trainer.cli.terminal import BestEffortStream, show
-    from trainer.engine.repeatable import use_deterministic_operations
     from trainer.messages import DONE, FAILED
 
     if not words or (words[0].startswith("-") and words[0] not in _OF_NO_COMMAND):
         words.insert(0, "train")
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
         arguments = options.parser().parse_args(words)
+        # Not before, for `--help`: it looks through the packages that are installed.
+        from trainer.engine.repeatable import use_deterministic_operations
+
         use_deterministic_operations()  # before jax looks for devices
         code = _run(arguments, until_exit=argv is None)
     if stdout.error and code == DONE and arguments.command != "train":

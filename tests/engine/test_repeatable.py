@@ -50,6 +50,7 @@ def test_commands_set_the_flag_where_jax_has_a_gpu_and_the_user_did_not(
         ("gpu", None, True),
         ("gpu", "--xla_gpu_deterministic_ops=false", True),
         ("gpu", FLAG, False),
+        ("gpu", "--xla_gpu_deterministic_ops", False),  # XLA takes it for true
         ("cpu", None, False),
     ],
 )
