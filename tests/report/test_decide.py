@@ -8,6 +8,8 @@ from scipy import integrate, stats
 
 from trainer.report.statistics.decide import (
     Looks,
+    _fisher_test,
+    collapsed,
     decide,
     e_of_signs,
     e_of_t,
@@ -199,6 +201,64 @@ def test_a_partly_diverged_pair_is_decided_by_signs_from_six_units_on() -> None:
     assert decide([a[:5], b[:5]], looks_of_plan(5)).test.tolist() == [""]
     # Over three pairs six signs are too few.
     assert decide([a, b], looks_of_plan(6), comparisons=3).decided.tolist() == [0]
+
+
+def test_a_unit_that_gained_less_than_half_of_the_median_unit_collapsed() -> None:
+    """Over the metric before the first step; the median is that of both arms."""
+    a, b = [0.30, 0.31, 2.30, 0.29, 0.30], [0.32, 0.33, 0.31, 1.307, 0.34]
+    # Gains over 2.3, of which the median is (1.98 + 1.99) / 2: half of it is reached at 1.3075.
+    first, second = collapsed(a, b, (2.3, 2.3))
+    assert first.tolist() == [False, False, True, False, False]
+    assert not second.any()
+    assert collapsed(a, [*b[:3], 1.308, b[4]], (2.3, 2.3))[1].tolist() == [0, 0, 0, 1, 0]
+    # Of an accuracy, larger values are gains, also where the arms begin elsewhere.
+    first, second = collapsed([0.9, 0.5, 0.8], [0.9, 0.8, 0.1], (0.1, 0.1), "max")
+    assert (first.tolist(), second.tolist()) == ([False] * 3, [False, False, True])
+    assert collapsed([0.9, 0.5, 0.8], [0.9, 0.8, 0.1], (0.4, 0.1), "max")[0].tolist() == [0, 1, 0]
+    # Where the median unit gained nothing, or the metric before is not known, only inf counts.
+    for initial in (0.2, math.nan):
+        first, second = collapsed([0.3, math.inf], [0.3, 0.4], (initial, initial))
+        assert (first.tolist(), second.tolist()) == ([False, True], [False, False])
+
+
+def test_with_a_collapsed_unit_signs_and_fishers_test_decide_at_half_of_the_level() -> None:
+    rng = np.random.default_rng(3)
+    fine = 0.3 + 0.01 * rng.standard_normal((2, 12))
+    for n, gone, which in ((10, 6, "fisher"), (10, 5, "signs"), (12, 1, "signs")):
+        a, b = fine[0, :n].copy(), fine[1, :n] + 0.2
+        a[:gone] = 2.3
+        found = decide([a, b], looks_of_plan(n), initial=[2.3, 2.3])
+        table = stats.fisher_exact([[gone, n - gone], [0, n]]).pvalue
+        wins = int((np.where(np.arange(n) < gone, np.inf, a) < b).sum())
+        signs = stats.binomtest(wins, n).pvalue
+        # So few that Fisher's test could not decide leave the whole level to signs.
+        p = 2 * min(table, signs) if table < 0.02 else signs
+        assert found.test.tolist() == [which]
+        assert found.p[0] == pytest.approx(min(1.0, 1.25 * p))
+        assert np.isnan([found.difference[0], found.low[0], found.high[0]]).all()
+        assert (found.decided[0] != 0) == (p < 0.04)
+        # Without the metric before the first step they are values as others.
+        assert decide([a, b], looks_of_plan(n)).test.tolist() == ["t"]
+
+
+def test_fishers_test_of_equally_many_units_is_scipys() -> None:
+    for n in (3, 5, 8, 13):
+        a, b = np.divmod(np.arange((n + 1) ** 2), n + 1)
+        known = [
+            stats.fisher_exact([[i, n - i], [j, n - j]]).pvalue for i, j in zip(a, b, strict=True)
+        ]
+        assert _fisher_test(a, b, n) == pytest.approx(np.array(known), rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_equal_arms_of_which_some_units_collapse_are_rarely_told_apart(share: float) -> None:
+    """A t test is as wrong as their failures are rare: they are a tail."""
+    for units in (5, 6, 8, 10):
+        rng = np.random.default_rng(units)
+        values = 0.3 + 0.01 * rng.standard_normal((DRAWS, 2, units))
+        values += np.where(rng.random(values.shape) < share, 2.0, 0.0)
+        found = decide(values, looks_of_plan(units), initial=[2.303, 2.303])
+        assert (found.decided != 0).mean() < 0.043
 
 
 def test_equal_differences_are_no_proof_without_spread() -> None:

@@ -50,7 +50,9 @@ def test_a_check_says_which_effect_a_sweep_finds(folder, capsys, arms, searches,
         f"power: {arms} arms are compared over {searches} searches, in pairs. A difference of"
         f" {effect} standard deviations of the paired differences is found with a power of 0.8."
     ) in out
-    about_signs = f" If a run diverges, signs are counted, which can decide from {signs} on:"
+    about_signs = (
+        f" If a run diverges or collapses, signs are counted, which can decide from {signs} on:"
+    )
     assert (about_signs in out) == (searches < signs)
     assert 2 / 2**signs < 0.04 / (arms * (arms - 1) / 2) < 2 / 2 ** (signs - 1)
     # The level of a pair is that of the planned look, 4%, over the number of pairs.

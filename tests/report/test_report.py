@@ -49,6 +49,15 @@ NOT_SHOWN = (
 )
 
 
+def typical(units: str, n: int, share: str) -> str:
+    """Returns what a claim says of rare failures, where the metric before step 1 is not known."""
+    return (
+        f" This is about typical {units}: none of the {n} of an arm diverged, and up to {share} of"
+        f" its {units} may. Whether one collapsed is not known, because the loss on the test split"
+        " before the first step is not."
+    )
+
+
 def test_the_verdict_has_the_numbers_of_students_sleep_data():
     searched = {arm: SEARCHED[arm] for arm in ("drug_1", "drug_2")}
     work = workload({"drug_1": DRUG_1, "drug_2": DRUG_2}, searched, goal=LARGER)
@@ -63,7 +72,9 @@ def test_the_verdict_has_the_numbers_of_students_sleep_data():
         "The configuration found for drug_2 (best of 12 trials) is better than that found for"
         " drug_1: its mean loss on the test split is larger by 1.58, 1.3 standard deviations"
         " (simultaneous 95% interval 0.6471 to 2.513; paired t test over 10 seeds, p = 0.0035"
-        " adjusted for all looks), on this data set and model." + NOT_SHOWN
+        " adjusted for all looks), on this data set and model."
+        + typical("seeds", 10, "26%")
+        + NOT_SHOWN
     )
 
 
@@ -73,8 +84,10 @@ def test_a_smaller_value_is_better_where_the_goal_says_so():
         "The configuration of drug_1 is better than that of drug_2: its mean loss on the test split"
         " is smaller by 1.58, 1.3 standard deviations (simultaneous 95% interval 0.6471 to 2.513;"
         " paired t test over 10 seeds, p = 0.0035 adjusted for all looks), on this data set and"
-        " model. Nothing was searched for: this does not show that drug_1 is better than drug_2"
-        " with other hyperparameters."
+        " model."
+        + typical("seeds", 10, "26%")
+        + " Nothing was searched for: this does not show that drug_1 is better than drug_2 with"
+        " other hyperparameters."
     )
 
 
@@ -94,7 +107,7 @@ def test_a_claim_about_arms_needs_several_searches():
         "drug_2, best of 4 trials in its space, is better than drug_1, best of 4 in its space: its"
         " mean loss on the test split is larger by 1.58, 1.3 standard deviations (simultaneous 95%"
         " interval 0.6471 to 2.513; paired t test over 10 searches, p = 0.0035 adjusted"
-        " for all looks), on this data set and model."
+        " for all looks), on this data set and model." + typical("searches", 10, "26%")
     )
     undecided = judged(several_searches(5, shift=1.0))
     assert undecided.startswith(
@@ -336,10 +349,17 @@ def test_signs_decide_who_is_better_where_runs_have_no_value():
     assert pair.p == pytest.approx(1.25 * stats.binomtest(11, 12).pvalue)
     assert judged(work).startswith(
         "The configuration of a is better than that of b: its runs are better more often; 1 of a"
-        " and 0 of b have no value and are the worst (test of signs over 12 seeds, p = 0.0079"
+        " diverged, and counts as the worst one (test of signs over 12 seeds, p = 0.0079"
         " adjusted for all looks)"
     )
     assert math.isnan(pair.difference) and pair.needed is None
+    # The same with a divergence of each arm, where neither has a mean.
+    both = judged(
+        workload({"a": [0.5] * 12 + [None], "b": [None] + [0.8 + 0.01 * k for k in range(12)]})
+    )
+    assert (
+        "its runs are better more often; 1 of a diverged and 1 of b diverged, and count as" in both
+    )
 
 
 def test_an_arm_that_always_diverges_loses_in_words():
@@ -354,7 +374,42 @@ def test_an_arm_that_always_diverges_loses_in_words():
         " least 4. The mean loss on the test split: b 0.9, a without a mean (3 of 3 have no value)."
     )
     some = judged(workload({"a": [None, 1.0, 1.0, 1.0], "b": [1.0, 0.9, 0.8, 0.7]}))
-    assert "1 of a have no value" in some and some.endswith("Signs can decide from 6 units on.")
+    assert (
+        "1 of a diverged, and counts as the worst one (no test with 4 seeds)" in some
+        and some.endswith("Signs can decide from 6 units on.")
+    )
+
+
+def test_a_claim_says_how_many_units_may_collapse_unseen_and_which_did():
+    """Of 20 means that are equal, one rare failure that was not drawn makes an arm better."""
+    initial = {arm: {"eval/loss": 2.3} for arm in ("a", "b")}
+    a = [0.30, 0.31, 0.29, 0.30, 0.31]
+    worse = [x + 0.1 for x in sorted(a)]
+    text = judged(workload({"a": a, "b": worse}, initial=initial))
+    # 1 - .05^(1/5): with five units none fails in 5% of cases if 45% do.
+    assert (
+        "This is about typical seeds: none of the 5 of an arm collapsed or diverged, and up to"
+        in text
+    )
+    assert "and up to 45% of its seeds may." in text and "is not known" not in text
+    text = judged(workload({"a": [*a[:4], 2.3], "b": worse}, initial=initial))
+    assert text.startswith(
+        "Not decided between the configurations of b and a. The mean of b is the"
+    )
+    assert "best. The runs of a are better more often; 1 of a collapsed, and counts as" in text
+    assert "the worst one (no test with 5 seeds)" in text
+    assert (
+        "A seed collapsed if its loss on the test split gained less than half of what that of the"
+        " median one of the pair gained over the value before the first step, 2.3." in text
+    )
+    assert "typical" not in text and "Signs can decide from 6 units on." in text
+    every = judged(workload({"a": [2.3, 2.2, None, 2.31, 2.29], "b": a}, initial=initial))
+    assert "b is better than" in every.replace("The configuration of b", "b")
+    assert "a diverged or collapsed in all of 5 seeds, and b in none" in every
+    numbers = judged(workload({"a": [2.3] * 6 + a[:4], "b": a * 2}, initial=initial))
+    p = 1.25 * 2 * stats.fisher_exact([[6, 4], [0, 10]]).pvalue
+    assert "6 of a collapsed, and count as the worst ones (Fisher's exact test of their" in numbers
+    assert f"over 10 seeds, p = {p:.2g}" in numbers
 
 
 def test_a_run_that_failed_makes_no_verdict():

@@ -30,7 +30,8 @@ final: {seeds: 4}
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a sweep that is complete."""
     home = tmp_path_factory.mktemp("computed")
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
+    longer = BASE.replace("steps: 20", "steps: 40")  # after 20, some units count as collapsed
+    (home / "base.yaml").write_text(longer + "log_every: 5\neval_every: 10\n")
     (home / "sweep.yaml").write_text(SWEEP)
     assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
     return home / "sweep"
@@ -75,7 +76,7 @@ def test_the_report_of_a_sweep(computed, capsys):
         assert (computed / row["trial"]).resolve() == (folder / row["folder"]).resolve()
     with (folder / "tables" / "ledger.csv").open() as file:
         ledger = {(row["arm"], row["runs"]): row for row in csv.DictReader(file)}
-    assert ledger["sgd", "search"]["steps"] == str(3 * 20)
+    assert ledger["sgd", "search"]["steps"] == str(3 * 40)
     assert float(ledger["sgd", "search"]["seconds"]) > 0
     for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate_1"):
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.sweep.test_sweep import folders, sweep, write_sweep
+from tests.sweep.test_sweep import folders, rows, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
 from trainer.sweep.ledger import (
@@ -137,6 +137,7 @@ def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     assert [event for event, _ in found] == [
         "plan",
         "code",
+        "initial",
         *["trial"] * 3,
         "final",
         *["trial"] * 2,
@@ -168,8 +169,8 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     kill_in(phase, number, workdir)
     assert list((workdir / "waves").glob("*.json"))
     found = events(workdir)
-    planned = [("plan", ""), ("code", "")]
-    assert found == planned if phase != "discard" else len(found) == 5
+    begun = [("plan", ""), ("code", ""), ("initial", "trials/base/0000/0")]
+    assert found == begun if phase != "discard" else len(found) == 6
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     trials = [trial for event, trial in events(workdir) if event == "trial"]
     assert sorted(trials) == sorted(names(workdir))
@@ -225,7 +226,9 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     shutil.rmtree(workdir / lost)
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     found = events(workdir)
-    assert [event for event, _ in found] == ["plan", *["trial"] * 4, "final", "code", "trial"]
+    assert [event for event, _ in found] == [
+        *("plan", *["trial"] * 4, "final", "code", "initial", "trial")
+    ]
     assert found[-1] == ("trial", lost)
     ledger = read_ledger(workdir)
     assert ledger is not None and ledger.entries[0].content["found"] == 4
@@ -260,3 +263,19 @@ def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
     assert [each.content["revision"] for each in ledger.of("plan")] == [1, 2]
     assert ledger.entries[-1].content["digest"] == read_plan(workdir).digest
     assert "sweep.2.yaml" in ledger.entries[-1].content["files"]
+
+
+def test_the_metrics_before_the_first_step_are_those_of_a_run_that_does_not_move(
+    tmp_path, computed
+):
+    ledger = read_ledger(computed)
+    assert ledger is not None
+    (line,) = ledger.of("initial")
+    trial = "trials/base/0000/0"
+    assert (line.content["trial"], line.content["arms"]) == (trial, ["base"])
+    words = [f"--config={computed / trial / 'config.yaml'}", "--vocabulary=unruly"]
+    words += ["--set=optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'still'}"]
+    assert main(words) == 0
+    *_, last = rows(tmp_path / "still")
+    evaluated = {name: x for name, x in last.items() if name.startswith("eval/")}
+    assert evaluated and line.content["values"] == pytest.approx(evaluated)

@@ -17,6 +17,7 @@ from trainer.report.statistics import (
     Estimate,
     Improvement,
     Looks,
+    collapsed,
     decide,
     detectable_effect,
     enough_units,
@@ -49,9 +50,13 @@ class Pair:
     Attributes:
         better, worse: the names of the arms.
         n: how many units are compared: searches, or seeds if each arm was searched once.
-        difference: that of the means, better minus worse; not a number if a unit has no value.
+        difference: that of the means, better minus worse; not a number if a unit diverged or
+            collapsed.
         diverged: how many units of the better and of the worse arm have no value, because a run of
             theirs diverged.
+        collapsed: how many others of them collapsed; see `statistics.collapsed`.
+        initial: the metric of the better and of the worse arm before their first steps; NaN where
+            it is not known, and then no unit counts as collapsed.
         low, high: the ends of its interval, which holds for all pairs and looks at once; None if
             there is none.
         deviation: the standard deviation of the paired differences; None if it has none.
@@ -78,6 +83,8 @@ class Pair:
     n: int
     difference: float
     diverged: tuple[int, int]
+    collapsed: tuple[int, int]
+    initial: tuple[float, float]
     low: float | None = None
     high: float | None = None
     deviation: float | None = None
@@ -94,9 +101,9 @@ class Pair:
     elsewhere: OtherTestSets | None = None
 
     @property
-    def valueless(self) -> bool:
-        """Whether a compared unit has no value."""
-        return any(self.diverged)
+    def without_mean(self) -> bool:
+        """Whether no mean is compared, because a unit diverged or collapsed."""
+        return any(self.diverged) or any(self.collapsed)
 
 
 @dataclass(frozen=True)
@@ -279,19 +286,36 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     looks = looks and looks.deciding(comparisons_of(workload))
     n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
-    if _is_worse(x, y, workload.goal.sign):
+    start = _initial(workload, a.arm), _initial(workload, b.arm)
+    if _is_worse(*_ranked(x, y, start, workload.goal), workload.goal.sign):
         return _pair(b, a, workload, judge)
-    pair = _unjudged_pair(a.arm, b.arm, x, y)
-    if not pair.valueless:
+    pair = _unjudged_pair(a.arm, b.arm, x, y, start, workload.goal)
+    if not pair.without_mean:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
     if looks is None or not looks.last:
         return pair
     pair = _judged_pair(pair, x, y, looks, workload)
-    if pair.valueless:
+    if pair.without_mean:
         return pair
     differences = dict(zip(common[:n], x - y, strict=True))
     elsewhere = other_test_sets(workload, pair.better, pair.worse, differences)
     return replace(pair, elsewhere=elsewhere)
+
+
+def _initial(workload: Workload, arm: str) -> float:
+    known = workload.initial_of(arm, workload.goal.reported)
+    return math.nan if known is None else known
+
+
+def _ranked(
+    x: NDArray, y: NDArray, initial: tuple[float, float], goal: Goal
+) -> tuple[NDArray, NDArray]:
+    """Returns the units of two arms, those that collapsed as bad as those that diverged."""
+    bad = collapsed(x, y, initial, goal.better)
+    first, second = (
+        np.where(gone, goal.sign * math.inf, each) for gone, each in zip(bad, (x, y), strict=True)
+    )
+    return first, second
 
 
 def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
@@ -302,26 +326,30 @@ def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
     return bool((sign * first > sign * second).sum() > (sign * first < sign * second).sum())
 
 
-def _unjudged_pair(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
+def _unjudged_pair(
+    better: str, worse: str, x: NDArray, y: NDArray, initial: tuple[float, float], goal: Goal
+) -> Pair:
     """Returns a pair with its difference, not judged."""
-    diverged = int(np.isinf(x).sum()), int(np.isinf(y).sum())
-    difference = math.nan if any(diverged) else float(x.mean() - y.mean())
-    return Pair(better, worse, min(len(x), len(y)), difference, diverged)
+    counts = [np.isinf(each).sum() for each in (x, y, *_ranked(x, y, initial, goal))]
+    diverged, bad = (int(counts[0]), int(counts[1])), (int(counts[2]), int(counts[3]))
+    difference = math.nan if any(bad) else float(x.mean() - y.mean())
+    gone = bad[0] - diverged[0], bad[1] - diverged[1]
+    return Pair(better, worse, min(len(x), len(y)), difference, diverged, gone, initial)
 
 
 def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload) -> Pair:
     """Returns a pair with the decision of its looks, of which there is at least one."""
     goal, comparisons = workload.goal, comparisons_of(workload)
-    found = decide([x, y], looks, goal.better, comparisons)
+    found = decide([x, y], looks, goal.better, comparisons, pair.initial)
     low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
     if looks.planned is not None:
         t = "paired t test, then anytime-valid ones" if looks.later else "paired t test"
-    tests = {"t": t, "signs": "test of signs"}
+    tests = {"t": t, "signs": "test of signs", "fisher": "Fisher's exact test of their numbers"}
     taken = () if looks.planned is None else (looks.planned,)
     earlier = [] if workload.looks == "any" else looks.earlier()
     level = (looks.later_level if looks.later else looks.planned_level) / comparisons
-    size = None if pair.valueless else goal.relevant
+    size = None if pair.without_mean else goal.relevant
     number = None if size is None else needed(x - y, size, alpha=PLANNED_LEVEL / comparisons)
     return replace(
         pair,
@@ -333,7 +361,9 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
         p=p,
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
-        improvement=probability_of_improvement(x, y, True, 0.95, goal.better),
+        improvement=probability_of_improvement(
+            *_ranked(x, y, pair.initial, goal), True, 0.95, goal.better
+        ),
         finds=detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
         needed=number,
         needed_range=number and needed_range(number, pair.n - 1),
@@ -345,7 +375,11 @@ def _earlier_look(
 ) -> EarlierLook:
     """Returns what the looks until one that is not the last say of a pair."""
     found = decide(
-        [x[: looks.last], y[: looks.last]], looks, workload.goal.better, comparisons_of(workload)
+        [x[: looks.last], y[: looks.last]],
+        looks,
+        workload.goal.better,
+        comparisons_of(workload),
+        pair.initial,
     )
     side = int(found.decided[0]) * workload.goal.sign
     order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
@@ -367,8 +401,8 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
         return _unpaired(b, a, workload, judge)
-    pair = _unjudged_pair(a.arm, b.arm, x, y)
-    judge = judge and not pair.valueless and not workload.revisions
+    pair = _unjudged_pair(a.arm, b.arm, x, y, (math.nan, math.nan), goal)
+    judge = judge and not pair.without_mean and not workload.revisions
     judge = judge and enough_units(len(x), len(y), level)
     result = welch(x, y, level) if judge else None
     if result is None:

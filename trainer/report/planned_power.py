@@ -178,8 +178,8 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
         )
     elif units < signs:
         text += (
-            f" If a run diverges, signs are counted, which can decide from {signs} on: `searches:"
-            f" {signs}`."
+            f" If a run diverges or collapses, signs are counted, which can decide from {signs} on:"
+            f" `searches: {signs}`."
         )
     level = _level(looks, pairs, later=looks.planned is None)
     return [text, *(_in_units(plan, pilot, effect, level) if pilot else ())]

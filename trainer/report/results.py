@@ -231,6 +231,8 @@ class Workload:
             them.
         again: the trials that were computed again after their results had been removed -> whether
             these results were failures.
+        initial: arm -> its metrics before the first step, by their names in rows; without those
+            that are not known.
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
@@ -274,6 +276,7 @@ class Workload:
     faults: tuple[str, ...] = ()
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
     again: Mapping[str, bool] = field(default_factory=dict)
+    initial: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -296,6 +299,10 @@ class Workload:
         """The arms of which a trial was stopped at a cut, or may be."""
         early = {run.arm for run in self.trials if run.end in ("pruned", MISSING.end)}
         return [arm for arm in self.cuts if arm in early]
+
+    def initial_of(self, arm: str, name: str) -> float | None:
+        """Returns a metric of an arm before its first step, by its name in rows, if it is known."""
+        return self.initial.get(arm, {}).get(name)
 
     def finals_of(self, arm: str) -> list[Result]:
         """Returns the compared runs of an arm that have ended, by seed."""

@@ -84,6 +84,7 @@ def read_sweep(
         faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
         code=evidence.code,
         again=evidence.again,
+        initial=evidence.initial,
         vocabulary=plan.vocabulary,
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
@@ -167,6 +168,7 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
         replaced=of_runs(workload.replaced),
         configs=of_arms(workload.configs),
         warnings=of_arms(workload.warnings),
+        initial=of_arms(workload.initial),
         linked=of_arms(workload.linked),
         rung=suffix,
         chosen_from={

@@ -50,7 +50,7 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     if not ordered:
         return _without_runs(workload)
     first = ordered[0]
-    if all(each.valueless for each in ordered):
+    if all(each.valueless for each in ordered) and not any(pair.decided for pair in pairs):
         words = workload.goal.words
         return f"Not decided: every arm has runs without a value, so that none has a mean {words}."
     if len(ordered) == 1:
@@ -114,7 +114,7 @@ def _failed_runs(workload: Workload) -> Iterator[str]:
 def recommended_units(workload: Workload) -> int:
     """Returns how many units of each arm a sweep of these arms should have, at least.
 
-    From so many on, signs can decide, which are counted where a run diverges.
+    From so many on, signs can decide, which are counted where a run diverges or collapses.
     """
     return fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
 
@@ -139,8 +139,12 @@ class _Writer:
             parts = [self._better(against), self._cost(against[0])]
         else:
             parts = [self._no_first(first, others, against)]
-        parts += self._on_other_test_sets(against)
-        parts += [*_failed_runs(self._workload), *conditions(self._workload)]
+        parts += [*self._typical(against), *self._on_other_test_sets(against)]
+        parts += [
+            self._meaning_of_collapsed(involved),
+            *_failed_runs(self._workload),
+            *conditions(self._workload),
+        ]
         parts.append(self._when_judged(involved[0]))
         parts.append(self._one_search(against))
         return " ".join(part for part in parts if part)
@@ -151,10 +155,13 @@ class _Writer:
         found: dict[str, list[str]] = {"worse": [], "better": [], "open": [], "lost": []}
         for pair in self._pairs:
             ours = pair.better == whole
-            name, bad = (pair.worse, pair.diverged[1]) if ours else (pair.better, pair.diverged[0])
-            if pair.valueless or pair.low is None or pair.high is None:
+            name, at = (pair.worse, 1) if ours else (pair.better, 0)
+            bad = pair.diverged[at] + pair.collapsed[at]
+            if pair.without_mean or pair.low is None or pair.high is None:
                 of = plural(pair.n, unit(self._workload))
-                found["lost"].append(f"{name} (without a value in {bad} of {of})" if bad else name)
+                found["lost"].append(
+                    f"{name} (diverged or collapsed in {bad} of {of})" if bad else name
+                )
                 continue
             ends = (-pair.high, -pair.low) if self._goal.sign > 0 else (pair.low, pair.high)
             low, high = ends if ours else (-ends[1], -ends[0])
@@ -187,11 +194,13 @@ class _Writer:
         closest = against[0]
         rest = ["", " and the other arm"]
         more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
-        if closest.test == "" and closest.diverged[1]:
+        if closest.test == "" and closest.without_mean:
             of_all = f"{plural(closest.n, unit(self._workload))}"
+            kinds = (closest.diverged[1], "diverged"), (closest.collapsed[1], "collapsed")
+            what = " or ".join(word for count, word in kinds if count)
             return (
                 f"{self._subject(closest.better, True)} is better than"
-                f" {self._object(closest.worse)}{more}: {closest.worse} diverged in all of"
+                f" {self._object(closest.worse)}{more}: {closest.worse} {what} in all of"
                 f" {of_all}, and {closest.better} in none."
             )
         than = f" than that of {closest.worse}" if len(against) > 1 else ""
@@ -228,9 +237,12 @@ class _Writer:
             text = f"Not decided between {between.rstrip(',')}."
         of = f" of {closest.better}"
         how = f"The {self._size_and_test(closest, f' than that of {closest.worse}', of)}."
-        if closest.better != first:
+        if closest.better != first and all(
+            map(math.isfinite, self._workload.units_of(first).values())
+        ):
             units = plural(closest.n, f"compared {unit(self._workload)}")
-            how = f"The mean of {first} is the best, but not on the {units}. {how}"
+            but = "" if closest.without_mean else f", but not on the {units}"
+            how = f"The mean of {first} is the best{but}. {how}"
         text += f" {how}"
         if not equal:
             text += self._would_decide(closest)
@@ -260,9 +272,19 @@ class _Writer:
                 all_pairs = "all pairs of all rungs and "
             test = f"{pair.test} over {units}, {p_sentence(pair.p)}"
             test += f" adjusted for {all_pairs}all looks"
-        if pair.valueless:
-            bad = joined([f"{n} of {a}" for n, a in zip(pair.diverged, _arms(pair), strict=True)])
-            return f"runs{of} are better more often; {bad} have no value and are the worst ({test})"
+        if pair.without_mean:
+            kinds = ("diverged", pair.diverged), ("collapsed", pair.collapsed)
+            bad = joined(
+                [
+                    f"{count} of {arm} {word}"
+                    for word, counts in kinds
+                    for count, arm in zip(counts, _arms(pair), strict=True)
+                    if count
+                ]
+            )
+            one = sum(pair.diverged) + sum(pair.collapsed) == 1
+            worst = "counts as the worst one" if one else "count as the worst ones"
+            return f"runs{of} are better more often; {bad}, and {worst} ({test})"
         size = abs(pair.difference)
         if size == 0:
             return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
@@ -284,9 +306,11 @@ class _Writer:
     def _would_decide(self, pair: Pair) -> str:
         """Says what the units find, or how many would find the difference that matters."""
         relevant, workload = self._goal.relevant, self._workload
+        if pair.without_mean:
+            enough = recommended_units(workload)
+            return f" Signs can decide from {enough} units on." if pair.n < enough else ""
         if pair.p is None:
-            signs = f" Signs can decide from {recommended_units(workload)} units on."
-            return signs if pair.valueless else ""
+            return ""
         units = "searches" if workload.searches > 1 else "seeds"
         if pair.low is None:  # signs were counted
             return ""
@@ -318,6 +342,34 @@ class _Writer:
         if 1 / 1.05 < ratio < 1.05:
             return ""
         return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
+
+    def _typical(self, against: Sequence[Pair]) -> list[str]:
+        """Says that a claim is about typical units, and how many of them may fail unseen."""
+        if not against or against[0].without_mean:
+            return []
+        n, units = against[0].n, "searches" if self._workload.searches > 1 else "seeds"
+        known = all(map(math.isfinite, against[0].initial))
+        failed = "collapsed or diverged" if known else "diverged"
+        text = (
+            f"This is about typical {units}: none of the {n:,} of an arm {failed}, and up to"
+            f" {1 - 0.05 ** (1 / n):.0%} of its {units} may."
+        )
+        unknown = (
+            f" Whether one collapsed is not known, because the {self._goal.words} before the first"
+            " step is not."
+        )
+        return [text + ("" if known else unknown)]
+
+    def _meaning_of_collapsed(self, pairs: Sequence[Pair]) -> str:
+        """Says which units collapsed, if any did."""
+        gone = next((pair for pair in pairs if any(pair.collapsed)), None)
+        if gone is None:
+            return ""
+        return (
+            f"A {unit(self._workload)} collapsed if its {self._goal.words} gained less than half of"
+            " what that of the median one of the pair gained over the value before the first step,"
+            f" {shown(gone.initial[0])}."
+        )
 
     def _on_other_test_sets(self, against: Sequence[Pair]) -> list[str]:
         """Says for which claims the order may change on another test set."""

@@ -63,6 +63,7 @@ class Evidence:
         code: file of the user's code -> the hashes that it had, in order.
         again: the trials that were computed again after their results had been removed -> whether
             these results were failures.
+        initial: arm -> its metrics before the first step, by their names in rows.
     """
 
     faults: tuple[Fault, ...]
@@ -73,6 +74,7 @@ class Evidence:
     changes: tuple[CodeChange, ...]
     code: Mapping[str, tuple[str, ...]]
     again: Mapping[str, bool]
+    initial: Mapping[str, Mapping[str, float]]
 
 
 def examine(
@@ -147,6 +149,7 @@ class _Examination:
             changes=tuple(changes_in(ledger)),
             code=versions_in(ledger),
             again=_computed_again(ledger),
+            initial=_initial(ledger),
         )
 
     def _fault(self, file: str, why: str) -> None:
@@ -205,7 +208,7 @@ class _Examination:
         for entry in ledger.entries:
             if entry.event == "trial":
                 trials[entry.content["trial"]] = entry.content["files"]
-            elif entry.event != "code":  # the user's code is not in the folder
+            elif entry.event not in ("code", "initial"):  # these are not about files in the folder
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
@@ -343,6 +346,15 @@ def _computed_again(ledger: Ledger | None) -> dict[str, bool]:
         if name in ends:
             found[name] = ends[name] == {"failed"}
         ends.setdefault(name, set()).add(str(entry.content.get("end")))
+    return found
+
+
+def _initial(ledger: Ledger | None) -> dict[str, Mapping[str, float]]:
+    """Returns arm -> its metrics before the first step, by the first line about it."""
+    found: dict[str, Mapping[str, float]] = {}
+    for entry in ledger.of("initial") if ledger is not None else ():
+        for arm in entry.content["arms"]:
+            found.setdefault(arm, entry.content["values"])
     return found
 
 

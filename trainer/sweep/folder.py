@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -185,6 +185,16 @@ class SweepFolder:
             self.refresh()
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             return note_code(self.path, self._ledger, found, allowed)
+
+    def without_initial(self, arms: Iterable[str]) -> list[str]:
+        """Returns those of some arms of which the ledger has no metrics before the first step."""
+        with self.presence.exclusive():
+            return self._ledger.without_initial(arms)
+
+    def add_initial(self, trial: Trial, arms: Iterable[str], values: Mapping[str, float]) -> None:
+        """Adds the metrics of the first state of a trial to the ledger, for arms without any."""
+        with self.presence.exclusive():
+            self._ledger.add_initial(trial.folder, arms, values)
 
     # Claims.
 

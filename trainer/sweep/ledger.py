@@ -7,6 +7,7 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
 
     plan    the last revision of plan.json, and the files beside it
     code    files of the user's code that are new or were changed: their hashes, and those before
+    initial the metrics of an arm before its first step: those of its first trial's first state
     trial   a trial that ended: how, and its files; of checkpoints, their manifests
     cut     cuts.json, which names the trials that went on where others were stopped early
     final   final.json, which names the winners
@@ -45,7 +46,7 @@ class Entry:
 
     Attributes:
         line: its number, from 1.
-        event: "plan", "code", "trial", "cut" or "final".
+        event: "plan", "code", "initial", "trial", "cut" or "final".
         content: all that it says.
     """
 
@@ -218,14 +219,20 @@ def _is_event(content: Mapping[str, Any]) -> bool:
     kinds: dict[str, dict[str, type]] = {
         "plan": {"revision": int, "digest": str, "files": dict},
         "code": {"code": dict, "changed": dict},
+        "initial": {"trial": str, "arms": list, "values": dict},
         "trial": {"trial": str, "files": dict},
         "cut": {"files": dict},
         "final": {"files": dict},
     }
     wanted = kinds.get(str(content.get("event")), {})
     typed = bool(wanted) and all(type(content.get(k)) is x for k, x in wanted.items())
-    hashes = [content[name] for name, kind in wanted.items() if kind is dict] if typed else []
-    return typed and all(isinstance(each, str) for of in hashes for each in of.values())
+    if not typed:
+        return False
+    if content["event"] == "initial":
+        texts, numbers = content["arms"], content["values"].values()
+        return all(isinstance(x, float) for x in numbers) and all(isinstance(x, str) for x in texts)
+    hashes = [content[name] for name, kind in wanted.items() if kind is dict]
+    return all(isinstance(each, str) for of in hashes for each in of.values())
 
 
 class Recorder:
@@ -242,6 +249,7 @@ class Recorder:
         self._read = 0  # bytes
         self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
         self._code: dict[str, KnownFile] = {}
+        self._initial: set[str] = set()  # the arms of which it has the metrics before step 1
         self._revision = 0
 
     def add_plan(self, revision: int, digest: str) -> None:
@@ -291,6 +299,20 @@ class Recorder:
         if new:
             append(self._folder, new)
 
+    def without_initial(self, arms: Iterable[str]) -> list[str]:
+        """Returns those of some arms of which the ledger has no metrics before the first step."""
+        self._look()
+        return sorted(set(arms) - self._initial)
+
+    def add_initial(self, trial: str, arms: Iterable[str], values: Mapping[str, float]) -> None:
+        """Adds the metrics of the first state of a trial, for those arms that have none yet.
+
+        `values` is name of a row's metric, such as "validation/loss" -> its finite value.
+        """
+        if new := self.without_initial(arms):
+            event = {"event": "initial", "trial": trial, "arms": new, "values": dict(values)}
+            append(self._folder, [event])
+
     def add_moving(self, trials: Mapping[str, Path]) -> None:
         """Adds trials that are about to be moved: their folders, and where they are now."""
         self.add_trials(trial_event(place, name) for name, place in trials.items())
@@ -318,6 +340,8 @@ class Recorder:
                 continue
             if content["event"] == "trial":
                 self._known[content["trial"]] = _computation(content)
+            elif content["event"] == "initial":
+                self._initial.update(content["arms"])
             elif content["event"] == "plan":
                 self._revision = content["revision"]
             elif content["event"] == "code":

@@ -5,11 +5,12 @@ Start with `Worker.run`.
 
 import contextlib
 import gc
+import itertools
 import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.protocols import Batch
 from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import (
@@ -61,6 +63,7 @@ class _Prepared:
     plan: str
     data_fingerprint: str
     values: dict[str, Mapping[str, float]]
+    evaluated: bool = False  # whether the ledger has the metrics of its first state, if any
     vmapped: Vmapped | None = None
     difference: float = 0.0
 
@@ -255,6 +258,7 @@ class Worker:
             return DONE
         if why := wave.why_given_up():
             return self._divide(wave, claim, why)
+        self._note_initial(claim.program, prepared)
         count = len(claim.trials)
         what = f"{count} trials" if count > 1 else "1 trial"
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
@@ -284,6 +288,33 @@ class Worker:
             self._vmap(prepared, wave),
         )
         return runner.run()
+
+    def _note_initial(self, index: int, prepared: _Prepared) -> None:
+        """Evaluates the first state of a program, once in a sweep, and adds it to the ledger.
+
+        A report measures by it what a run gained. Trials that begin with the state of another run
+        have none.
+        """
+        shared = self.folder.plan.programs[index]
+        first = self.folder.plan.example_of(shared)
+        if prepared.evaluated or shared.first_step or "warm_start" in first.config.root.kwargs:
+            return
+        prepared.evaluated = True
+        if not (arms := self.folder.without_initial(shared.arms)):
+            return
+
+        def until_a_signal(batches: Iterator[Batch]) -> Iterator[Batch]:
+            return itertools.takewhile(lambda batch: not self._signals.received, batches)
+
+        try:
+            program = self._program_of(prepared, first)
+            found = program.evaluation.run_splits(program.init(), until_a_signal)
+        except Exception as error:  # the trials meet the same one, and say what it means for them
+            self._log(f"The first state of {first.name} has no metrics: {wording.cause(error)}")
+            return
+        if not self._signals.received:
+            finite = {name: float(x) for name, x in found.items() if math.isfinite(x)}
+            self.folder.add_initial(first, arms, finite)
 
     def _vmap(self, prepared: _Prepared, wave: Wave) -> Vmapped | None:
         """Returns what computes the trials of a wave at once, if the file asks for that."""

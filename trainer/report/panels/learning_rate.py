@@ -56,7 +56,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     if not rates:
         none = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=text or (none,), warnings=tuple(warnings))
-    initial = _initial(workload, rates)
+    initial, measured = _initial(workload, rates)
     figures = []
     for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
         of_axis = [scan for scan in rates if names[scan.path] == name]
@@ -65,7 +65,8 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     rows = tuple(_row(workload, scan, names[scan.path], initial) for scan in rates)
     note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
     if math.isfinite(initial):
-        note += f" The initial {workload.goal.metric} is taken to be {initial:.4g}."
+        how = "is" if measured else "is taken to be"
+        note += f" The initial {workload.goal.metric} {how} {initial:.4g}."
     table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
@@ -166,27 +167,31 @@ def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, 
     return (min(finite), max(finite)) if finite else (math.nan, math.nan)
 
 
-def _initial(workload: Workload, rates: list[Scan]) -> float:
-    """Estimates the metric before training.
+def _initial(workload: Workload, rates: list[Scan]) -> tuple[float, bool]:
+    """Returns the metric before training, the worst one of the arms, and whether it was measured.
 
-    For a loss it is the first training loss of the trial with the smallest learning rate, which
-    moved least; for other metrics, which training rows may lack, the worst first evaluation of any
-    trial.
+    Sweeps of earlier versions did not measure it. For a loss it is then the first training loss of
+    the trial with the smallest learning rate, which moved least; for other metrics, which training
+    rows may lack, the worst first evaluation of any trial.
     """
+    sign = workload.goal.sign
+    known = [workload.initial_of(arm, workload.goal.selected) for arm in {x.arm for x in rates}]
+    if None not in known:
+        return sign * max(sign * x for x in known if x is not None), True
     if workload.goal.metric == "loss":
         slowest = min(rates, key=lambda scan: scan.at[0])
         folder = next(run.folder for run in workload.trials if run.name == slowest.names[0])
         try:
             for row in iterate_metrics(folder):
                 if math.isfinite(row.get("train/loss", math.nan)):
-                    return row["train/loss"]
+                    return row["train/loss"], False
         except OSError:
             pass
     firsts = [
         curve.values[0] for run in workload.trials if len((curve := workload.curve(run)).values)
     ]
-    finite = [workload.goal.sign * float(x) for x in firsts if np.isfinite(x)]
-    return workload.goal.sign * max(finite) if finite else math.nan
+    finite = [sign * float(x) for x in firsts if np.isfinite(x)]
+    return (sign * max(finite) if finite else math.nan), False
 
 
 def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:

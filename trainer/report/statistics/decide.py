@@ -15,10 +15,15 @@ The intervals have the same levels, and hold at the same time for all pairs and 
 difference is decided if its interval excludes 0. With fewer units than `fewest_units`, a look
 decides nothing: two equal arms that diverge, or end in one of two basins, by a coin's throw, differ
 in all of so few units too often.
+
+A unit that collapsed, which gained less over the metric before its first step than half of what
+the median unit of the pair gained, is as bad as one that diverged. With one of them there is no t
+test and no interval: means of values with rare failures say nothing.
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -176,8 +181,9 @@ class Decisions:
             test applies.
         decided: -1 where the first arm has the smaller mean, 1 where it has the larger one, and 0
             where that is not decided.
-        test: what decides: "t" (or e-values from t), "signs", "diverged" (all runs of one arm, none
-            of the other) or "" (no test applies).
+        test: what decides: "t" (or e-values from t), "signs", "fisher" (the numbers of units that
+            diverged or collapsed), "diverged" (all units of one arm did, none of the other), or ""
+            (no test applies).
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -189,15 +195,51 @@ class Decisions:
     test: NDArray[np.str_]
 
 
+def collapsed(
+    a: ArrayLike, b: ArrayLike, initial: tuple[float, float], better: str = "min"
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Returns which units of two arms collapsed or diverged; boolean arrays of their shapes.
+
+    A unit collapsed if it gained less than half of what the median unit of both arms gained, where
+    that gained anything.
+
+    Args:
+        a: the values of an arm, [..., units]; a diverged unit is `inf`, or `-inf` for "max".
+        b: those of another arm, the same shape.
+        initial: the metric of each arm before its first step; NaN where it is not known, and then
+            only units that diverged are returned.
+        better: "min" if smaller values are better, or "max".
+
+    >>> [x.tolist() for x in collapsed([0.3, 2.2, 0.4], [0.5, 0.4, np.inf], (2.3, 2.3))]
+    [[False, True, False], [False, False, True]]
+    """
+    sign = direction(better)
+    values = [sign * np.asarray(each, np.float64) for each in (a, b)]
+    first, second = (np.logical_not(np.isfinite(x)) for x in values)
+    if math.isnan(sum(initial)):
+        return first, second
+    gains = [sign * start - x for start, x in zip(initial, values, strict=True)]
+    with np.errstate(invalid="ignore"):  # -inf + inf, of which the mean decides nothing
+        half = np.median(np.concatenate(gains, -1), axis=-1, keepdims=True) / 2
+    return first | ((half > 0) & (gains[0] < half)), second | ((half > 0) & (gains[1] < half))
+
+
 def decide(
-    values: ArrayLike, looks: Looks, better: str = "min", comparisons: int | None = None
+    values: ArrayLike,
+    looks: Looks,
+    better: str = "min",
+    comparisons: int | None = None,
+    initial: Sequence[float] | None = None,
 ) -> Decisions:
     """Decides which arms differ.
 
-    The values of a unit are paired over the arms. If a run of a pair diverged, or all differences
-    of a pair are equal, signs are counted in place of the t test, from six units on. An arm of
-    which all units diverged loses against an arm without diverged units. A look with fewer units
-    than `fewest_units` decides nothing, and has no interval and no p value.
+    The values of a unit are paired over the arms. If a unit of a pair diverged or collapsed, or all
+    differences of a pair are equal, there is no t test. The planned look then has the test of
+    signs, from six units on; and, if so many units diverged or collapsed that their numbers could
+    decide, Fisher's exact test of these numbers, each of the two at half of the level. A later look
+    has the e-value of signs. An arm of which all units diverged or collapsed loses against an arm
+    of which none did. A look with fewer units than `fewest_units` decides nothing, and has no
+    interval and no p value.
 
     Args:
         values: the units of each arm, [draws, arms, units] or [arms, units]; a diverged one is
@@ -205,6 +247,8 @@ def decide(
         looks: when the units are judged.
         better: "min" if smaller values are better, or "max"; it decides the sign of diverged units.
         comparisons: over how many pairs the error is divided; None for all pairs of these arms.
+        initial: the metric of each arm before its first step, NaN where it is not known; None if
+            it is not known of any arm. Without it, no unit counts as collapsed.
 
     Raises:
         ValueError: there are fewer units than a look needs, fewer than two arms, or a NaN.
@@ -221,7 +265,11 @@ def decide(
     sign = direction(better)
     pairs = tuple(itertools.combinations(range(array.shape[1]), 2))
     m = comparisons or len(pairs)
-    columns = [_pair(sign * array[:, a], sign * array[:, b], looks, m) for a, b in pairs]
+    start = [sign * x for x in ([math.nan] * array.shape[1] if initial is None else initial)]
+    columns = [
+        _pair(sign * array[:, a], sign * array[:, b], looks, m, (start[a], start[b]))
+        for a, b in pairs
+    ]
     stacked: list[Any] = [np.stack(each, 1) for each in zip(*columns, strict=True)]
     difference, low, high, p, decided, test = (each[0] if single else each for each in stacked)
     low, high = (low, high) if sign > 0 else (-high, -low)
@@ -273,8 +321,13 @@ def _check(array: NDArray, looks: Looks) -> None:
         raise ValueError(f"The looks {counts} need 2 units or more, and have {array.shape[2]}.")
 
 
-def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
-    """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units."""
+def _pair(
+    a: NDArray, b: NDArray, looks: Looks, m: int, start: tuple[float, float]
+) -> tuple[NDArray, ...]:
+    """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units.
+
+    `start` has the metric of both arms before their first steps, or NaN.
+    """
     draws = len(a)
     low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
     p, decided = np.full(draws, np.nan), np.zeros(draws)
@@ -283,7 +336,9 @@ def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
     counts = [(n, False) for n in ([] if counted.planned is None else [counted.planned])]
     for n, later in [*counts, *((n, True) for n in counted.later)]:
         level = looks.later_level if later else looks.planned_level
-        look = _look(a[:, :n], b[:, :n], level / m, later)
+        bad_a, bad_b = collapsed(a[:, :n], b[:, :n], start)
+        x, y = np.where(bad_a, np.inf, a[:, :n]), np.where(bad_b, np.inf, b[:, :n])
+        look = _look(x, y, level / m, later)
         difference, test = look.difference, look.test
         low, high = np.maximum(low, look.low), np.minimum(high, look.high)
         p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))
@@ -308,7 +363,10 @@ class _Look:
 
 
 def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
-    """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
+    """Judges n units of a pair at a level: by e-values if `later`, or else by tests.
+
+    Units that diverged or collapsed are inf.
+    """
     n = a.shape[1]
     bad_a, bad_b = np.logical_not(np.isfinite(a)), np.logical_not(np.isfinite(b))
     with np.errstate(invalid="ignore"):
@@ -322,16 +380,28 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     error = np.where(normal, deviation / math.sqrt(n), 1.0)
     half, p = (_e_of_t if later else _t_test)(mean / error, n, level)
     wins, losses = (d < 0).sum(1), (d > 0).sum(1)
-    by_signs = (e_of_signs if later else _sign_test)(wins, losses)
-    by_signs = 1 / by_signs if later else by_signs
+    by_signs = 1 / e_of_signs(wins, losses) if later else _sign_test(wins, losses)
+    count_a, count_b = bad_a.sum(1), bad_b.sum(1)
     signs = ~normal & (n >= _FEWEST_SIGNS)
     p = np.where(normal, p, np.where(signs, by_signs, np.nan))
-    all_a = bad_a.all(1) & ~bad_b.any(1)
-    all_b = bad_b.all(1) & ~bad_a.any(1)
+    fisher = np.zeros(len(a), bool)
+    if not later and not finite.all():
+        # Two tests share the level where so many units diverged or collapsed, in both arms
+        # together, that their numbers could decide.
+        total = count_a + count_b
+        most = np.minimum(total, n)
+        shared = ~finite & (_fisher_test(most, total - most, n) < level / 2)
+        by_numbers = _fisher_test(count_a, count_b, n)
+        fisher = shared & (~signs | (by_numbers < by_signs))
+        p = np.where(fisher, by_numbers, p)
+        p = np.where(shared, np.minimum(1.0, 2 * p), p)
+    all_a, all_b = (count_a == n) & (count_b == 0), (count_b == n) & (count_a == 0)
     side = np.where(normal, np.sign(mean), np.sign(losses - wins))
+    side = np.where(fisher, np.sign(count_a - count_b), side)
     decided = np.where(p < level, side, 0.0) + 0.0
     decided = np.where(all_a, 1.0, np.where(all_b, -1.0, decided))
-    test = np.where(all_a | all_b, "diverged", np.where(normal, "t", np.where(signs, "signs", "")))
+    kinds = [(all_a | all_b, "diverged"), (normal, "t"), (fisher, "fisher"), (signs, "signs")]
+    test = np.select([where for where, _ in kinds], [name for _, name in kinds], "")
     return _Look(
         difference=np.where(finite, mean, np.nan),
         low=np.where(normal, mean - half * error, -np.inf),
@@ -396,6 +466,26 @@ def _sign_test(wins: NDArray, losses: NDArray) -> NDArray:
 
     n = wins + losses
     return np.where(n > 0, np.minimum(1.0, 2 * bdtr(np.minimum(wins, losses), n, 0.5)), 1.0)
+
+
+def _fisher_test(a: NDArray, b: NDArray, n: int) -> NDArray:
+    """Returns the two-sided p of Fisher's exact test of `a` and `b` of n units of two arms each.
+
+    By the symmetry of arms with equally many units it is twice that of one side.
+    """
+    from scipy.special import betaln
+
+    def log_choices(size: ArrayLike, number: ArrayLike) -> NDArray:
+        return -np.log1p(size) - betaln(np.subtract(size, number) + 1, np.add(number, 1))
+
+    total, counts = (a + b)[:, None], np.arange(n + 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        possible = (counts <= total) & (total - counts <= n)
+        rest = np.where(possible, total - counts, 0)
+        log = log_choices(n, counts) + log_choices(n, rest) - log_choices(2 * n, total)
+    chances = np.where(possible, np.exp(log), 0.0)
+    at_most = (counts <= np.minimum(a, b)[:, None]) * chances
+    return np.where(a == b, 1.0, np.minimum(1.0, 2 * at_most.sum(1)))
 
 
 def e_of_signs(wins: ArrayLike, losses: ArrayLike) -> NDArray[np.float64]:
