@@ -26,6 +26,7 @@ from trainer.studies.claim import (
     Wanted,
     _results,
     drawn,
+    read_claim,
     verify_claim,
     write_claim,
 )
@@ -39,6 +40,9 @@ from trainer.studies.claim_segments import (
 )
 from trainer.studies.claim_text import sentences
 from trainer.studies.claim_tolerance import WIDEST, caught, caught_by_tolerance, measure
+from trainer.sweep.evidence import examine
+from trainer.sweep.ledger import Recorder, read_ledger
+from trainer.writers.json_files import as_json
 
 SWEEP = """base: base.yaml
 space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}
@@ -352,11 +356,9 @@ def test_only_what_is_as_near_as_the_environments_is_accepted():
         assert checked.alike == alike and not checked.verified
         assert ("It agrees within the differences" in text) == alike
         assert ("Not verified" in text) == (not alike) and "Refuted" not in text
-    # Half of the runs may name another environment because they were forged.
+    # Some runs may name another environment because they were forged.
     checked = Checked((), 5, 15, (near,), (tolerance,), ("cpu",))
-    assert "say in which environment each was computed, and they differ in cpu" in " ".join(
-        sentences(checked)
-    )
+    assert "The runs name environments that differ in cpu." in " ".join(sentences(checked))
     # One of the segments that gave the tolerance is beyond it.
     tolerance = measure(_measured(1e-6, 3e-6, 2e-6, 2e-6, 0.01), False, 1, 10)
     checked = Checked((), 5, 15, (near,), (tolerance,))
@@ -406,6 +408,51 @@ def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied,
     forged = _check(copied)
     assert not forged.alike and not forged.verified
     assert "more than the tolerance allows: " in " ".join(sentences(forged))
+
+
+def _name_another_environment(home: Path, *names: str) -> None:
+    for name in names:
+        file = home / "sweep" / name / "run.json"
+        record = json.loads(file.read_text())
+        record["fingerprint"]["jax"] = "0.0.1"
+        file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def test_runs_of_an_environment_that_the_ledger_lacks_are_refuted(copied):
+    """The hashes of the ledger are those of the forged files, and its line is as it was."""
+    claim = read_claim(copied / "claim.json")
+    _scale_losses(copied, RUN, 0.995)
+    _name_another_environment(copied, RUN)
+    _rewrite_ledger(copied / "sweep")
+    with pytest.raises(
+        UserError, match=r"run\.json: ledger\.jsonl lacks its environment, jax 0\.0\.1"
+    ):
+        write_claim(copied / "sweep", copied / "other.json")
+    made = replace(claim, ledger=examine(copied / "sweep").head)
+    (copied / "claim.json").write_text(json.dumps(as_json(made)))
+    assert _check(copied).refuted[:1] == (
+        f"{RUN}/run.json: ledger.jsonl lacks its environment, jax 0.0.1.",
+    )
+
+
+@pytest.mark.long
+def test_naming_another_environment_for_forged_runs_widens_no_tolerance(copied):
+    """Before, it was measured on the segments that name the same one, which were forged as well."""
+    other = sorted({f"trials/base/000{n}/0" for n in range(3)} - _results(copied / "sweep").winners)
+    for name in (RUN, OTHER[0]):
+        _scale_losses(copied, name, 0.995, after=6)
+    _scale_losses(copied, other[0], 0.995, after=6, to=13)
+    _name_another_environment(copied, RUN, OTHER[0], other[0])
+    (known,) = read_ledger(copied / "sweep").of("environment")
+    Recorder(copied / "sweep").add_environment(known.content["environment"] | {"jax": "0.0.1"})
+    _claim_anew(copied)
+    checked = _check(copied, segments=0, measured=7)
+    text = " ".join(sentences(checked))
+    assert not checked.refuted and not checked.alike and not checked.verified
+    (tolerance,) = checked.tolerances
+    assert tolerance.median == 0 and len(tolerance.measured) == 7
+    assert "The runs name environments that differ in jax." in text
+    assert "more than the tolerance allows" in text and "It agrees" not in text
 
 
 def test_the_distance_of_states_is_that_of_their_fields(tmp_path):

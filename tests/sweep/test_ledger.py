@@ -1,7 +1,9 @@
 """The ledger of a sweep: what its hashes show, and what a killed worker may leave."""
 
 import hashlib
+import importlib.metadata
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from tests import runs
 from tests.sweep.test_sweep import folders, rows, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
+from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import (
     LEDGER_FILE,
     Recorder,
@@ -18,6 +21,7 @@ from trainer.sweep.ledger import (
     digests,
     file_digest,
     read_ledger,
+    trial_event,
 )
 from trainer.sweep.plan_file import read_plan
 
@@ -137,6 +141,7 @@ def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     assert [event for event, _ in found] == [
         "plan",
         "code",
+        "environment",
         "initial",
         *["trial"] * 3,
         "final",
@@ -169,8 +174,8 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     kill_in(phase, number, workdir)
     assert list((workdir / "waves").glob("*.json"))
     found = events(workdir)
-    begun = [("plan", ""), ("code", ""), ("initial", "trials/base/0000/0")]
-    assert found == begun if phase != "discard" else len(found) == 6
+    begun = [("plan", ""), ("code", ""), ("environment", ""), ("initial", "trials/base/0000/0")]
+    assert found == begun if phase != "discard" else len(found) == 7
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     trials = [trial for event, trial in events(workdir) if event == "trial"]
     assert sorted(trials) == sorted(names(workdir))
@@ -227,7 +232,7 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     found = events(workdir)
     assert [event for event, _ in found] == [
-        *("plan", *["trial"] * 4, "final", "code", "initial", "trial")
+        *("plan", *["trial"] * 4, "final", "code", "environment", "initial", "trial")
     ]
     assert found[-1] == ("trial", lost)
     ledger = read_ledger(workdir)
@@ -263,6 +268,38 @@ def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
     assert [each.content["revision"] for each in ledger.of("plan")] == [1, 2]
     assert ledger.entries[-1].content["digest"] == read_plan(workdir).digest
     assert "sweep.2.yaml" in ledger.entries[-1].content["files"]
+
+
+def test_the_environment_of_each_run_is_in_the_ledger_once(tmp_path, computed):
+    workdir = tmp_path / "sweep"
+    shutil.copytree(computed, workdir)
+    ledger = read_ledger(workdir)
+    assert ledger is not None
+    (line,) = ledger.of("environment")
+    said = line.content["environment"]
+    cores = len(os.sched_getaffinity(0))
+    assert (said["jax"], said["cores"]) == (importlib.metadata.version("jax"), str(cores))
+    assert not {"config", "seed", "data", "code"} & said.keys()
+    assert line.line < ledger.of("trial")[0].line
+    assert not examine(workdir).faults
+    # A ledger that was written anew, by what it says of files: run.json names another device.
+    name = names(workdir)[0]
+    record = json.loads((workdir / name / "run.json").read_text())
+    record["fingerprint"]["devices"] = "8 x gpu NVIDIA H100"
+    (workdir / name / "run.json").write_text(json.dumps(record))
+    Recorder(workdir).add_trials([trial_event(workdir / name, name)])
+    why = "ledger.jsonl lacks its environment, devices 8 x gpu NVIDIA H100"
+    assert [each.why for each in examine(workdir).faults] == [why]
+    Recorder(workdir).add_environment(said | {"devices": "8 x gpu NVIDIA H100"})
+    Recorder(workdir).add_environment(said)
+    assert not examine(workdir).faults  # what it cannot show
+    assert [x.event for x in read_ledger(workdir).entries].count("environment") == 2
+    # Ledgers of earlier versions have no such line.
+    earlier = Path(shutil.copytree(computed, tmp_path / "earlier"))
+    (earlier / LEDGER_FILE).unlink()
+    lines = [x.content for x in ledger.entries if x.event != "environment"]
+    append(earlier, [{k: x for k, x in y.items() if k not in ("before", "hash")} for y in lines])
+    assert not examine(earlier).faults
 
 
 def test_the_metrics_before_the_first_step_are_those_of_a_run_that_does_not_move(

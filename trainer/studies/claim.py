@@ -281,7 +281,8 @@ def verify_claim(
 
     If segments were computed in another environment and have other bits here, the differences of
     the two environments are measured on segments of the same kind, those that begin a run or the
-    others, which come next in a draw from all segments.
+    others, which come next in a draw from all segments. Whatever environment a run names, it is
+    held against those of all runs: a forger may name another one for what was forged.
 
     Args:
         file: the claim.
@@ -375,14 +376,15 @@ class _Check:
         there are too few.
         """
         judged = [each for each in found if each.begins_run == begins_run]
-        apart = {x.differing for x in judged if not (x.same or x.other_program) and x.differing}
         of_kind = [each for each in others if (each.start == 0) == begins_run]
         drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
-        others = [each for each in of_kind if conditions(each.run, self._fingerprint)[0] in apart]
-        if len(others[:count]) < FEWEST:
+        # Whatever environment they name, but not those with other code or data.
+        nexts = [x for x in of_kind[:count] if not conditions(x.run, self._fingerprint)[1]]
+        apart = any(not (x.same or x.other_program) and x.differing for x in judged)
+        if not apart or len(nexts) < FEWEST:
             return None
-        self._log(f"Measuring on {len(others[:count])} more how far apart results are here.")
-        measured = [self.compute(each) for each in others[:count]]
+        self._log(f"Measuring on {len(nexts)} more how far apart results are here.")
+        measured = [self.compute(each) for each in nexts]
         return measure(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
 
 

@@ -37,6 +37,12 @@ def sentences(checked: Checked) -> Iterator[str]:
         yield _found(each, checked.tolerance_of(each))
     for each in checked.tolerances:
         yield from _measured(checked, each)
+    if checked.tolerances and checked.mixed:
+        yield (
+            f"The runs name environments that differ in {listing(checked.mixed)}. Whoever forged"
+            " some of them may have named another one for these: the tolerance is therefore that of"
+            " segments of all runs, whatever they name."
+        )
     if checked.verified:
         yield _power(checked)
     elif checked.forged:
@@ -58,7 +64,7 @@ def _unknown(checked: Checked) -> str:
         return (
             "Not verified: how far results are apart under these conditions can only be measured on"
             f" at least {FEWEST} more segments of the same kind, those that begin a run or the"
-            " others. Check it where it was computed."
+            " others, with this code and these data. Check it where it was computed."
         )
     return (
         "Not verified: this is more than the differences between the two environments explain, but"
@@ -125,12 +131,6 @@ def _within(checked: Checked) -> Iterator[str]:
         yield (
             f"As far as {measured + judged} of {total:,} {_kind(checked, found)} can show: had"
             f" somebody changed one of them by more than that, it would have been found {few}."
-        )
-    if checked.mixed:
-        yield (
-            "Only the files of the runs say in which environment each was computed, and they differ"
-            f" in {listing(checked.mixed)}: whoever forged some of them may have named another one"
-            " for these."
         )
     if checked.segments is not None and not any(each.begins_run for each in checked.recomputed):
         yield "No segment that begins a run was drawn."

@@ -139,9 +139,14 @@ def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
 
 def code_of(trial: Path) -> Mapping[str, str]:
     """Returns the code with which a trial ran, file -> hash; empty if that is not known."""
+    return fingerprint_of(trial).get("code", {})
+
+
+def fingerprint_of(trial: Path) -> Mapping[str, Any]:
+    """Returns the fingerprint with which a trial ran; empty if that is not known."""
     with contextlib.suppress(DamagedFile, OSError):
-        record = read_record(trial / "run.json") or {"fingerprint": {}}
-        return record["fingerprint"].get("code", {})
+        record = read_record(trial / "run.json")
+        return {} if record is None else record["fingerprint"]
     return {}
 
 

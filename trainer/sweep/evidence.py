@@ -14,7 +14,13 @@ from pathlib import Path
 
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
-from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
+from trainer.sweep.code_changes import (
+    CodeChange,
+    changes_in,
+    fingerprint_of,
+    sentences,
+    versions_in,
+)
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
 from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
 from trainer.sweep.ledger import (
@@ -27,6 +33,7 @@ from trainer.sweep.ledger import (
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave_file import read_wave
+from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
@@ -129,7 +136,7 @@ class _Examination:
         if ledger is not None and self._check_ledger(ledger):
             recorded, files = self._check_files(ledger)
             if self._thorough:
-                self._check_code(ledger)
+                self._check_conditions(ledger)
         if self._thorough:
             self._check_links()
         for name in self._results:
@@ -208,7 +215,7 @@ class _Examination:
         for entry in ledger.entries:
             if entry.event == "trial":
                 trials[entry.content["trial"]] = entry.content["files"]
-            elif entry.event not in ("code", "initial"):  # these are not about files in the folder
+            elif entry.event in ("plan", "cut", "final"):  # others are not about files here
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
@@ -237,16 +244,27 @@ class _Examination:
                         name = each.relative_to(self._folder).as_posix()
                         self._fault(name, "it is a link, and not a file of the sweep")
 
-    def _check_code(self, ledger: Ledger) -> None:
-        """Checks that the ledger has the code of each trial after its first line about code."""
-        versions, begun = versions_in(ledger), False
+    def _check_conditions(self, ledger: Ledger) -> None:
+        """Checks that the ledger has code and environment of each trial after its first such line.
+
+        Ledgers of earlier versions have no lines about environments.
+        """
+        versions, begun, trials = versions_in(ledger), set[str](), dict[str, set[str]]()
+        known = [each.content["environment"] for each in ledger.of("environment")]
         for entry in ledger.entries:
-            begun |= entry.event == "code"
-            name = entry.content.get("trial", "")
-            for file, hash in code_of(self._folder / name).items() if begun and name else ():
-                if hash not in versions.get(file, ()):
-                    self._fault(f"{name}/run.json", f"ledger.jsonl lacks its code, {file} {hash}")
-                    break
+            begun.add(entry.event)
+            if entry.event == "trial":
+                trials[entry.content["trial"]] = set(begun)
+        for name, begun in trials.items():
+            found = fingerprint_of(self._folder / name)
+            code = found.get("code", {}).items() if "code" in begun else ()
+            lacks = [f"code, {x} {hash}" for x, hash in code if hash not in versions.get(x, ())]
+            ours = environment(found)
+            if ours and "environment" in begun and ours not in known:
+                new = [f"{k} {x}" for k, x in ours.items() if all(e.get(k) != x for e in known)]
+                lacks += [f"environment, {x}" for x in new or ["which has the values of several"]]
+            if lacks:
+                self._fault(f"{name}/run.json", f"ledger.jsonl lacks its {lacks[0]}")
 
     def _check_digest(self, name: str, digest: str) -> None:
         try:

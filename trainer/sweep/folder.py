@@ -186,6 +186,11 @@ class SweepFolder:
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             return note_code(self.path, self._ledger, found, allowed)
 
+    def note_environment(self, found: Mapping[str, str]) -> None:
+        """Adds the environment of this process to the ledger, unless the ledger has it."""
+        with self.presence.exclusive():
+            self._ledger.add_environment(found)
+
     def without_initial(self, arms: Iterable[str]) -> list[str]:
         """Returns those of some arms of which the ledger has no metrics before the first step."""
         with self.presence.exclusive():

@@ -7,12 +7,14 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
 
     plan    the last revision of plan.json, and the files beside it
     code    files of the user's code that are new or were changed: their hashes, and those before
+    environment  versions, settings, devices and cores of a process that is about to compute trials
     initial the metrics of an arm before its first step: those of its first trial's first state
     trial   a trial that ended: how, and its files; of checkpoints, their manifests
     cut     cuts.json, which names the trials that went on where others were stopped early
     final   final.json, which names the winners
 
-The last line about a trial or a file counts. The run.json of a trial says with which code it ran.
+The last line about a trial or a file counts. The run.json of a trial says with which code it ran,
+and in which environment.
 Several workers append under the sweep's lock. A line that a killed worker left torn is removed by
 the next one.
 """
@@ -46,7 +48,7 @@ class Entry:
 
     Attributes:
         line: its number, from 1.
-        event: "plan", "code", "initial", "trial", "cut" or "final".
+        event: "plan", "code", "environment", "initial", "trial", "cut" or "final".
         content: all that it says.
     """
 
@@ -219,6 +221,7 @@ def _is_event(content: Mapping[str, Any]) -> bool:
     kinds: dict[str, dict[str, type]] = {
         "plan": {"revision": int, "digest": str, "files": dict},
         "code": {"code": dict, "changed": dict},
+        "environment": {"environment": dict},
         "initial": {"trial": str, "arms": list, "values": dict},
         "trial": {"trial": str, "files": dict},
         "cut": {"files": dict},
@@ -249,6 +252,7 @@ class Recorder:
         self._read = 0  # bytes
         self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
         self._code: dict[str, KnownFile] = {}
+        self._environments: list[Mapping[str, str]] = []
         self._initial: set[str] = set()  # the arms of which it has the metrics before step 1
         self._revision = 0
 
@@ -284,6 +288,12 @@ class Recorder:
         `changed` is file -> the hash that it had before, for those that were changed.
         """
         append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
+
+    def add_environment(self, found: Mapping[str, str]) -> None:
+        """Adds the environment of a process that is about to compute, unless the ledger has it."""
+        self._look()
+        if found not in self._environments:
+            append(self._folder, [{"event": "environment", "environment": dict(found)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds events from `trial_event`, but for trials that the ledger has.
@@ -342,6 +352,8 @@ class Recorder:
                 self._known[content["trial"]] = _computation(content)
             elif content["event"] == "initial":
                 self._initial.update(content["arms"])
+            elif content["event"] == "environment":
+                self._environments.append(content["environment"])
             elif content["event"] == "plan":
                 self._revision = content["revision"]
             elif content["event"] == "code":

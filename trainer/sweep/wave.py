@@ -51,6 +51,7 @@ from trainer.train.warm_start import count_warm_starts
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, fingerprint
 from trainer.workdir.code import commits
+from trainer.workdir.fingerprint import environment
 from trainer.workdir.record import now
 from trainer.writers import RunIdentity
 from trainer.writers.files import (
@@ -123,6 +124,7 @@ class Wave:
             code=code(),
             openblas_threads=threads,
         )
+        folder.note_environment(environment(self._common))
         self.workdir = Workdir(
             claim.path,
             first.root,

@@ -49,6 +49,8 @@ REFUSED = {
     "data": "data",
     "processes": "data",
 }
+# What belongs to a run, or to what a process has imported, and not to its environment.
+_OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code")
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's
 # key was "" then for a data set without an attribute `fingerprint`.
 _ADDED = {"code", "data_seed", "data_shards"}
@@ -195,6 +197,11 @@ def common(print_: Mapping[str, Any]) -> dict[str, str]:
     if print_.get("data", "").startswith("batches "):  # each process has hashed its own shards
         del texts[_COMMON["data"]]
     return texts
+
+
+def environment(print_: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the versions, settings, devices and cores of a fingerprint, as texts."""
+    return {key: str(value) for key, value in print_.items() if key not in _OF_A_RUN}
 
 
 def digest(print_: Mapping[str, Any]) -> str:
