@@ -177,6 +177,13 @@ def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
     assert "Nothing shows" not in " ".join(sentences(_check(copied, count=0)))
 
 
+def test_a_check_records_by_what_it_drew(copied):
+    """Of three verifiers, each has a number of their own, and nobody can choose another later."""
+    text = " ".join(sentences(_check(copied, count=0, public="07-19-22")))
+    own = hashlib.sha256((copied / "claim.json").read_bytes()).hexdigest()
+    assert f"Drawn by the claim with the SHA-256 {own} and by the public number 07-19-22," in text
+
+
 def test_no_logger_of_the_config_runs_while_a_run_is_computed_again(tmp_path, monkeypatch):
     """It would log with the account of who checks, or fail where its package is missing."""
     (tmp_path / "base.yaml").write_text(

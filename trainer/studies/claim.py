@@ -201,6 +201,8 @@ class Checked:
         mixed: the entries of the environment that differ between the runs, by the claim.
         lockstep: the version that wrote the claim, by the claim alone; "" if it is this one.
         last: how many last segments were computed again, those of all compared runs and winners.
+        claim: the SHA-256 of the claim, by which segments were drawn.
+        public: the public number, by which they were drawn as well.
     """
 
     refuted: tuple[str, ...]
@@ -211,6 +213,8 @@ class Checked:
     mixed: tuple[str, ...] = ()
     lockstep: str = ""
     last: int = 0
+    claim: str = ""
+    public: str = ""
 
     @property
     def total(self) -> int:
@@ -323,6 +327,8 @@ def verify_claim(
         mixed=tuple(key for key, value in claim.environment.items() if value == "differs"),
         lockstep=claim.lockstep if claim.lockstep != trainer.__version__ else "",
         last=len(last),
+        claim=hashlib.sha256(content).hexdigest(),
+        public=public,
     )
 
 

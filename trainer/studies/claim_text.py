@@ -31,6 +31,11 @@ def sentences(checked: Checked) -> Iterator[str]:
         "The files agree with the ledger, plan and ledger with the claim, the configs with the"
         f" plan, and the verdict is the one that the rows of {plural(checked.runs, 'run')} give."
     )
+    if checked.public:
+        yield (
+            f"Drawn by the claim with the SHA-256 {checked.claim} and by the public number"
+            f" {checked.public}, so that anybody can draw the same again."
+        )
     if checked.lockstep:
         yield f"Nothing shows that Lockstep {checked.lockstep} wrote the claim, as it says."
     for each in checked.recomputed:
