@@ -137,6 +137,7 @@ def _deeds(flipped: dict[int, tuple[float, float]]) -> Iterator[str]:
         ("change seeds, spaces, goal or rule", "the hash of the plan, if published before", "1"),
         ("write the ledger and the claim anew", "the hash of either, if published before", "1"),
         ("or else: edit the last evaluation of a compared run", verify, "1"),
+        ("or else: edit the metrics before the first step", f"{verify}: by more than 5%", "1"),
         *(
             (
                 f"or else: let {runs} to a better state",

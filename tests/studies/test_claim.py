@@ -134,7 +134,7 @@ def test_a_folder_that_was_edited_afterwards_is_refuted_without_computing(copied
     capsys.readouterr()
     file, folder = str(copied / "claim.json"), str(copied / "sweep")
     assert main(["claim", "verify", file, folder, "--public=1"]) == 1
-    assert "Not verified: nothing was computed again." in capsys.readouterr().out
+    assert "Not verified: no run was computed again." in capsys.readouterr().out
 
 
 def test_a_verdict_that_was_edited_is_refuted(copied):
@@ -226,6 +226,21 @@ def test_a_ledger_without_a_file_that_a_check_reads_is_refuted(copied, name):
     write_claim(copied / "sweep", copied / "claim.json")
     assert _check(copied).refuted == (
         f"trials/base/0001/0/{name}: ledger.jsonl has no hash of it.",
+    )
+
+
+def test_metrics_before_the_first_step_are_evaluated_again(copied):
+    """Worse ones hide that a unit collapsed, and better ones make it seem so."""
+    file = copied / "sweep" / "ledger.jsonl"
+    (value,) = re.findall(r'"eval/loss":([0-9.]+)', file.read_text())
+    assert 2 < float(value) < 3 and _check(copied, count=0).verified
+    file.write_text(file.read_text().replace(value, "9.5"))
+    _rewrite_ledger(copied / "sweep")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    assert _check(copied, count=0).refuted == (
+        "ledger.jsonl has eval/loss 9.5 before the first step of base, and the config and code give"
+        f" {float(value):.4g} here.",
     )
 
 

@@ -7,6 +7,7 @@ segments of runs, or whole runs, which are computed again and compared bit by bi
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 import trainer
 from trainer import config as configs
+from trainer.config.wording import listing
+from trainer.engine.loading import load_located
 from trainer.messages import UserError
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
@@ -41,6 +44,7 @@ from trainer.writers.json_files import as_dataclass, as_json, check_json, read_j
 
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
+_ROUNDING = 0.05  # relative, such as two of 360 examples that an untrained model classifies
 # What of a run a check reads, besides the states that it keeps.
 _NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json", CLIPPED_FILE)
 
@@ -277,8 +281,9 @@ def verify_claim(
     """Checks a claim with the folder of its sweep, and computes some of its runs again.
 
     The files of the folder are compared with the ledger, plan and ledger with the claim, the
-    configs of the runs with the plan, and the verdict with the one that the rows give now. If all
-    of that agrees, segments are computed again from the states with which they begin: the last one
+    configs of the runs with the plan, the verdict with the one that the rows give now, and the
+    metrics before the first steps with those of the first states here. If all of that agrees,
+    segments are computed again from the states with which they begin: the last one
     of each compared run and of each trial that won its search, because verdict and winners rest on
     the values there, and some that are drawn from the other segments of the compared runs. If the
     sweep kept no states, whole runs are drawn from all.
@@ -305,9 +310,13 @@ def verify_claim(
     results, evidence = _results(folder), examine(folder)
     runs = results.runs
     made = _claim_of(folder, plan, evidence, results)
-    refuted = [*_refuted(claim, made, evidence)]
-    if refuted or (refuted := [*_unfounded(folder, plan, runs)]):
-        return Checked(tuple(refuted), len(claim.runs))
+    for refute in (
+        lambda: _refuted(claim, made, evidence),
+        lambda: _unfounded(folder, plan, runs),
+        lambda: _unlike_at_first(folder, plan, vocabulary),
+    ):
+        if refuted := tuple(refute()):
+            return Checked(refuted, len(claim.runs))
     by_segments = wanted.segments is not None and plan.segments > 0
     last, others, rest = _divided(results, by_segments)
     content = file.read_bytes()
@@ -445,6 +454,25 @@ def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator
             unlike = configs.diff(configs.load([file]).root, trials[name].config.root)
             if unlike:
                 yield f"{name}/config.yaml: it is not the config of the plan: {unlike[0]}."
+
+
+def _unlike_at_first(folder: Path, plan: Plan, vocabulary: Sequence[str]) -> Iterator[str]:
+    """Yields which metrics before the first step the ledger has otherwise than configs have here.
+
+    They decide which runs collapsed. Other environments differ by rounding only.
+    """
+    trials, ledger = {trial.folder: trial for trial in plan.trials}, read_ledger(folder)
+    for entry in ledger.of("initial") if ledger is not None else ():
+        program = load_located(trials[entry.content["trial"]].config, vocabulary)
+        here = program.evaluation.run_splits(program.init())
+        for name, value in entry.content["values"].items():
+            if not math.isclose(value, here.get(name, math.nan), rel_tol=_ROUNDING):
+                arms = listing(entry.content["arms"])
+                yield (
+                    f"ledger.jsonl has {name} {value:.4g} before the first step of {arms}, and the"
+                    f" config and code give {here.get(name, math.nan):.4g} here."
+                )
+                break
 
 
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:

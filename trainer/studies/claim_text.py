@@ -25,7 +25,7 @@ def sentences(checked: Checked) -> Iterator[str]:
     """Yields what was checked, what was found, and what remains unknown."""
     if checked.refuted:
         yield from checked.refuted
-        yield "Not verified: nothing was computed again."
+        yield "Not verified: no run was computed again."
         return
     yield (
         "The files agree with the ledger, plan and ledger with the claim, the configs with the"
