@@ -23,6 +23,7 @@ from trainer.sweep.code_changes import (
 )
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
 from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
+from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     LEDGER_FILE,
     Ledger,
@@ -64,6 +65,7 @@ class Evidence:
         faults: the files that disagree.
         results: how many trials have a result.
         files: how many files were compared with the ledger.
+        absent: how many files of states the ledger has that are not here.
         head: the last hash of the ledger; "" if there is none.
         found: how many results there were when the ledger was begun.
         changes: the changes of the user's code, which were allowed.
@@ -76,6 +78,7 @@ class Evidence:
     faults: tuple[Fault, ...]
     results: int
     files: int
+    absent: int
     head: str
     found: int
     changes: tuple[CodeChange, ...]
@@ -113,6 +116,7 @@ class _Examination:
     def __init__(self, folder: Path, outcomes: Mapping[str, Summary] | None, thorough: bool):
         self._folder, self._thorough = folder, thorough
         self._faults: list[Fault] = []
+        self._absent = 0
         self._plan = self._read_plan()
         # Waves are read before the ledger, which has the trials of those that end meanwhile.
         self._waved = set(_trials_of_waves(folder))
@@ -150,7 +154,8 @@ class _Examination:
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
-            files=files,
+            files=files - self._absent,
+            absent=self._absent,
             head="" if ledger is None else ledger.head,
             found=sum(entry.content.get("found", 0) for entry in first),
             changes=tuple(changes_in(ledger)),
@@ -270,10 +275,12 @@ class _Examination:
         try:
             found = file_digest(self._folder / name)
         except FileNotFoundError:
-            before, checkpoint, after = name.partition("/checkpoints/")
-            step = self._folder / before / "checkpoints" / after.partition("/")[0]
-            if checkpoint and not step.exists():
-                return None  # somebody needed the space; what is there must be that of the trial
+            for kind in ("checkpoints", SEGMENTS):
+                before, state, after = name.rpartition(f"/{kind}/")
+                step = self._folder / before / kind / after.partition("/")[0]
+                if state and not step.exists():  # somebody needed the space, or published the rows
+                    self._absent += 1
+                    return None
             return self._fault(name, "it is missing, and ledger.jsonl has it")
         except OSError as error:
             return self._fault(name, f"it cannot be read: {error.strerror}")
@@ -405,9 +412,11 @@ def report_of(evidence: Evidence) -> list[str]:
         if evidence.found
         else ""
     )
+    absent = [f"{plural(evidence.absent, 'file')} of states that it has are not here."]
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
         f" whose last hash is {evidence.head}.{begun}",
+        *(absent if evidence.absent else []),
         *sentences_about_repeats(evidence.again),
         *sentences(evidence.changes),
     ]

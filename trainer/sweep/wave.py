@@ -73,6 +73,8 @@ _KILLS, _STARTS = 3, 10
 # should hardly ever be blamed for kills from outside, such as by a scheduler.
 _KILLS_OF_ONE = 6
 _BETWEEN_REPORTS = 2.0  # seconds
+# What the record of a trial leaves out of that of its wave: it has paths of the machine.
+_OF_THE_MACHINE = ("command", "config_files")
 
 
 class Wave:
@@ -244,7 +246,8 @@ class Wave:
             self._strip(staged)
         self._config_files.write(trial, staged)
         lineage = self._lineage_before(trial) + [
-            entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
+            {key: entry[key] for key in entry if key not in _OF_THE_MACHINE}
+            | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
         with contextlib.suppress(OSError):  # how many processes want each core
