@@ -12,6 +12,7 @@ from trainer.config import ConfigError
 from trainer.report.comparison import make_report
 from trainer.report.reaching import NotJudgedError, judge, sentence
 from trainer.report.sweep_results import read_sweep
+from trainer.sweep.definition import Goal
 from trainer.writers import iterate_metrics
 
 SWEEP = """base: base.yaml
@@ -174,7 +175,7 @@ def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
         ("{rule: earliest_step, sigma: 0.1}", "there is no target"),
         ("{rule: earliest_step, target: 1.0}", "which needs sigma, a number above 0"),
         ("{rule: earliest_step, target: 1.0, sigma: 0.0}", "which needs sigma, a number above 0"),
-        ("{sigma: 0.1, target: 1.0}", "sigma is read by rule only"),
+        ("{sigma: 0.1}", "there is no target"),
         ("{rule: first, sigma: 0.1, target: 1.0}", "earliest_step"),
     ],
 )
@@ -183,6 +184,11 @@ def test_a_rule_that_cannot_be(tmp_path, goal, why):
     text = f"base: base.yaml\ngoal: {goal}\nseeds: 2\nfinal: null\n"
     with pytest.raises(ConfigError, match=why):
         defined(tmp_path, text)
+
+
+def test_a_goal_with_sigma_has_the_rule_that_holds_for_any_curve():
+    assert Goal(target=1.0, sigma=0.1).rule == "earliest_lasting_step"
+    assert Goal(target=1.0).rule is None and Goal(target=1.0).target_rule is None
 
 
 def test_a_rule_is_about_one_configuration(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def test_a_finished_sweep_agrees_with_itself_in_one_line(computed, capsys):
         "The 8 results agree with each other, and 49 files with ledger.jsonl, whose last hash is"
         f" {ledger.head}.\n"
     )
+
+
+def test_no_result_file_has_a_path_of_the_machine(computed):
+    """So that the folder can be published, and a run elsewhere has the same record."""
+    files = [x for x in computed.rglob("*") if x.is_file() and "workers" not in x.parts]
+    paths = [str(computed).encode(), sys.executable.encode()]
+    assert files and not [x for x in files if any(path in x.read_bytes() for path in paths)]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import pytest
 from scipy import integrate, stats
 
 from trainer.sweep.target_rule import (
+    CONFIRMING,
     EARLIEST,
     LASTING,
     LEVEL,
@@ -119,6 +120,28 @@ def test_runs_that_are_added_until_it_passes_are_seldom_wrong():
     assert wrong < level < naive / 4
 
 
+def test_a_number_of_runs_that_may_be_chosen_is_wrong_eight_times_as_often():
+    """A mean exactly at the target: n from 4 to 40 is tried, or is 8, and more runs are added."""
+    rng, chosen, fixed, batches = np.random.default_rng(5), 0.0, 0.0, 10
+    rule = TargetRule(0.0, 1.0)
+    limits = np.array([rule.limit(n, planned=8) for n in range(8, 41)])
+    for _ in range(batches):
+        z = rng.normal(size=(50_000, 40)).cumsum(1) / np.sqrt(np.arange(1, 41))
+        chosen += np.mean((z[:, 3:] >= rule.limit(8, planned=8)).any(1)) / batches
+        fixed += np.mean((z[:, 7:] >= limits).any(1)) / batches
+    assert chosen == pytest.approx(0.0081, abs=5e-4)
+    assert fixed == pytest.approx(0.0012, abs=1.5e-4)
+
+
+def test_a_confirmation_undoes_what_a_hundred_tries_do():
+    """A hundred configurations at the target, 8 runs each; somebody else runs those that pass."""
+    rng, rule, races = np.random.default_rng(6), TargetRule(0.0, 1.0), 20_000
+    passes = rng.normal(size=(races, 100)) >= rule.limit(8, planned=8)
+    again = rng.normal(size=(races, 100)) >= rule.limit(8, planned=8, level=CONFIRMING)
+    assert np.mean(passes.any(1)) == pytest.approx(0.095, abs=0.006)
+    assert np.mean((passes & again).any(1)) == pytest.approx(0.005, abs=0.0015)
+
+
 def test_more_runs_than_were_planned_need_more_evidence():
     rule = TargetRule(0.0, 1.0)
     values = np.full((10, 1), -3.5 / math.sqrt(10))
@@ -154,9 +177,9 @@ def test_how_often_the_claim_of_a_step_is_false():
 def test_the_lasting_step_is_the_first_of_those_that_pass_to_the_end():
     values = np.array([[1.0, -9.0, 1.0, -9.0, -9.0]])
     steps = [10, 20, 30, 40, 50]
-    first = reached(TargetRule(0.0, 1.0), steps, values, planned=1)
-    last = reached(TargetRule(0.0, 1.0, rule=LASTING), steps, values, planned=1)
-    assert (first.step, last.step) == (20, 40)
+    first = reached(TargetRule(0.0, 1.0, rule=EARLIEST), steps, values, planned=1)
+    last = reached(TargetRule(0.0, 1.0), steps, values, planned=1)
+    assert (first.step, last.step) == (20, 40)  # the lasting one is the default
 
 
 def test_the_largest_value_may_be_the_best():
@@ -168,8 +191,9 @@ def test_the_largest_value_may_be_the_best():
 
 
 def test_a_run_that_diverged_does_not_reach_a_target():
-    found = reached(RULE, [1, 2], [[3.0, 3.0], [3.0, math.inf]], planned=2)
-    assert found.step == 1
+    values = [[3.0, 3.0], [3.0, math.inf]]
+    assert reached(TargetRule(3.28, 0.0013, rule=EARLIEST), [1, 2], values, planned=2).step == 1
+    assert reached(RULE, [1, 2], values, planned=2).step is None
     assert reached(RULE, [1], [[3.0], [math.inf]], planned=2).step is None
 
 

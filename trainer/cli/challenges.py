@@ -18,10 +18,14 @@ def _check(arguments: argparse.Namespace) -> int:
     """Prints the verdict of an entry, computed from its runs; 1 if it is not one of the target."""
     from trainer.report.reaching import sentence_of
     from trainer.studies.challenge import check_entry, read_challenge
+    from trainer.studies.challenge_table import standing_of, verdict_on
 
     folder = Path(arguments.entry).absolute()
     rules = read_challenge(folder.parent.parent)
-    entry = check_entry(rules, folder, arguments.vocabulary)
+    entry, *doubting = (
+        check_entry(rules, each, arguments.vocabulary)
+        for each in (folder, *rules.doubting(folder.name))
+    )
     show(f"{entry.name}: {entry.text.title}")
     show(f"It changes {joined(entry.changes, 4) or 'nothing'}.")
     for offence in entry.offences:
@@ -32,8 +36,13 @@ def _check(arguments: argparse.Namespace) -> int:
         return FAILED
     target = f"{rules.challenge.goal.metric} {rules.rule.target:g}"
     show(sentence_of("It", target, rules.rule, entry.reached))
+    if entry.text.doubts:
+        older = check_entry(rules, folder.parent / entry.text.doubts, arguments.vocabulary)
+        show(verdict_on(rules, older, entry).sentence)
     if entry.steps is None:
         return FAILED
+    if standing := standing_of(rules, entry, doubting).sentence:
+        show(standing)
     show("This compares files with each other; nothing was computed again.")
     return DONE
 

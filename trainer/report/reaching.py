@@ -39,6 +39,12 @@ def judge(workload: Workload, arm: str) -> Reached:
     return reached(rule, steps, values, _planned(workload, arm, len(runs)))
 
 
+def means(workload: Workload, arm: str) -> dict[int, float]:
+    """Returns evaluated step -> the mean of the runs of an arm; raises as `judge` does."""
+    steps, values = _values(workload, arm, _ended(workload, arm))
+    return dict(zip(steps, values.mean(0).tolist(), strict=True))
+
+
 def sentence(workload: Workload, arm: str) -> str:
     """Says whether the runs of an arm have reached the target, in a sentence."""
     rule = workload.goal.rule

@@ -22,23 +22,25 @@ from trainer.config import Builder, Config, load
 from trainer.config.full import complete
 from trainer.config.nodes import plain, with_calls
 from trainer.config.tree import Source, leaves
+from trainer.config.units import Units
 from trainer.config.vocabulary import CHALLENGE
 from trainer.config.yaml_reader import read
-from trainer.messages import UserError, joined
-from trainer.report.reaching import NotJudgedError, judge
+from trainer.engine import every
+from trainer.messages import UserError, joined, plural
+from trainer.report.reaching import NotJudgedError, judge, means
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
 from trainer.studies.passes import passes_of
 from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
 from trainer.sweep.definition import Goal
-from trainer.sweep.plan import PlannedArm
+from trainer.sweep.plan import Plan, PlannedArm
 from trainer.sweep.plan_file import check_vocabulary, read_plan
-from trainer.sweep.target_rule import Exchange, Reached, TargetRule, sigma_bound
+from trainer.sweep.target_rule import EARLIEST, Exchange, Reached, TargetRule, sigma_bound
 from trainer.writers.files import read_regular
 
 CHALLENGE_FILE, ENTRY_FILE = "challenge.yaml", "entry.yaml"
 # What every entry may change: the optimizer and the length of the run, and what changes neither the
-# data nor the model nor what is evaluated.
+# data nor the model nor what is evaluated. The steps that are evaluated are compared by the rows.
 FREE = ("optimizer", "steps", "ema_decay", "eval_every", "train_metrics", *WITHOUT_EFFECT)
 
 
@@ -51,17 +53,23 @@ class Challenge:
             relative to the file that names them. Entries have its data, batch size, model, loss and
             precision.
         goal: the metric, the target, and the rule by which it is reached, as in a sweep.
+        eval_every: after which steps entries are evaluated, as in a run; percentages are those of
+            the steps of the entry. None for that of the baseline, which needs the rule
+            "earliest_lasting_step": a finer grid is more chances to pass early by the other one.
+        seeds: how many runs an entry plans. Runs that are added later count by an e-value.
         title: what the challenge is called.
         free: paths of the baseline that entries may change besides the optimizer and the number of
             steps, such as "model.zero_init".
         exchange: what fewer steps cost, for comparisons of entries; None for no comparisons.
 
     Raises:
-        ValueError: the goal has no rule.
+        ValueError: the goal has no rule, or one that needs eval_every.
     """
 
     baseline: str | Sequence[str]
     goal: Goal
+    eval_every: int | str | Mapping[Any, int | str] | None = None
+    seeds: int = 8
     title: str = ""
     free: Sequence[str] = ()
     exchange: Exchange | None = None
@@ -70,8 +78,15 @@ class Challenge:
         if not isinstance(self.goal, Goal) or self.goal.target_rule is None:
             raise ValueError(
                 "goal needs a rule by which the target is reached, such as {metric: loss, target:"
-                " 3.28, rule: earliest_step, sigma: 0.0013}."
+                " 3.28, sigma: 0.0013}."
             )
+        if self.goal.rule == EARLIEST and self.eval_every is None:
+            raise ValueError(
+                "With the rule earliest_step, each evaluation is a chance to pass: write"
+                " eval_every, which fixes the evaluated steps, or take earliest_lasting_step."
+            )
+        if self.seeds < 1:
+            raise ValueError(f"seeds is {self.seeds}, but an entry plans at least 1 run.")
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,22 @@ class Rules:
         """The folders of the entries, by name."""
         return sorted(file.parent for file in self.folder.glob(f"entries/*/{ENTRY_FILE}"))
 
+    def doubting(self, name: str) -> list[Path]:
+        """The folders of the entries that doubt one."""
+        return [x for x in self.entries if _read_text(x / ENTRY_FILE).doubts == name]
+
+    def grid(self, steps: int) -> list[int]:
+        """The steps after which a run of so many steps is evaluated; raises UserError."""
+        convert, given = Units(total_steps=steps).steps, self.challenge.eval_every
+        given = complete(self.baseline)[0].kwargs["eval_every"] if given is None else given
+        if isinstance(given, Mapping):
+            found = {convert(first): convert(interval) for first, interval in given.items()}
+        else:
+            found = convert(given)
+        if (fault := every.wrong(found)) is not None:
+            raise UserError(f"The eval_every of {self.folder / CHALLENGE_FILE} {fault}.")
+        return sorted({*every.due_steps(found, 0, steps), steps})
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntryText:
@@ -114,7 +145,8 @@ class EntryText:
         title: what was done, in a line.
         by: who made it.
         date: of the runs, such as "2026-06-19".
-        doubts: the name of an older entry that this one runs again, with more seeds; "" for none.
+        doubts: the name of an entry by somebody else that this one runs again, with other seeds; ""
+            for none.
     """
 
     title: str
@@ -136,6 +168,7 @@ class Entry:
         changes: the paths of the baseline that it changes.
         packages: packages of its own whose functions its config names, and whose code is not
             checked.
+        means: evaluated step -> the mean of its runs; empty if they cannot be judged.
     """
 
     name: str
@@ -144,6 +177,7 @@ class Entry:
     reached: Reached | None
     changes: tuple[str, ...]
     packages: tuple[str, ...]
+    means: Mapping[int, float]
 
     @property
     def steps(self) -> int | None:
@@ -172,7 +206,9 @@ def read_challenge(folder: Path) -> Rules:
     names = [challenge.baseline] if isinstance(challenge.baseline, str) else challenge.baseline
     baseline = load([folder / name for name in names])
     _check_free(challenge.free, baseline, config)
-    return Rules(folder.absolute(), challenge, baseline, challenge.goal.target_rule)
+    rules = Rules(folder.absolute(), challenge, baseline, challenge.goal.target_rule)
+    rules.grid(1000)  # raises for an interval that is none
+    return rules
 
 
 def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
@@ -204,15 +240,20 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
     workload = read_sweep(folder / "sweep")
     changes, offences = _against_rules(rules, plan.arms, vocabulary)
     offences += _against_goal(rules, text, plan.revisions, workload)
-    found = None
+    if text.doubts:
+        offences += _against_doubted(rules, text, plan, vocabulary)
+    found, values = None, dict[int, float]()
     if len(workload.arms) == 1 and not offences:
         try:
             found = judge(workload, workload.arms[0])
+            values = means(workload, workload.arms[0])
+            offences += _against_grid(rules, list(values), workload.finals[0].steps)
         except NotJudgedError as error:
             offences.append(str(error))
     if not offences:
         offences += _passes(rules, plan.arms, vocabulary)
-    return Entry(folder.name, text, tuple(offences), found, tuple(changes), tuple(plan.vocabulary))
+    packages = tuple(plan.vocabulary)
+    return Entry(folder.name, text, tuple(offences), found, tuple(changes), packages, values)
 
 
 def _read_text(file: Path) -> EntryText:
@@ -251,11 +292,7 @@ def _against_rules(
         return [], [
             f"An entry is one configuration, and its sweep searches {joined([*arm.space])}."
         ]
-    roots = {
-        "baseline": complete(rules.baseline)[0],
-        "entry": complete(arm.config, vocabulary)[0],
-    }
-    differing = differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
+    differing = _differing({"baseline": rules.baseline, "entry": arm.config}, vocabulary)
     free = [*FREE, *rules.challenge.free]
     changes = [path for path in differing if _is_under(path, free)]
     offences = [
@@ -265,6 +302,46 @@ def _against_rules(
         if path not in changes
     ]
     return changes, offences
+
+
+def _differing(
+    configs: Mapping[str, Config], vocabulary: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    roots = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    return differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
+
+
+def _against_doubted(
+    rules: Rules, text: EntryText, plan: Plan, vocabulary: Sequence[str]
+) -> list[str]:
+    """Compares an entry with the one that it doubts: somebody else runs it again on other seeds."""
+    folder = rules.folder / "entries" / text.doubts
+    if folder not in rules.entries:
+        return [f"It doubts {text.doubts}, which is no entry."]
+    older, by, found = read_plan(folder / "sweep"), _read_text(folder / ENTRY_FILE).by, list[str]()
+    if text.by.strip().casefold() in ("", by.strip().casefold()):
+        found.append(f"It doubts {text.doubts}, and its by must name somebody else than {by!r}.")
+    if common := sorted({*plan.seeds} & {*older.seeds}):
+        found.append(
+            f"It doubts {text.doubts}, and must have other seeds: both have"
+            f" {joined([*map(str, common)], 4)}. List seeds that follow each other."
+        )
+    arms = {"it": [*plan.arms.values()][0], "old": [*older.arms.values()][0]}
+    unlike = _differing({name: arm.config for name, arm in arms.items()}, vocabulary)
+    if unlike := [path for path in unlike if not _is_under(path, WITHOUT_EFFECT)]:
+        found.append(f"It doubts {text.doubts}, and its config has another {joined(unlike, 4)}.")
+    return found
+
+
+def _against_grid(rules: Rules, evaluated: Sequence[int], steps: int) -> list[str]:
+    """Compares the evaluated steps with those that the challenge fixes, up to a divergence."""
+    wanted = [step for step in rules.grid(steps) if step <= evaluated[-1]]
+    if evaluated == wanted:
+        return []
+    return [
+        f"It was evaluated after steps {joined([*map(str, evaluated)], 4)}, and by the eval_every"
+        f" of the challenge these are {joined([*map(str, wanted)], 4)}."
+    ]
 
 
 def _against_goal(
@@ -296,17 +373,23 @@ def _against_goal(
 
 
 def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[str]:
-    """Compares the seeds with those that are counted from the baseline's, and cannot be chosen."""
+    """Compares the seeds with those counted from the baseline's, or of a doubt from its first."""
     seeds = sorted(run.seed for run in workload.finals)
     known = rules.baseline.root.kwargs.get("seed", 0)
     first = seeds[0] if text.doubts and seeds else known
     wanted = list(range(first, first + max(1, len(seeds))))
-    if seeds == wanted:
-        return []
-    return [
-        f"Its seeds are {joined([*map(str, seeds)], 8)}, and must be counted from {first}, the seed"
-        " of the baseline: write seeds: and a number."
-    ]
+    asked, planned, found = rules.challenge.seeds, workload.revisions[0].units, list[str]()
+    if planned != asked:
+        found.append(
+            f"Its sweep planned {plural(planned, 'run')}, and the challenge asks for {asked}: write"
+            f" seeds: {asked}. Runs that are added later count by an e-value."
+        )
+    if seeds != wanted:
+        found.append(
+            f"Its seeds are {joined([*map(str, seeds)], 8)}, and must be counted from {first},"
+            f" {'the first of them' if text.doubts else 'the seed of the baseline'}."
+        )
+    return found
 
 
 def _passes(rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[str]) -> list[str]:

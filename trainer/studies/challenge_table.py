@@ -1,12 +1,28 @@
 """The history of a challenge: a report with a table of its entries, and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.sweep.target_rule import LEVEL, Comparison, Reached, TargetRule, compare
+from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
+
+PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
+
+
+class Standing(NamedTuple):
+    """What the first entry that doubts another by the rules says of it.
+
+    Attributes:
+        status: CONFIRMED, REFUTED, or else PROVISIONAL; "" of an entry that has not reached the
+            target, or doubts another.
+        sentence: on the status.
+    """
+
+    status: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -15,10 +31,11 @@ class Row:
 
     Attributes:
         entry: the entry.
-        record: whether it has fewer steps than every entry before it.
+        record: whether it has fewer steps than every entry before it, and was not refuted.
         before: the best entry before it; None if there is none.
         comparison: with that entry; None without an exchange, or if one has not reached the target.
-        doubts: what it says of an older entry that it runs again, as a sentence; "" for none.
+        doubts: what it says of the entry that it runs again, as a sentence; "" for none.
+        standing: what the entries that doubt it say of it.
     """
 
     entry: Entry
@@ -26,6 +43,7 @@ class Row:
     before: Entry | None
     comparison: Comparison | None
     doubts: str
+    standing: Standing
 
 
 def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
@@ -39,11 +57,12 @@ def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
     best: Entry | None = None
     by_name = {entry.name: entry for entry in entries}
     for entry in entries:
-        record = entry.steps is not None and (best is None or entry.steps < (best.steps or 0))
-        record = record and not entry.text.doubts
+        standing = standing_of(rules, entry, entries)
+        record = standing.status in (PROVISIONAL, CONFIRMED)
+        record = record and (best is None or (entry.steps or 0) < (best.steps or 0))
         found = _compared(rules, best, entry)
-        doubted = by_name.get(entry.text.doubts)
-        rows.append(Row(entry, record, best, found, _doubts(rules, entry, doubted)))
+        doubts = verdict_on(rules, by_name.get(entry.text.doubts), entry).sentence
+        rows.append(Row(entry, record, best, found, doubts, standing))
         best = entry if record else best
     return rows
 
@@ -56,32 +75,66 @@ def _compared(rules: Rules, old: Entry | None, new: Entry) -> Comparison | None:
     return compare(rules.rule, old.reached, new.reached, exchange)
 
 
-def _doubts(rules: Rules, entry: Entry, old: Entry | None) -> str:
-    """Returns what an entry says of the older one that it runs again."""
-    if not entry.text.doubts:
-        return ""
-    if old is None or old.reached is None:
-        return f"It doubts {entry.text.doubts}, which is no entry with a result."
-    if entry.offences or entry.reached is None:
-        return f"It doubts {old.name}, and cannot be judged itself."
-    return _verdict_on(rules, old, entry.reached)
+def standing_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Standing:
+    """Says whether an entry that has reached the target is provisional, confirmed or refuted.
+
+    Args:
+        rules: of the challenge.
+        entry: the entry.
+        others: entries in the order of the table. The first that doubts it by the rules counts, so
+            that a result is not confirmed by trying until somebody does.
+    """
+    if entry.steps is None or entry.text.doubts:
+        return Standing("", "")
+    for each in others:
+        if each.text.doubts == entry.name and not each.offences and each.reached is not None:
+            status, sentence = verdict_on(rules, entry, each)
+            return Standing(status, f"{each.name}: {sentence}")
+    return Standing(
+        PROVISIONAL,
+        f"{entry.name} is provisional until {plural(rules.challenge.seeds, 'seed')} that somebody"
+        f" else draws pass at {CONFIRMING:g} after {entry.steps:,} steps.",
+    )
 
 
-def _verdict_on(rules: Rules, old: Entry, found: Reached) -> str:
-    assert old.reached is not None
-    claimed = old.reached.step
-    runs = plural(found.runs, "run")
-    if claimed is None:
-        return f"{old.name} had not reached the target."
-    if found.step is not None and found.step <= claimed:
-        return f"It confirms {old.name}: {runs} have reached the target after {found.step} steps."
-    if found.statistic <= -rules.rule.margin:
-        return (
-            f"It refutes {old.name}: where the mean of {runs} is closest to the target, after"
-            f" {found.closest:,} steps, it is {found.mean:.6g}, and worse than the target at p at"
-            f" most {LEVEL:g}."
-        )
-    return f"It neither confirms nor refutes {old.name}: {runs} do not decide."
+def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Standing:
+    """Returns what an entry says of the one that it doubts, by the mean at the steps of that one.
+
+    Args:
+        rules: of the challenge.
+        old: the entry that is doubted; None if there is none of this name.
+        new: the one that doubts it.
+    """
+    if not new.text.doubts:
+        return Standing("", "")
+    if old is None or old.steps is None:
+        return Standing("", f"It doubts {new.text.doubts}, which has not reached the target.")
+    mean = new.means.get(old.steps)
+    if new.offences or new.reached is None or mean is None:
+        return Standing(PROVISIONAL, f"It doubts {old.name}, and cannot be judged itself.")
+    runs, planned = new.reached.runs, rules.challenge.seeds
+    what = f"{old.name}: after {old.steps:,} steps the mean of {plural(runs, 'run')} is {mean:.6g}"
+    statistic = float(rules.rule.statistic(mean, runs))
+    if statistic >= rules.rule.limit(runs, planned, CONFIRMING) * (1 - 1e-9):
+        better = f"better than the target at p at most {CONFIRMING:g}"
+        return Standing(CONFIRMED, f"It confirms {what}, {better}.")
+    if statistic <= -rules.rule.limit(runs, planned):
+        worse = f"worse than the target at p at most {LEVEL:g}"
+        return Standing(REFUTED, f"It refutes {what}, {worse}.")
+    return Standing(PROVISIONAL, f"It neither confirms nor refutes {what}.")
+
+
+def _about_tries(rules: Rules, entries: Sequence[Entry]) -> str:
+    """Says how often one of so many entries is accepted that are not better than the target."""
+    tries = sum(not entry.text.doubts for entry in entries)
+    some = 1 - (1 - LEVEL) ** tries
+    at = "" if rules.rule.rule == LASTING else " by its mean at one step"
+    return (
+        f"Each entry that doubts no other is a try: {tries}. If none of the configurations"
+        f" were better than the target, at least one would be accepted{at} with a probability of"
+        f" about {some:.2g}, and confirmed, too, with about {some * CONFIRMING:.2g}."
+        " Configurations that were tried and not entered are not counted."
+    )
 
 
 def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report:
@@ -96,11 +149,17 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     records = [row for row in rows if row.record]
     goal = rules.challenge.goal
     target = f"{goal.metric} {rules.rule.target:g} on the {goal.select_on} split"
-    verdict = f"No entry has reached {target}."
+    verdict = [f"No entry has reached {target}."]
     if records:
         last = records[-1].entry
         what = f"{last.text.title} ({last.name})"
-        verdict = f"The record is {last.steps:,} steps to {target}: {what}."
+        verdict = [f"The record is {last.steps:,} steps to {target}: {what}."]
+        verdict.append(records[-1].standing.sentence)
+        sure = [row.entry for row in records if row.standing.status == CONFIRMED]
+        if sure and sure[-1] is not last:
+            verdict.append(
+                f"The last confirmed record is {sure[-1].steps:,} steps: {sure[-1].name}."
+            )
     rule = (
         f"The target is {target}. {rules.rule.rule} is the rule: {rules.rule.formula} is at"
         f" least {rules.rule.margin:.3g}, which is p = {LEVEL:g} for a standard deviation of"
@@ -116,14 +175,14 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     )
     doubts = tuple(f"{row.entry.name}: {row.doubts}" for row in rows if row.doubts)
     block = Block(
-        text=(rule, *doubts),
+        text=(rule, _about_tries(rules, entries), *doubts),
         warnings=(*refused, *unchecked),
         figures=(_figure(rules, rows),) if records else (),
         tables=(_table(rules.rule, rows),),
     )
     return Report(
         title=rules.title,
-        verdict=(verdict,),
+        verdict=tuple(verdict),
         arms=tuple(row.entry.name for row in records),
         panels=(Panel("entries", "Entries", "tests", (block,)),),
         made=made,
@@ -147,10 +206,12 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
         entry, found = row.entry, row.entry.reached
         verdict = "reached" if entry.steps else "not shown"
         verdict = "against the rules" if entry.offences else verdict
+        status = row.standing.status if row.record else row.standing.status.replace(PROVISIONAL, "")
+        parts = [verdict, "record" if row.record else "", status]
         cells.append(
             (
                 entry.name,
-                verdict + (", record" if row.record else ""),
+                ", ".join(filter(None, parts)),
                 entry.steps,
                 None if found is None else found.runs,
                 None if found is None else found.mean,

@@ -12,7 +12,7 @@ from trainer.sweep.branch import Branch
 from trainer.sweep.ladder import Ladder
 from trainer.sweep.methods import Explicit, Grid, Halved, Method, Sampled
 from trainer.sweep.spaces import Space
-from trainer.sweep.target_rule import RuleName, TargetRule
+from trainer.sweep.target_rule import LASTING, RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -122,10 +122,10 @@ class Goal:
         relevant: the smallest difference of the metric that matters, above 0; the report says
             whether a difference is larger, smaller, or excluded.
         rule: how the report decides after how many steps the final runs of an arm have reached the
-            target together: "earliest_step" is the earliest evaluated step at which their mean is
-            better by a margin, at p < .001, as in the optimizer track of modded-nanogpt;
-            "earliest_lasting_step" is the earliest from which on it is so to the last step. None
-            for no such decision.
+            target together: "earliest_lasting_step" is the earliest evaluated step from which on
+            their mean is better by a margin to the last step, at p < .001; "earliest_step" is the
+            earliest at which it is, as in the optimizer track of modded-nanogpt. None is the first
+            of the two if there is sigma, and else no such decision.
         sigma: for `rule`, the standard deviation of the metric between runs of a configuration, as
             it is known from other runs.
     """
@@ -153,14 +153,12 @@ class Goal:
 
     def _check_rule(self) -> None:
         """Raises ValueError for a rule without what it needs, or a sigma without a rule."""
-        if self.rule is None:
-            if self.sigma is not None:
-                raise ValueError(
-                    "sigma is read by rule only: add rule: earliest_lasting_step, or remove it."
-                )
+        if self.rule is None and self.sigma is None:
             return
+        if self.rule is None:
+            object.__setattr__(self, "rule", LASTING)  # a frozen dataclass
         if self.target is None:
-            raise ValueError(f"rule is {self.rule!r}, but there is no target: add one.")
+            raise ValueError("rule and sigma are about a target, but there is no target: add one.")
         if self.sigma is None or not 0 < self.sigma < math.inf:
             raise ValueError(
                 f"rule is {self.rule!r}, which needs sigma, a number above 0: the standard"

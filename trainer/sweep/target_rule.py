@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.001
+CONFIRMING = 0.05  # the level of runs by which somebody else confirms a result
 RuleName = Literal["earliest_step", "earliest_lasting_step"]
 EARLIEST: RuleName = "earliest_step"
 LASTING: RuleName = "earliest_lasting_step"
@@ -48,7 +49,7 @@ class TargetRule:
     target: float
     sigma: float
     better: Literal["min", "max"] = "min"
-    rule: RuleName = EARLIEST
+    rule: RuleName = LASTING
 
     @property
     def margin(self) -> float:
@@ -58,6 +59,14 @@ class TargetRule:
         0.004
         """
         return self.sigma * limit_of_planned(LEVEL)
+
+    def limit(self, runs: int, planned: int, level: float = LEVEL) -> float:
+        """Returns the smallest statistic that passes of runs of which some were planned.
+
+        See `reached`.
+        """
+        added = runs != planned
+        return self.sigma * (limit_of_added(runs, level) if added else limit_of_planned(level))
 
     @property
     def formula(self) -> str:
@@ -135,7 +144,7 @@ def reached(rule: TargetRule, steps: Sequence[int], values: ArrayLike, planned: 
         raise ValueError(f"{planned} runs were planned, and {runs} are given.")
     mean = array.mean(0)
     statistic = rule.statistic(mean, runs)
-    limit = rule.margin if runs == planned else rule.sigma * limit_of_added(runs, LEVEL)
+    limit = rule.limit(runs, planned)
     found = int(earliest(rule.rule, statistic, limit))
     index = found if found >= 0 else int(np.argmax(statistic))
     return Reached(
