@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.studies.challenge import Entry, EntryText, Rules, check_entry, read_challenge
 from trainer.studies.challenge_table import history, make_table, verdict_on
+from trainer.studies.claim import write_claim
 from trainer.sweep.target_rule import Reached
 from trainer.writers import iterate_metrics
 
+ROOT = Path(__file__).parents[2]
 GOAL = "{metric: loss, target: 2.2, rule: earliest_step, sigma: 0.02}"
 RULES = f"""baseline: baseline.yaml
 title: Digits to a loss of 2.2
@@ -364,3 +367,32 @@ def test_folders_that_are_no_challenge(race, tmp_path, capsys):
     (tmp_path / "entries/0001").mkdir(parents=True)
     assert main(["challenge", "check", str(tmp_path / "entries/0001")]) == 2
     assert "has no entry.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_table_of_the_race_is_computed_in_a_fresh_clone(tmp_path, monkeypatch):
+    """Of a clone with nothing but what the repository has; the last line is the command."""
+    race = "experiments/race_gpt"
+    listed = subprocess.run(["git", "ls-files", race], cwd=ROOT, check=True, capture_output=True)
+    files = listed.stdout.decode().split()
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert main(["challenge", "table", race, "--output=report"]) == 0
+    made, known = (
+        (folder / "report/report.md").read_text().rpartition("\nLockstep ")[0]
+        for folder in (tmp_path, ROOT / race)
+    )
+    assert made == known and "4 entries" not in made and "0004_muonh" in made
+    for entry in sorted((tmp_path / race / "entries").iterdir()):
+        assert main(["sweep", "check", str(entry / "sweep")]) == 0
+        write_claim(entry / "sweep", tmp_path / "claim.json")
+        ours, theirs = (
+            json.loads(file.read_text()) | {"lockstep": ""}
+            for file in (tmp_path / "claim.json", entry / "claim.json")
+        )
+        assert ours == theirs
+    there = (x for x in Path(race).rglob("*") if x.is_file())
+    assert sorted(x.as_posix() for x in there) == sorted(files)
+    assert sum(Path(name).stat().st_size for name in files) < 1_000_000

@@ -129,7 +129,7 @@ def test_a_number_of_runs_that_may_be_chosen_is_wrong_eight_times_as_often():
         z = rng.normal(size=(50_000, 40)).cumsum(1) / np.sqrt(np.arange(1, 41))
         chosen += np.mean((z[:, 3:] >= rule.limit(8, planned=8)).any(1)) / batches
         fixed += np.mean((z[:, 7:] >= limits).any(1)) / batches
-    assert chosen == pytest.approx(0.0081, abs=5e-4)
+    assert chosen == pytest.approx(0.0083, abs=5e-4)
     assert fixed == pytest.approx(0.0012, abs=1.5e-4)
 
 

@@ -108,7 +108,7 @@ def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Standing:
     if not new.text.doubts:
         return Standing("", "")
     if old is None or old.steps is None:
-        return Standing("", f"It doubts {new.text.doubts}, which has not reached the target.")
+        return Standing("", f"It doubts {new.text.doubts}, which is not accepted.")
     mean = new.means.get(old.steps)
     if new.offences or new.reached is None or mean is None:
         return Standing(PROVISIONAL, f"It doubts {old.name}, and cannot be judged itself.")
@@ -193,10 +193,10 @@ def _note(rule: TargetRule) -> str:
     """Returns the note below the table, which explains its columns."""
     return (
         "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
-        f" than every entry before it. needed is what {rule.formula} must be at least. p against is"
-        " the one-sided p that an entry is better than the best one before it, at equal steps: a"
-        f" record whose p is above {LEVEL:g} reaches the target earlier, and is not shown to be"
-        " better."
+        " than every entry before it, and is provisional until somebody else has confirmed it."
+        f" needed is what {rule.formula} must be at least. p against is the one-sided p that an"
+        " entry is better than the best one before it, at equal steps: a record whose p is above"
+        f" {LEVEL:g} reaches the target earlier, and is not shown to be better."
     )
 
 
