@@ -379,12 +379,12 @@ def test_the_table_of_the_race_is_computed_in_a_fresh_clone(tmp_path, monkeypatc
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert main(["challenge", "table", race, "--output=report"]) == 0
+    assert main(["challenge", "table", race, "--output=report", "--formats=markdown,png"]) == 0
     made, known = (
         (folder / "report/report.md").read_text().rpartition("\nLockstep ")[0]
         for folder in (tmp_path, ROOT / race)
     )
-    assert made == known and "4 entries" not in made and "0004_muonh" in made
+    assert made == known and "0004_muonh" in made
     for entry in sorted((tmp_path / race / "entries").iterdir()):
         assert main(["sweep", "check", str(entry / "sweep")]) == 0
         write_claim(entry / "sweep", tmp_path / "claim.json")
