@@ -130,9 +130,9 @@ def _about_tries(rules: Rules, entries: Sequence[Entry]) -> str:
     some = 1 - (1 - LEVEL) ** tries
     at = "" if rules.rule.rule == LASTING else " by its mean at one step"
     return (
-        f"Each entry that doubts no other is a try: {tries}. If none of the configurations"
-        f" were better than the target, at least one would be accepted{at} with a probability of"
-        f" about {some:.2g}, and confirmed, too, with about {some * CONFIRMING:.2g}."
+        f"Each entry that doubts no other is a try: {tries}. If the expected value of every one"
+        f" were at the target, at least one would be accepted{at} with a probability of about"
+        f" {some:.2g}, and confirmed, too, with about {some * CONFIRMING:.2g}."
         " Configurations that were tried and not entered are not counted."
     )
 
