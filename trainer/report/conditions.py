@@ -1,6 +1,5 @@
 """In which respects arms are not alike, beside their optimizers and what they searched."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,29 +8,19 @@ from typing import Any
 
 from trainer import config as configs
 from trainer.config import Call
-from trainer.config.tree import child_trees
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
-from trainer.sweep.alike import (
-    WITHOUT_EFFECT,
-    arguments,
-    differing_arguments,
-    unlike_loss,
-    values_text,
-)
+from trainer.sweep.alike import unlike_loss
+from trainer.sweep.confounders import Side, differences
 from trainer.sweep.evidence import sentences_about_repeats
-from trainer.sweep.tuned import unequally_tuned
 
-# Arguments of the root in which arms may differ: what is compared, and what changes no result.
-_MAY_DIFFER = ("optimizer", "seed", *WITHOUT_EFFECT)
 # Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
 # found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
-_LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 
 
 def conditions(workload: Workload) -> list[str]:
@@ -42,12 +31,7 @@ def conditions(workload: Workload) -> list[str]:
     if workload.branch is not None:
         sentences.append(workload.branch.condition(workload.configs))
     sentences += _cuts(workload)
-    found = unlike_arguments(workload)
-    if found:
-        listed = "; ".join(f"{path} {values_text(values)}" for path, values in found.items())
-        sentences.append(f"The arms differ in more than their optimizers: {listed}.")
-    ended = all(run.end != "missing" for run in workload.trials)
-    sentences += [*unequally_tuned(tunings(workload), past=ended), *_widths(workload)]
+    sentences += _differences(workload)
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
@@ -73,44 +57,27 @@ def _cut_text(workload: Workload, arm: str) -> str:
     return "computed to the end" if cuts is None else cuts.text
 
 
-def _widths(workload: Workload) -> Iterator[str]:
-    """Yields a sentence if the space of an arm is much wider than that of another."""
-    decades = {
-        arm: math.fsum(
-            max(_decades(workload, arm, path) for path in paths) for paths in each.hyperparameters
-        )
-        for arm, each in tunings(workload).items()
-        if each.count  # an arm that tuned none is named elsewhere
-    }
-    if max(decades.values(), default=0.0) > 1.5 * min(decades.values(), default=0.0):
-        listed = joined([f"{arm} {each:.3g}" for arm, each in decades.items()])
+def _differences(workload: Workload) -> Iterator[str]:
+    """Yields sentences on what the arms with results differ in besides what they compare."""
+    configs = {arm: _config_of(workload, arm) for arm in workload.arms if workload.finals_of(arm)}
+    if len(configs) < 2:
+        return
+    tuned, sides = tunings(workload), {}
+    for arm, config in configs.items():
+        space = workload.spaces[arm].axes if arm in workload.spaces else {}
+        points = [run.values for run in workload.trials_of(arm)]
+        # The sentence of a branch says with which state each arm begins.
+        elsewhere = () if workload.branch is None else ("warm_start.optimizer", "warm_start.follow")
+        tree = None if workload.ablated else config
+        sides[arm] = Side(tree, space, points, tuned.get(arm), elsewhere)
+    found = differences(sides, all(run.end != "missing" for run in workload.trials))
+    named = ("space", "tuned") if workload.ablated else workload.differs
+    yield from (text for _, text in found.sentences(named))
+    if (kinds := found.unnamed(named)) and workload.revisions:
         yield (
-            "The arms searched spaces of unequal width, in decades of their logarithmic axes:"
-            f" {listed}."
+            f"The file does not name these differences ({', '.join(kinds)}), from which the result"
+            " may come."
         )
-
-
-def _decades(workload: Workload, arm: str, path: str) -> float:
-    """Returns the width of a logarithmic axis; 0 for another one."""
-    space = workload.spaces.get(arm)
-    found = _LOG_UNIFORM.fullmatch(space.axes.get(path, "")) if space else None
-    return math.log10(float(found[2]) / float(found[1])) if found else 0.0
-
-
-def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
-    """Returns the arguments that differ between the configs of arms: path -> arm -> value as text.
-
-    Arguments of the optimizer, axes of the search, and arguments without an effect on results are
-    left out. Where two arms call different functions, the arguments of these functions are left
-    out. "absent" stands for an argument that an arm does not have.
-    """
-    trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}
-    if len(trees) < 2:
-        return {}
-    searched = {path for space in workload.spaces.values() for path in space.axes}
-    if workload.branch is not None:  # whose sentence says with which state each arm begins
-        searched |= {"warm_start.optimizer", "warm_start.follow"}
-    return differing_arguments({arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()})
 
 
 def unlike_losses(workload: Workload) -> str:
@@ -147,12 +114,6 @@ def read_config(folder: Path) -> Call | None:
         except (UserError, OSError):
             continue
     return None
-
-
-def _leaves(root: Call, searched: set[str]) -> Iterator[tuple[str, str]]:
-    for key, child in child_trees(root).items():
-        if key not in _MAY_DIFFER:
-            yield from ((p, v) for p, v in arguments(child, key) if p not in searched)
 
 
 def _machines(workload: Workload) -> list[str]:

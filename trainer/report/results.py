@@ -240,6 +240,7 @@ class Workload:
             added points; see `trainer.sweep.tuned`.
         listed_seeds: "seeds" or "final seeds" -> those that the file lists, where it does not count
             them.
+        differs: the kinds of differences between arms that the file names.
         picked: why runs of sweeps that a user named are not judged, in a sentence; "" if they may
             be.
         ablated: the arm with which all others are compared, which are without one of its parts; ""
@@ -282,6 +283,7 @@ class Workload:
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
     listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    differs: Sequence[str] = ()
     picked: str = ""
     ablated: str = ""
     ladder: PlannedLadder | None = None

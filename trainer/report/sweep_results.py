@@ -13,6 +13,7 @@ from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
+from trainer.sweep.confounders import listed_seeds
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
@@ -89,27 +90,14 @@ def read_sweep(
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
-        listed_seeds=_listed_seeds(plan),
+        listed_seeds=listed_seeds(plan.seeds, plan.final_seeds, TO_FINAL_SEEDS),
+        differs=plan.differs,
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
         cuts=plan.cuts,
         orders=read_cuts(folder, plan),
     )
-
-
-def _listed_seeds(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Returns the seeds that are not those which a number of them stands for."""
-    first = plan.seeds[0]
-    every = {
-        "seeds": (plan.seeds, first),
-        "final seeds": (plan.final_seeds, first + TO_FINAL_SEEDS),
-    }
-    return {
-        what: seeds
-        for what, (seeds, start) in every.items()
-        if seeds != tuple(range(start, start + len(seeds)))
-    }
 
 
 def on_rungs(workload: Workload) -> list[Workload]:

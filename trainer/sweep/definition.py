@@ -9,6 +9,7 @@ from typing import Any, Literal
 from trainer.config.wording import known_names
 from trainer.sweep.ablation import Ablation
 from trainer.sweep.branch import Branch
+from trainer.sweep.confounders import Kind
 from trainer.sweep.ladder import Ladder
 from trainer.sweep.methods import Explicit, Grid, Halved, Method, Sampled
 from trainer.sweep.spaces import Space
@@ -264,6 +265,11 @@ class Sweep:
             distribution has it. The arms are then compared once, at a stricter level.
         budgets: "equal" refuses arms that differ in their numbers of trials, steps or examples;
             "unequal" allows it, and the report says so.
+        differs: in what the arms differ on purpose, besides what they compare: "schedule",
+            "weight_decay", "clipping", "ema", "accumulation", "batch", "steps", "seeds" (of the
+            data), "model", "data", "loss", "settings" (other arguments of a run), "space" (its
+            width), "tuned" (how many hyperparameters). "nothing" allows equal arms. The plan warns
+            of what is not named, and the report repeats both.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
             "best" by the goal, of those after every `save_every` steps, and the final one.
         claims: what runs keep so that others can compute segments of them again; None for nothing,
@@ -290,6 +296,7 @@ class Sweep:
     looks: Literal["planned", "any"] = "planned"
     skewed: bool = False
     budgets: Literal["equal", "unequal"] = "equal"
+    differs: Sequence[Kind] = ()
     checkpoints: Literal["none", "final", "best"] = "none"
     claims: Claims | None = None
     vmap: int | None = None

@@ -183,6 +183,7 @@ class Plan:
         branch: the state of a run that all trials continue, or None.
         ablated: the arm of which the others are without a part; "" if there is none.
         segments: into how many segments the states that a run keeps divide it; 0 if it keeps none.
+        differs: the kinds of differences between arms that the file names.
         programs: the programs of the trials, in the same order; empty before `find_programs`.
         reasons: sentences about what makes more than one program.
         vocabulary: further packages whose public functions the configs may name.
@@ -206,6 +207,7 @@ class Plan:
     branch: PlannedBranch | None = None
     ablated: str = ""
     segments: int = 0
+    differs: tuple[str, ...] = ()
     programs: tuple[SharedProgram, ...] = ()
     reasons: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
@@ -293,8 +295,8 @@ class Plan:
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         rule |= {"ladder": as_json(self.ladder)} if self.ladder is not None else {}
         rule |= {"branch": as_json(self.branch)} if self.branch is not None else {}
-        rule |= {"ablated": self.ablated} if self.ablated else {}
-        rule |= {"segments": self.segments} if self.segments else {}
+        rest = {"ablated": self.ablated, "segments": self.segments, "differs": list(self.differs)}
+        rule |= {name: value for name, value in rest.items() if value}
         return {
             "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
@@ -392,6 +394,7 @@ def make_plan(definition: Definition) -> Plan:
         branch=definition.branch,
         ablated="" if sweep.ablate is None else definition.arms[0].name,
         segments=0 if sweep.claims is None else sweep.claims.segments,
+        differs=tuple(sweep.differs),
     )
 
 
@@ -521,18 +524,14 @@ def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]
     """
     for rung in dict.fromkeys(map(rung_of, budgets)):
         of_rung = {name: count for name, count in budgets.items() if rung_of(name) == rung}
-        _refuse_unequal_on(definition, what, of_rung)
-
-
-def _refuse_unequal_on(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
-    if definition.sweep.budgets == "unequal" or len(set(budgets.values())) == 1:
-        return
-    shown = listing([f"{name} {count:,}" for name, count in budgets.items()])
-    raise ConfigError(
-        f"The arms have different numbers of {what} ({shown}). Make them equal, or write budgets:"
-        " unequal ('unequal' in Gin), which the report repeats.",
-        definition.config.sources.get("arms"),
-    )
+        if definition.sweep.budgets == "unequal" or len(set(of_rung.values())) == 1:
+            continue
+        shown = listing([f"{name} {count:,}" for name, count in of_rung.items()])
+        raise ConfigError(
+            f"The arms have different numbers of {what} ({shown}). Make them equal, or write"
+            " budgets: unequal ('unequal' in Gin), which the report repeats.",
+            definition.config.sources.get("arms"),
+        )
 
 
 def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -42,6 +42,7 @@ def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
         ("branch", None),
         ("ablated", ""),
         ("segments", 0),
+        ("differs", []),
     ):
         before, after = old.get(key, usual), new.get(key, usual)
         if before != after:

@@ -68,6 +68,7 @@ class _Revision(TypedDict):
     branch: NotRequired[PlannedBranch]
     ablated: NotRequired[str]
     segments: NotRequired[int]
+    differs: NotRequired[list[str]]
 
 
 class _PlanFile(TypedDict):
@@ -343,6 +344,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         branch=as_dataclass(last["branch"], PlannedBranch) if "branch" in last else None,
         ablated=last.get("ablated", ""),
         segments=last.get("segments", 0),
+        differs=tuple(last.get("differs", ())),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revisions=tuple(revisions),
     )

@@ -5,16 +5,19 @@ import math
 from collections.abc import Sequence
 
 from trainer.config import Tree
-from trainer.config.wording import brief
-from trainer.messages import duration, plural, printable, table
+from trainer.config.full import complete
+from trainer.config.wording import brief, listing
+from trainer.messages import duration, joined, plural, printable, table
+from trainer.sweep.confounders import Differences, Side, differences, listed_seeds
 from trainer.sweep.halving import program_steps
 from trainer.sweep.kept_states import kept_line
+from trainer.sweep.ladder import rung_of, split_name
 from trainer.sweep.limits import useful_width, wave_width
-from trainer.sweep.plan import Plan
+from trainer.sweep.plan import TO_FINAL_SEEDS, Plan
 from trainer.sweep.plan_file import first_revision
 from trainer.sweep.programs import ProgramCost, most_side_by_side
 from trainer.sweep.reading import Definition
-from trainer.sweep.tuned import tuned_line, unequally_tuned
+from trainer.sweep.tuned import tuned_line
 from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
@@ -34,7 +37,7 @@ def render(
     lines = [
         *_arms(definition, plan),
         tuned_line(plan.tunings),
-        *unequally_tuned(plan.tunings, past=False),
+        *difference_lines(plan),
         "",
         *_programs(plan),
         *plan.reasons,
@@ -70,11 +73,46 @@ def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
         " --dry_run compiles and times each program.",
         *kept_line(plan),
         tuned_line(plan.tunings),
-        *unequally_tuned(plan.tunings, past=False),
+        *difference_lines(plan),
         *power,
         *warning_lines(plan.warnings, plan.arms),
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def difference_lines(plan: Plan) -> list[str]:
+    """Returns lines on what the arms differ in: what is compared, what is named, and warnings."""
+    found = [differences_on(plan, rung) for rung in dict.fromkeys(map(rung_of, plan.arms))]
+    # A part that is taken out may take a hyperparameter with it.
+    named = ("space", "tuned") if plan.ablated else plan.differs
+    lines = [
+        f"warning: {text}" if of == "open" else text
+        for each in found
+        for of, text in each.sentences(named)
+    ]
+    if kinds := dict.fromkeys(kind for each in found for kind in each.unnamed(named)):
+        lines.append(
+            "Make them equal, or name what differs on purpose, which the report then repeats:"
+            f" differs: [{', '.join(kinds)}]."
+        )
+    known = {"nothing", *(kind for each in found for kind, _ in each.others)}
+    if unused := [kind for kind in plan.differs if kind not in known]:
+        lines.append(f"warning: differs names {joined(unused)}, in which no arms differ.")
+    for what, seeds in listed_seeds(plan.seeds, plan.final_seeds, TO_FINAL_SEEDS).items():
+        lines.append(f"The {what} are listed by hand: {listing([*map(str, seeds)], 6)}.")
+    return list(dict.fromkeys(lines))
+
+
+def differences_on(plan: Plan, rung: str) -> Differences:
+    """Returns in what the arms of a plan on a rung differ, or in an ablation how they are tuned."""
+    tunings, sides = plan.tunings, {}
+    for name, arm in plan.arms.items():
+        if rung_of(name) == rung:
+            trials = plan.examples_of(name)
+            tree = None if plan.ablated else complete(trials[0].config, plan.vocabulary)[0]
+            points = [trial.values for trial in trials]
+            sides[split_name(name)[0]] = Side(tree, arm.space, points, tunings.get(name))
+    return differences(sides, past=False)
 
 
 def _arms(definition: Definition, plan: Plan) -> list[str]:

@@ -86,7 +86,7 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     Returns the plan with its programs, in the order of their first trials. Raises ConfigError if a
     trial does not build, an ablation takes out a part that another one needs, a value does not fit
     its argument, the goal's metric is never written, losses that are compared are not one function,
-    the arms' budgets are unequal, or runs would keep too many bytes for claims.
+    arms are equal or have unequal budgets, or runs would keep too many bytes for claims.
     """
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
@@ -104,6 +104,7 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
     if lacking:
         raise parts_needed(lacking, definition.config)
     _refuse_unlike_losses(definition, plan, vocabulary)
+    _refuse_equal(definition, plan, vocabulary)
     programs = {name: [each.program for each in own] for name, own in by_arm.items()}
     _refuse_uneven_cuts(definition, programs)
     for what, of in (("steps", _steps), ("examples", _examples)):
@@ -177,6 +178,20 @@ def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequen
     places = [configs[arm].argument_source(found.path) for arm in (*unusual, *found.values)]
     source = searched.get(found.path) or next((place for place in places if place), None)
     raise ConfigError(found.text, source)
+
+
+def _refuse_equal(definition: Definition, plan: Plan, vocabulary: Sequence[str]) -> None:
+    """Raises ConfigError if two arms have equal trials, unless the file allows it."""
+    seen: dict[tuple[str, str], ArmConfig] = {}
+    for arm in definition.arms if "nothing" not in plan.differs else ():
+        trials = plan.examples_of(arm.name)
+        key = dump(complete(trials[0].config, vocabulary)[0]), repr([x.values for x in trials])
+        if (first := seen.setdefault(key, arm)) is not arm:
+            raise ConfigError(
+                f"The arms {first.name!r} and {arm.name!r} have the same config, space and trials:"
+                " change or remove one. Write differs: [nothing] if equal arms are meant.",
+                arm.source(),
+            )
 
 
 def _merge(every: Sequence[_Traced]) -> list[_Traced]:

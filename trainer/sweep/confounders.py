@@ -1,0 +1,346 @@
+"""Finds in what the arms of a sweep differ besides what they compare. Start with `differences`."""
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from trainer.config import Call, Tree
+from trainer.config.tree import child_trees, join
+from trainer.config.wording import brief
+from trainer.messages import joined
+from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments, values_text
+from trainer.sweep.spaces import bounds
+from trainer.sweep.tuned import Tuning, unequally_tuned
+
+Kind = Literal[
+    "schedule",
+    "weight_decay",
+    "clipping",
+    "ema",
+    "accumulation",
+    "batch",
+    "steps",
+    "seeds",
+    "model",
+    "data",
+    "loss",
+    "settings",
+    "space",
+    "tuned",
+    "nothing",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+_OF_PATH = {
+    "data.batch_size": "batch",
+    "data_seed": "seeds",
+    "ema_decay": "ema",
+    "microbatches": "accumulation",
+    **{name: name for name in ("steps", "model", "data", "loss")},
+}
+_NOT_COMPARED = ("optimizer", "seed", *WITHOUT_EFFECT)
+_SEARCHED = "searched"
+# Arguments of optimizers by their kinds; all others are the optimizer's own.
+_ARGUMENTS = {
+    "schedule": re.compile(r"(\w+_)?learning_rate|step_size(_fn)?"),
+    "weight_decay": re.compile(r"(\w+_)?weight_decay(_rate)?"),
+    "clipping": re.compile(r"clip_norm"),
+    "accumulation": re.compile(r"every_k_schedule"),
+}
+# Parts of optimizers that are nothing else.
+_DECAY = re.compile(r"parts\.(cautious_)?decay|optax\.add_decayed_weights")
+_CLIP = re.compile(r"(\w+\.)*(clip|clip_by_\w+|adaptive_grad_clip)")
+# The arguments of schedules that a rate is multiplied by.
+_SCALES = ("peak_value", "value", "init_value", "values")
+_WIDER = 1.5  # spaces whose widths have a larger ratio are unequal
+_WIDTHS = {
+    "log_uniform": "decades of their logarithmic axes",
+    "uniform": "shares of the largest value of their uniform axes",
+    "values": "decades of their listed values",
+}
+
+_Shape = tuple[str, tuple[tuple[str, str], ...]]  # a value; or a function and its arguments
+
+
+class Side(NamedTuple):
+    """An arm, as it is compared with others.
+
+    Attributes:
+        tree: the config of one of its runs, with its defaults; None if it is not known.
+        space: config path -> the values that are searched, as text.
+        points: the values of its trials by config path.
+        tuning: how it is tuned; None if it is not searched.
+        elsewhere: config paths that are compared elsewhere.
+    """
+
+    tree: Call | None
+    space: Mapping[str, str]
+    points: Sequence[Mapping[str, Tree]]
+    tuning: Tuning | None
+    elsewhere: Collection[str] = ()
+
+    def searches(self, path: str) -> bool:
+        """Returns whether a path is searched."""
+        return path in self.space or any(path in values for values in self.points)
+
+
+class Difference(NamedTuple):
+    """Something in which arms differ: its kind, and the values with the arms that have them.
+
+    The text of the kinds "space" and "tuned" is a sentence.
+    """
+
+    kind: str
+    text: str
+
+
+class Differences(NamedTuple):
+    """In what arms differ.
+
+    Attributes:
+        optimizers: whether they have different optimizers, which they then compare, or different
+            rates of one; also where that is not known.
+        others: all other differences.
+    """
+
+    optimizers: bool
+    others: list[Difference]
+
+    def unnamed(self, named: Collection[str]) -> list[str]:
+        """Returns the kinds that the file does not name, unless one is all that is compared."""
+        kinds = [*dict.fromkeys(each.kind for each in self.others if each.kind not in named)]
+        return kinds if self.optimizers or len(kinds) > 1 else []
+
+    def sentences(self, named: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yields what a difference is, "compared", "named" or "open", and a sentence about it.
+
+        `named` are the kinds that the file of the sweep names. With one optimizer in all arms, the
+        only kind that it does not name is what they compare.
+        """
+        rest = "open" if self.unnamed(named) else "compared"
+        more = "more than their optimizers" if self.optimizers else "several respects"
+        words = {"compared": "What is compared: ", "open": f"The arms differ in {more}: "}
+        words["named"] = "As the file says, the arms differ in "
+        texts: dict[str, list[str]] = {}
+        for kind, text in self.others:
+            of = "named" if kind in named else rest
+            if kind in ("space", "tuned"):
+                yield of, text
+            else:
+                texts.setdefault(of, []).append(text)
+        yield from ((of, f"{words[of]}{'; '.join(each)}.") for of, each in texts.items())
+
+
+def differences(sides: Mapping[str, Side], past: bool) -> Differences:
+    """Returns in what arms differ.
+
+    What every arm searches is no difference; what only some of them search is one. The arguments
+    of functions are compared where the arms call the same ones.
+
+    Args:
+        sides: the arms by their names.
+        past: whether the trials have ended.
+    """
+    tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
+    found = [Difference("tuned", text) for text in unequally_tuned(tunings, past)]
+    found += [Difference("space", text) for text in _widths(sides, past)]
+    trees = {arm: side.tree for arm, side in sides.items() if side.tree is not None}
+    if len(trees) < 2:
+        return Differences(True, found)
+    leaves = {arm: dict(_leaves(tree, sides[arm])) for arm, tree in trees.items()}
+    for path, values in differing_arguments(leaves).items():
+        kind = _OF_PATH.get(path) or _OF_PATH.get(path.partition(".")[0], "settings")
+        found.append(Difference(kind, f"{path} {values_text(values)}"))
+    optimizers = {arm: _Optimizer(tree, sides[arm]) for arm, tree in trees.items()}
+    for kind in _ARGUMENTS:
+        found += [Difference(kind, text) for text in _unlike(kind, optimizers)]
+    own = [each.own for each in optimizers.values()]
+    return Differences(any(each != own[0] for each in own), found)
+
+
+def _leaves(root: Call, side: Side) -> Iterator[tuple[str, str]]:
+    for key, child in child_trees(root).items():
+        for path, value in arguments(child, key) if key not in _NOT_COMPARED else ():
+            if path not in side.elsewhere:
+                yield path, _SEARCHED if side.searches(path) else value
+
+
+def listed_seeds(
+    seeds: Sequence[int], final_seeds: Sequence[int], to_final: int
+) -> dict[str, Sequence[int]]:
+    """Returns the seeds of a plan that are not those which a number of them stands for."""
+    every = {"seeds": (seeds, seeds[0]), "final seeds": (final_seeds, seeds[0] + to_final)}
+    return {
+        what: of
+        for what, (of, start) in every.items()
+        if tuple(of) != tuple(range(start, start + len(of)))
+    }
+
+
+class _Optimizer:
+    """What the optimizer of an arm has of each kind, by its groups, and what is its own.
+
+    Attributes:
+        groups: the names of its groups.
+        kinds: kind -> group, or "" outside of groups -> its values; those of rates are shapes.
+        own: path -> value of the other arguments, the scales of rates among them.
+    """
+
+    def __init__(self, root: Call, side: Side):
+        self._side = side
+        self.kinds: dict[str, dict[str, set[_Shape]]] = {kind: {} for kind in _ARGUMENTS}
+        self.own: dict[str, str] = {}
+        tree: Any = root.kwargs.get("optimizer")
+        groups = child_trees(tree).get("groups")
+        groups = groups if isinstance(tree, Call) and isinstance(groups, dict) else {}
+        self.groups = [str(name) for name in groups]
+        if groups:
+            tree = Call(tree.name, {key: x for key, x in tree.kwargs.items() if key != "groups"})
+        self._walk(tree, "optimizer", "optimizer", "")
+        for name, group in groups.items():
+            path = join("optimizer.groups", name)
+            self._walk(group, path, path, str(name))
+
+    def _walk(self, tree: Tree, path: str, place: str, group: str) -> None:
+        """Adds a part of the optimizer; `place` is its path without parts that are of a kind."""
+        name, children = tree.name if isinstance(tree, Call) else "", child_trees(tree)
+        if _CLIP.fullmatch(name):
+            self.kinds["clipping"].setdefault(group, set()).add((brief(tree), ()))
+            return
+        decays, parts = _DECAY.fullmatch(name), children.get("args")
+        # A chain of an optimizer and parts that are of a kind is that optimizer.
+        only = name == "optax.chain" and isinstance(parts, list) and sum(map(_is_own, parts)) == 1
+        if name and not decays and not only:
+            self.own[place] = name
+        elif not children and not isinstance(tree, list):
+            self.own[place] = _SEARCHED if self._side.searches(path) else brief(tree)
+        number = 0
+        for key, child in children.items():
+            kind = next((k for k, of in _ARGUMENTS.items() if of.fullmatch(str(key))), None)
+            kind = "weight_decay" if decays and key == "rate" else kind
+            at, inner = join(path, key), join(place, number if isinstance(tree, list) else key)
+            if name and kind is not None:
+                self._add(kind, child, at, place, group)
+            elif only:
+                for index, part in enumerate(child if isinstance(child, list) else ()):
+                    self._walk(part, join(at, index), place, group)
+            elif isinstance(child, Call) or not decays:
+                self._walk(child, at, place if decays else inner, group)
+            number += _is_own(child)
+
+    def _add(self, kind: str, tree: Tree, path: str, place: str, group: str) -> None:
+        """Adds an argument that is of a kind, unless it does nothing."""
+        value = _SEARCHED if self._side.searches(path) else brief(tree, 200), ()
+        if tree is None or (kind != "schedule" and tree == 0 and value[0] != _SEARCHED):
+            return
+        if kind == "schedule":
+            value, self.own[f"{place}.rate"] = _shape(tree, path, self._side)
+        self.kinds[kind].setdefault(group, set()).add(value)
+
+
+def _is_own(tree: Tree) -> bool:
+    """Returns whether a part is one of an optimizer, and not only clipping or weight decay."""
+    name = tree.name if isinstance(tree, Call) else ""
+    around = isinstance(child_trees(tree).get("around"), Call)
+    return not _CLIP.fullmatch(name) and (around or not _DECAY.fullmatch(name))
+
+
+def _shape(tree: Tree, path: str, side: Side) -> tuple[_Shape, str]:
+    """Returns the shape of a rate or its schedule, and its scale as text."""
+
+    def text(value: Tree, at: str) -> str:
+        return _SEARCHED if side.searches(at) else brief(value, 200)
+
+    if not isinstance(tree, Call):
+        return ("constant", ()), text(tree, path)
+    if side.searches(path):
+        return (_SEARCHED, ()), _SEARCHED
+    key = next((each for each in _SCALES if each in tree.kwargs), "")
+    scale: Any = tree.kwargs.get(key)
+    known = isinstance(scale, int | float) and scale != 0 and not side.searches(join(path, key))
+    items = {
+        name: f"{value / scale:.4g} of {key}"
+        if known and name.endswith("_value") and isinstance(value, int | float) and value
+        else text(value, join(path, name))
+        for name, value in tree.kwargs.items()
+        if name != key or isinstance(scale, list)
+    }
+    name = tree.name.rpartition(".")[2].removesuffix("_schedule")
+    return (name, tuple(items.items())), text(scale, join(path, key))
+
+
+def _unlike(kind: str, optimizers: Mapping[str, _Optimizer]) -> Iterator[str]:
+    """Yields the values of a kind in which optimizers differ, with their arms.
+
+    Optimizers with the same groups are compared by group, and others as wholes.
+    """
+    every = {arm: each.kinds[kind] for arm, each in optimizers.items()}
+    groups = [each.groups for each in optimizers.values()]
+    names = ["", *groups[0]]
+    if any(set(each) != set(groups[0]) for each in groups):
+        names = [""]
+        for arm, each in optimizers.items():
+            values = set().union(*every[arm].values())
+            lacks = kind == "weight_decay" and not all(map(every[arm].get, each.groups))
+            every[arm] = {"": values | ({("none", ())} if lacks and values else set())}
+    shapes = [shape for each in every.values() for of in each.values() for shape in of]
+    items: dict[str, set[str]] = {}
+    for name, value in (item for _, each in shapes for item in each):
+        items.setdefault(name, set()).add(value)
+    unlike = [name for name, values in items.items() if len(values) > 1]
+    found: dict[str, list[str]] = {}
+    for group in names:
+        texts = {arm: _text(each.get(group, set()), unlike) for arm, each in every.items()}
+        if len(set(texts.values())) > 1:
+            found.setdefault(values_text(texts), []).append(group)
+    for values, of in found.items():
+        where = f" in {joined(of)}" if any(of) and len(of) < len(names) - 1 else ""
+        yield f"{kind.replace('_', ' ')}{where} {values}"
+
+
+def _text(values: Collection[_Shape], unlike: Collection[str]) -> str:
+    """Returns values as text, of their arguments only those that differ."""
+    texts = []
+    for name, items in values:
+        inner = ", ".join(f"{key}={value}" for key, value in items if key in unlike)
+        texts.append(f"{name}({inner})" if inner else name)
+    return " and ".join(sorted(texts)) or "none"
+
+
+def _widths(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
+    """Yields sentences about spaces that are much wider than others, or of other kinds."""
+    tuned = {arm: side for arm, side in sides.items() if side.tuning and side.tuning.count}
+    widths = {arm: _widths_of(side) for arm, side in tuned.items()}
+    verb = "searched" if past else "search"
+    for kind, words in _WIDTHS.items():
+        of = {arm: each[kind] for arm, each in widths.items() if kind in each}
+        if len(of) == len(widths) > 1 and max(of.values()) > _WIDER * min(of.values()):
+            listed = joined([f"{arm} {each:.3g}" for arm, each in of.items()])
+            yield f"The arms {verb} spaces of unequal width, in {words}: {listed}."
+    counts = {side.tuning.count for side in tuned.values() if side.tuning}
+    if len(counts) == 1 and len({frozenset(each) for each in widths.values()}) > 1:
+        listed = values_text({arm: " and ".join(each) for arm, each in widths.items()})
+        yield f"The arms {verb} spaces of unlike kinds: {listed}."
+
+
+def _widths_of(side: Side) -> dict[str, float]:
+    """Returns the widths of what an arm tunes, added for each kind of a space."""
+    found: dict[str, float] = {}
+    for paths in side.tuning.hyperparameters if side.tuning else ():
+        width, kind = max(_width(side, path) for path in paths)
+        found[kind] = found.get(kind, 0.0) + width
+    return found
+
+
+def _width(side: Side, path: str) -> tuple[float, str]:
+    """Returns the width of the space of a path, and its kind."""
+    space = bounds(side.space.get(path, ""))
+    if space is not None and space.log:
+        return math.log10(space.high / space.low), "log_uniform"
+    if space is not None:
+        return (space.high - space.low) / max(abs(space.low), abs(space.high)), "uniform"
+    values = [each[path] for each in side.points if path in each]
+    numbers = [x for x in values if isinstance(x, int | float) and x > 0]
+    if len(numbers) < len(values) or not numbers:
+        return 0.0, "other values"
+    return math.log10(max(numbers) / min(numbers)), "values"
