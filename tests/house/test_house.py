@@ -368,7 +368,8 @@ trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html
 trainer.report.html.selection trainer.report.panels trainer.report.wording trainer.studies
 trainer.studies.width_series trainer.sweep trainer.sweep.ablation trainer.sweep.alike
-trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.encoding trainer.sweep.ladder
+trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders trainer.sweep.encoding
+trainer.sweep.ladder
 trainer.sweep.launcher_settings trainer.sweep.local trainer.sweep.published_spaces
 trainer.sweep.ray trainer.sweep.slurm trainer.sweep.spaces trainer.sweep.tuned
 trainer.sweep.warning_text trainer.train trainer.train.peers trainer.train.runtime

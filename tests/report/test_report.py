@@ -10,8 +10,10 @@ import pytest
 from scipy import stats
 
 from tests.report_cases import RATE, changed, curve, run, workload
+from trainer import config as configs
+from trainer.config import Call
 from trainer.report.comparison import make_report
-from trainer.report.conditions import changed_code
+from trainer.report.conditions import changed_code, conditions
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
 from trainer.report.results import Goal, Result, Revision, Space, Workload
@@ -699,7 +701,8 @@ def test_axes_have_short_names_that_differ():
     [
         (("log_uniform 1e-10 to 1", "log_uniform 0.1 to 0.2"), "axes: a 10 and b 0.301."),
         (("log_uniform 0.001 to 1", "log_uniform 0.01 to 1"), ""),
-        (("log_uniform 0.001 to 1", "values 1, 2"), "axes: a 3 and b 0."),
+        (("uniform 0 to 0.1", "uniform 0.08 to 0.1"), "axes: a 1 and b 0.2."),
+        (("uniform 0 to 0.1", "uniform 0 to 10"), ""),
     ],
 )
 def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
@@ -708,6 +711,15 @@ def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
     work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]}, points, spaces=searched)
     (text,) = reported(work).verdict
     assert ("unequal width" in text) == bool(said) and said in text
+
+
+def test_spaces_of_unlike_kinds_are_named_in_the_verdict():
+    texts = {"a": "log_uniform 0.001 to 1", "b": "values 0.1, 0.2"}
+    searched = {arm: Space("sobol", {RATE: text}) for arm, text in texts.items()}
+    points = {arm: [(0.1, 1.0), (0.2, 2.0)] for arm in "ab"}
+    work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]}, points, spaces=searched)
+    said = "The arms searched spaces of unlike kinds: log_uniform (a) and values (b)."
+    assert said in conditions(work)
 
 
 def tuned(rates: int, betas: int) -> list[dict[str, Any]]:
@@ -886,13 +898,63 @@ def test_what_arms_differ_in_beside_the_optimizer_stands_in_the_verdict(tmp_path
         " absent (a) and 3 (b); precision absent (a) and mixed (b)." in text
     )
     assert "optax" not in text and "log_every" not in text
-    axes = {"a": Space("sobol", {"model.width": "values 64, 128"}), "b": Space("sobol", {})}
-    assert "model.width" not in judged(replace(work, spaces=axes))
+    both = Space("sobol", {"model.width": "values 64, 128"})
+    assert "model.width" not in judged(replace(work, spaces={"a": both, "b": both}))
+    # What only one arm searches is a difference.
+    one = judged(replace(work, spaces={"a": both}))
+    assert "model.width searched (a) and 128 (b)" in one
+
+
+def test_the_verdict_says_whether_the_file_names_what_differs(tmp_path):
+    cosine = "learning_rate: !schedules.warmup_cosine {peak_value: 0.1, warmup_steps: 10%}"
+    other = BASE.replace("adamw {learning_rate: 0.001}", f"sgd {{{cosine}}}")
+    work = with_configs(tmp_path, a=BASE, b=other.replace("steps: 500", "steps: 400"))
+    words = "steps 500 (a) and 400 (b); schedule constant (a) and warmup_cosine (b)."
+    # Single runs have no file.
+    single = replace(work, revisions=())
+    assert conditions(single) == [f"The arms differ in more than their optimizers: {words}"]
+    sweep = replace(work, **revisions(4))
+    assert conditions(sweep)[1:] == [
+        "The file does not name these differences (steps, schedule), which may explain the result."
+    ]
+    named = replace(sweep, differs=("steps", "schedule"))
+    assert conditions(named) == [f"As the file says, the arms differ in {words}"]
+    partly = " ".join(conditions(replace(sweep, differs=("steps",))))
+    assert "more than their optimizers: schedule constant" in partly
+    assert "As the file says, the arms differ in steps 500 (a) and 400 (b)." in partly
+    assert "(schedule), which may explain" in partly
+
+
+def test_the_only_difference_of_arms_with_one_optimizer_is_what_they_compare(tmp_path):
+    work = with_configs(tmp_path, a=BASE, b=BASE.replace("steps: 500", "steps: 400"))
+    sweep = replace(work, **revisions(4))
+    assert conditions(sweep) == ["What is compared: steps 500 (a) and 400 (b)."]
+
+
+def test_an_arm_without_results_is_not_compared(tmp_path):
+    # Of an arm that has not begun, the configs of the plan have no defaults.
+    work = with_configs(tmp_path, a=f"{BASE}data_seed: 3\nprecision: float32\n")
+    root = configs.load([tmp_path / "a" / "config_full.yaml"]).root
+    other = Call("experiment", {**root.kwargs, "steps": 400})
+    searched = [{RATE: 0.1 * n} for n in (1, 2)]
+    trials = [
+        run(f"trials/{arm}/{n:04d}/0", arm, 0, 1.0, n, values=values)
+        for arm, of_arm in {"a": searched, "b": searched[:1]}.items()
+        for n, values in enumerate(of_arm)
+    ]
+    finals = tuple(
+        each if each.arm == "a" else replace(each, summary=replace(each.summary, end="missing"))
+        for each in work.finals
+    )
+    alone = replace(work, finals=finals, trials=tuple(trials), configs={"a": root, "b": other})
+    text = judged(replace(alone, **revisions(4)))
+    assert "a is the only arm with results" in text
+    assert "differ" not in text and "untuned" not in text
 
 
 def test_arms_with_other_functions_are_named_without_their_arguments(tmp_path):
     work = with_configs(tmp_path, a=BASE, b=BASE.replace("models.mlp", "models.vit"))
-    assert "their optimizers: model models.mlp (a) and models.vit (b)." in judged(work)
+    assert "What is compared: model models.mlp (a) and models.vit (b)." in judged(work)
 
 
 def test_losses_that_are_different_functions_are_not_compared(tmp_path):

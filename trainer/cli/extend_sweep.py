@@ -22,6 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.extension import make_extension, render_extension, write_extension
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
+    from trainer.sweep.plan_text import difference_lines
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
     from trainer.workdir import code
@@ -43,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             folder, definition, plan, arguments.locks, found, allowed
         )
     power = power_of_extension(stored, revision)
-    show(render_extension(folder, stored, revision, power), end="")
+    unlike = difference_lines(plan)
+    show(render_extension(folder, stored, revision, power, unlike), end="")
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:

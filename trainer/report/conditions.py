@@ -66,17 +66,15 @@ def _differences(workload: Workload) -> Iterator[str]:
     for arm, config in configs.items():
         space = workload.spaces[arm].axes if arm in workload.spaces else {}
         points = [run.values for run in workload.trials_of(arm)]
-        # The sentence of a branch says with which state each arm begins.
-        elsewhere = () if workload.branch is None else ("warm_start.optimizer", "warm_start.follow")
         tree = None if workload.ablated else config
-        sides[arm] = Side(tree, space, points, tuned.get(arm), elsewhere)
+        sides[arm] = Side(tree, space, points, tuned.get(arm), workload.branch is not None)
     found = differences(sides, all(run.end != "missing" for run in workload.trials))
     named = ("space", "tuned") if workload.ablated else workload.differs
     yield from (text for _, text in found.sentences(named))
     if (kinds := found.unnamed(named)) and workload.revisions:
         yield (
-            f"The file does not name these differences ({', '.join(kinds)}), from which the result"
-            " may come."
+            f"The file does not name these differences ({', '.join(kinds)}), which may explain the"
+            " result."
         )
 
 

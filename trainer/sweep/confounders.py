@@ -38,11 +38,11 @@ _OF_PATH = {
     "microbatches": "accumulation",
     **{name: name for name in ("steps", "model", "data", "loss")},
 }
-_NOT_COMPARED = ("optimizer", "seed", *WITHOUT_EFFECT)
+_NOT_COMPARED = ("optimizer", "seed", "metrics", "train_metrics", *WITHOUT_EFFECT)
 _SEARCHED = "searched"
 # Arguments of optimizers by their kinds; all others are the optimizer's own.
 _ARGUMENTS = {
-    "schedule": re.compile(r"(\w+_)?learning_rate|step_size(_fn)?"),
+    "schedule": re.compile(r"(\w+_)?learning_rate|step_size_fn"),
     "weight_decay": re.compile(r"(\w+_)?weight_decay(_rate)?"),
     "clipping": re.compile(r"clip_norm"),
     "accumulation": re.compile(r"every_k_schedule"),
@@ -70,28 +70,18 @@ class Side(NamedTuple):
         space: config path -> the values that are searched, as text.
         points: the values of its trials by config path.
         tuning: how it is tuned; None if it is not searched.
-        elsewhere: config paths that are compared elsewhere.
+        branched: whether the sweep is a branch, which says with which state each arm begins.
     """
 
     tree: Call | None
     space: Mapping[str, str]
     points: Sequence[Mapping[str, Tree]]
     tuning: Tuning | None
-    elsewhere: Collection[str] = ()
+    branched: bool = False
 
     def searches(self, path: str) -> bool:
         """Returns whether a path is searched."""
-        return path in self.space or any(path in values for values in self.points)
-
-
-class Difference(NamedTuple):
-    """Something in which arms differ: its kind, and the values with the arms that have them.
-
-    The text of the kinds "space" and "tuned" is a sentence.
-    """
-
-    kind: str
-    text: str
+        return any(path in each for each in (self.space, *self.points))
 
 
 class Differences(NamedTuple):
@@ -100,15 +90,16 @@ class Differences(NamedTuple):
     Attributes:
         optimizers: whether they have different optimizers, which they then compare, or different
             rates of one; also where that is not known.
-        others: all other differences.
+        others: all other differences: the kind, and the values with the arms that have them; for
+            the kinds "space" and "tuned" a sentence.
     """
 
     optimizers: bool
-    others: list[Difference]
+    others: list[tuple[str, str]]
 
     def unnamed(self, named: Collection[str]) -> list[str]:
         """Returns the kinds that the file does not name, unless one is all that is compared."""
-        kinds = [*dict.fromkeys(each.kind for each in self.others if each.kind not in named)]
+        kinds = [*dict.fromkeys(kind for kind, _ in self.others if kind not in named)]
         return kinds if self.optimizers or len(kinds) > 1 else []
 
     def sentences(self, named: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -142,27 +133,38 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
         past: whether the trials have ended.
     """
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
-    found = [Difference("tuned", text) for text in unequally_tuned(tunings, past)]
-    found += [Difference("space", text) for text in _widths(sides, past)]
-    trees = {arm: side.tree for arm, side in sides.items() if side.tree is not None}
-    if len(trees) < 2:
+    found = [("tuned", text) for text in unequally_tuned(tunings, past)]
+    found += [("space", text) for text in _widths(sides, past)]
+    roots = {arm: _marked(side.tree, "", side) for arm, side in sides.items() if side.tree}
+    if len(roots) < 2:
         return Differences(True, found)
-    leaves = {arm: dict(_leaves(tree, sides[arm])) for arm, tree in trees.items()}
+    leaves = {
+        arm: dict(arguments({k: x for k, x in root.kwargs.items() if k not in _NOT_COMPARED}, ""))
+        for arm, root in roots.items()
+    }
     for path, values in differing_arguments(leaves).items():
         kind = _OF_PATH.get(path) or _OF_PATH.get(path.partition(".")[0], "settings")
-        found.append(Difference(kind, f"{path} {values_text(values)}"))
-    optimizers = {arm: _Optimizer(tree, sides[arm]) for arm, tree in trees.items()}
+        found.append((kind, f"{path} {values_text(values)}"))
+    optimizers = {arm: _Optimizer(root.kwargs.get("optimizer")) for arm, root in roots.items()}
     for kind in _ARGUMENTS:
-        found += [Difference(kind, text) for text in _unlike(kind, optimizers)]
+        found += [(kind, text) for text in _unlike(kind, optimizers)]
     own = [each.own for each in optimizers.values()]
     return Differences(any(each != own[0] for each in own), found)
 
 
-def _leaves(root: Call, side: Side) -> Iterator[tuple[str, str]]:
-    for key, child in child_trees(root).items():
-        for path, value in arguments(child, key) if key not in _NOT_COMPARED else ():
-            if path not in side.elsewhere:
-                yield path, _SEARCHED if side.searches(path) else value
+def _marked(tree: Tree, path: str, side: Side) -> Any:
+    """Returns a config in which what is searched has no value."""
+    if side.searches(path):
+        return Call(_SEARCHED, {}) if isinstance(tree, Call) else _SEARCHED
+    left_out = ("optimizer", "follow") if side.branched and path == "warm_start" else ()
+    children = {
+        key: _marked(child, join(path, key), side)
+        for key, child in child_trees(tree).items()
+        if key not in left_out
+    }
+    if isinstance(tree, Call):
+        return Call(tree.name, children, tree.partial)
+    return list(children.values()) if isinstance(tree, list) else children or tree
 
 
 def listed_seeds(
@@ -186,55 +188,47 @@ class _Optimizer:
         own: path -> value of the other arguments, the scales of rates among them.
     """
 
-    def __init__(self, root: Call, side: Side):
-        self._side = side
+    def __init__(self, tree: Tree):
         self.kinds: dict[str, dict[str, set[_Shape]]] = {kind: {} for kind in _ARGUMENTS}
         self.own: dict[str, str] = {}
-        tree: Any = root.kwargs.get("optimizer")
         groups = child_trees(tree).get("groups")
-        groups = groups if isinstance(tree, Call) and isinstance(groups, dict) else {}
-        self.groups = [str(name) for name in groups]
-        if groups:
-            tree = Call(tree.name, {key: x for key, x in tree.kwargs.items() if key != "groups"})
-        self._walk(tree, "optimizer", "optimizer", "")
-        for name, group in groups.items():
-            path = join("optimizer.groups", name)
-            self._walk(group, path, path, str(name))
+        self.groups = list(map(str, groups)) if isinstance(groups, dict) else []
+        self._walk(tree, "", "")
 
-    def _walk(self, tree: Tree, path: str, place: str, group: str) -> None:
+    def _walk(self, tree: Tree, place: str, group: str) -> None:
         """Adds a part of the optimizer; `place` is its path without parts that are of a kind."""
         name, children = tree.name if isinstance(tree, Call) else "", child_trees(tree)
-        if _CLIP.fullmatch(name):
-            self.kinds["clipping"].setdefault(group, set()).add((brief(tree), ()))
-            return
-        decays, parts = _DECAY.fullmatch(name), children.get("args")
-        # A chain of an optimizer and parts that are of a kind is that optimizer.
-        only = name == "optax.chain" and isinstance(parts, list) and sum(map(_is_own, parts)) == 1
-        if name and not decays and not only:
-            self.own[place] = name
-        elif not children and not isinstance(tree, list):
-            self.own[place] = _SEARCHED if self._side.searches(path) else brief(tree)
-        number = 0
-        for key, child in children.items():
-            kind = next((k for k, of in _ARGUMENTS.items() if of.fullmatch(str(key))), None)
-            kind = "weight_decay" if decays and key == "rate" else kind
-            at, inner = join(path, key), join(place, number if isinstance(tree, list) else key)
-            if name and kind is not None:
-                self._add(kind, child, at, place, group)
-            elif only:
-                for index, part in enumerate(child if isinstance(child, list) else ()):
-                    self._walk(part, join(at, index), place, group)
-            elif isinstance(child, Call) or not decays:
-                self._walk(child, at, place if decays else inner, group)
-            number += _is_own(child)
+        parts = children.get("args") if name == "optax.chain" else None
+        if isinstance(parts, list) and sum(map(_is_own, parts)) == 1:
+            for part in parts:  # such a chain is the optimizer that it has
+                self._walk(part, place, group)
+        elif _CLIP.fullmatch(name):
+            self._add("clipping", tree, place, group)
+        elif _DECAY.fullmatch(name):
+            rate = children.get("rate", children.get("weight_decay"))
+            self._add("weight_decay", rate, place, group)
+            if isinstance(around := children.get("around"), Call):
+                self._walk(around, place, group)
+        else:
+            if name or not isinstance(tree, list | dict):
+                self.own[place] = name or _plain(tree)
+            number = 0
+            for key, child in children.items():
+                kind = next((k for k, of in _ARGUMENTS.items() if of.fullmatch(str(key))), None)
+                inner = join(place, number if isinstance(tree, list) else key)
+                if name and kind is not None:
+                    self._add(kind, child, inner, group)
+                else:
+                    self._walk(child, inner, str(key) if place == "groups" else group)
+                number += _is_own(child)
 
-    def _add(self, kind: str, tree: Tree, path: str, place: str, group: str) -> None:
+    def _add(self, kind: str, tree: Tree, place: str, group: str) -> None:
         """Adds an argument that is of a kind, unless it does nothing."""
-        value = _SEARCHED if self._side.searches(path) else brief(tree, 200), ()
-        if tree is None or (kind != "schedule" and tree == 0 and value[0] != _SEARCHED):
+        value = _plain(tree), ()
+        if kind == "schedule" and tree is not None:
+            value, self.own[place] = _shape(tree)
+        elif tree is None or tree == 0:
             return
-        if kind == "schedule":
-            value, self.own[f"{place}.rate"] = _shape(tree, path, self._side)
         self.kinds[kind].setdefault(group, set()).add(value)
 
 
@@ -245,28 +239,26 @@ def _is_own(tree: Tree) -> bool:
     return not _CLIP.fullmatch(name) and (around or not _DECAY.fullmatch(name))
 
 
-def _shape(tree: Tree, path: str, side: Side) -> tuple[_Shape, str]:
+def _plain(tree: Tree) -> str:
+    number = isinstance(tree, int | float) and not isinstance(tree, bool)
+    return f"{tree:.12g}" if number else brief(tree, 200)
+
+
+def _shape(tree: Tree) -> tuple[_Shape, str]:
     """Returns the shape of a rate or its schedule, and its scale as text."""
-
-    def text(value: Tree, at: str) -> str:
-        return _SEARCHED if side.searches(at) else brief(value, 200)
-
     if not isinstance(tree, Call):
-        return ("constant", ()), text(tree, path)
-    if side.searches(path):
-        return (_SEARCHED, ()), _SEARCHED
+        return ("constant", ()), _plain(tree)
     key = next((each for each in _SCALES if each in tree.kwargs), "")
     scale: Any = tree.kwargs.get(key)
-    known = isinstance(scale, int | float) and scale != 0 and not side.searches(join(path, key))
-    items = {
-        name: f"{value / scale:.4g} of {key}"
-        if known and name.endswith("_value") and isinstance(value, int | float) and value
-        else text(value, join(path, name))
-        for name, value in tree.kwargs.items()
-        if name != key or isinstance(scale, list)
-    }
+    items = {name: _plain(x) for name, x in tree.kwargs.items() if name != key}
+    if isinstance(scale, int | float) and scale:
+        for name, value in tree.kwargs.items():
+            if name in items and name.endswith("_value") and isinstance(value, int | float):
+                items[name] = f"{value / scale:.4g} of {key}"
+    elif isinstance(scale, list):
+        items[key] = _plain(scale)
     name = tree.name.rpartition(".")[2].removesuffix("_schedule")
-    return (name, tuple(items.items())), text(scale, join(path, key))
+    return (name, tuple(items.items())), _plain(scale)
 
 
 def _unlike(kind: str, optimizers: Mapping[str, _Optimizer]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from trainer.sweep.plan_differences import config_line, revision_changes, shown
 from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import ArmConfig, Definition
-from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of, unequally_tuned
+from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import replace_file
@@ -308,17 +308,20 @@ def _known_results(folder: Path, names: set[str]) -> dict[str, Any]:
 
 
 def render_extension(
-    folder: Path, stored: Plan, revision: Mapping[str, Any], power: Sequence[str] = ()
+    folder: Path,
+    stored: Plan,
+    revision: Mapping[str, Any],
+    power: Sequence[str] = (),
+    unlike: Sequence[str] = (),
 ) -> str:
     """Formats a revision: the new trials, programs and what they cost, and what was known.
 
     `stored` is the plan before the revision; `power` has sentences about the differences that the
-    added units find. The last line ends with a newline.
+    added units find, and `unlike` about what the arms differ in. The last line ends with a newline.
     """
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
     tunings = _tunings(stored, revision)
-    lines += [*_arms(stored, revision), tuned_line(tunings)]
-    lines += [*unequally_tuned(tunings, past=False), ""]
+    lines += [*_arms(stored, revision), tuned_line(tunings), *unlike, ""]
     programs = [as_dataclass(each, SharedProgram) for each in revision["programs"]]
     if programs:
         lines += _program_lines(programs)

@@ -111,7 +111,8 @@ def differences_on(plan: Plan, rung: str) -> Differences:
             trials = plan.examples_of(name)
             tree = None if plan.ablated else complete(trials[0].config, plan.vocabulary)[0]
             points = [trial.values for trial in trials]
-            sides[split_name(name)[0]] = Side(tree, arm.space, points, tunings.get(name))
+            side = Side(tree, arm.space, points, tunings.get(name), plan.branch is not None)
+            sides[split_name(name)[0]] = side
     return differences(sides, past=False)
 
 
