@@ -20,12 +20,12 @@ SCION = (
 )
 MOMENTUM = "optimizer.groups.kernels.optimizer.momentum"
 TEXT = f"""base: base.yaml
+differs: [weight_decay, space]
 arms:
   first: {{space: {{optimizer.b1: !space.values {{values: [0.8, 0.9]}}}}}}
   second: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.1, 0.9]}}}}}}
   third: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.9, 0.1]}}}}}}
   fourth: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.1, 0.2]}}}}}}
-differs: [weight_decay, space]
 final: {{seeds: 2}}
 """
 PART = "In group 'kernels', optim.scion has momentum=0.9: it is the weight of the new gradient"

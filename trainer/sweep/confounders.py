@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from trainer.config import Call, Tree
 from trainer.config.tree import child_trees, join
@@ -30,7 +30,6 @@ Kind = Literal[
     "tuned",
     "nothing",
 ]
-KINDS: tuple[str, ...] = get_args(Kind)
 _OF_PATH = {
     "data.batch_size": "batch",
     "data_seed": "seeds",
@@ -78,10 +77,6 @@ class Side(NamedTuple):
     points: Sequence[Mapping[str, Tree]]
     tuning: Tuning | None
     branched: bool = False
-
-    def searches(self, path: str) -> bool:
-        """Returns whether a path is searched."""
-        return any(path in each for each in (self.space, *self.points))
 
 
 class Differences(NamedTuple):
@@ -135,7 +130,7 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
     found = [("tuned", text) for text in unequally_tuned(tunings, past)]
     found += [("space", text) for text in _widths(sides, past)]
-    roots = {arm: _marked(side.tree, "", side) for arm, side in sides.items() if side.tree}
+    roots = {arm: _comparable(side) for arm, side in sides.items() if side.tree is not None}
     if len(roots) < 2:
         return Differences(True, found)
     leaves = {
@@ -152,19 +147,25 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     return Differences(any(each != own[0] for each in own), found)
 
 
-def _marked(tree: Tree, path: str, side: Side) -> Any:
-    """Returns a config in which what is searched has no value."""
-    if side.searches(path):
-        return Call(_SEARCHED, {}) if isinstance(tree, Call) else _SEARCHED
-    left_out = ("optimizer", "follow") if side.branched and path == "warm_start" else ()
-    children = {
-        key: _marked(child, join(path, key), side)
-        for key, child in child_trees(tree).items()
-        if key not in left_out
-    }
-    if isinstance(tree, Call):
-        return Call(tree.name, children, tree.partial)
-    return list(children.values()) if isinstance(tree, list) else children or tree
+def _comparable(side: Side) -> Any:
+    """Returns the config of an arm, in which what is searched has no value."""
+    searched = {*side.space, *(path for values in side.points for path in values)}
+    left_out = ("warm_start.optimizer", "warm_start.follow") if side.branched else ()
+
+    def marked(tree: Tree, path: str) -> Any:
+        if path in searched:
+            return Call(_SEARCHED, {}) if isinstance(tree, Call) else _SEARCHED
+        inner = {key: join(path, key) for key in child_trees(tree)}
+        children = {
+            key: marked(child, inner[key])
+            for key, child in child_trees(tree).items()
+            if inner[key] not in left_out
+        }
+        if isinstance(tree, Call):
+            return Call(tree.name, children, tree.partial)
+        return list(children.values()) if isinstance(tree, list) else children or tree
+
+    return marked(side.tree, "")
 
 
 def listed_seeds(
