@@ -174,7 +174,7 @@ def test_an_entry_applies_the_model_once_a_step(another):
         ({"seeds": "[0, 1, 5, 6]"}, "Its seeds are 0, 1, 5 and 6, and must be counted from 0"),
         ({"seeds": "[7, 8]"}, "must be counted from 0"),
         ({"seeds": "2"}, "Its sweep planned 2 runs, and the challenge asks for 4"),
-        ({"arms": f"{{one: {FAST}, two: {FAST}}}"}, "An entry has one arm"),
+        ({"arms": f"{{one: {FAST}, two: {SLOW}}}"}, "An entry has one arm"),
         (
             {
                 "arms": "{one: {space: {optimizer.learning_rate: !space.values {values: [0.01,"

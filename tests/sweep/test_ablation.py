@@ -225,7 +225,7 @@ def test_a_part_without_which_a_run_diverged_has_no_interval():
     values = VALUES | {"no_polar": [1.5, None, 1.5, None, 1.5]}
     workload = _compared(values)
     text = verdict(workload, compare_arms(workload))
-    assert "No interval: no_polar (without a value in 2 of 5 searches)." in text
+    assert "No interval: no_polar (diverged or collapsed in 2 of 5 searches)." in text
 
 
 @pytest.mark.long

@@ -34,6 +34,8 @@ def files() -> Iterator[Path]:
     """Yields the files of the repository that compare arms."""
     for top in ("configs", "experiments"):
         for file in sorted((ROOT / top).rglob("*")):
+            if (file.parent / "plan.json").exists():  # a copy in the folder of a sweep
+                continue
             if file.suffix in (".yaml", ".gin") and re.search(
                 r"^(arms:|include: .*(sweep|digits).yaml)", file.read_text(), re.M
             ):
