@@ -23,6 +23,7 @@ CONFIGS = sorted(
     for folder in ("configs", "experiments", "tests")
     for path in (ROOT / folder).rglob("*.yaml")
     if path.name != "entry.yaml"  # the text of an entry of a challenge
+    and not any((above / "plan.json").exists() for above in path.parents)  # written by a sweep
 )
 # The plain scalars of YAML 1.2's core schema.
 CORE = {
