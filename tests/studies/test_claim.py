@@ -244,6 +244,25 @@ def test_metrics_before_the_first_step_are_evaluated_again(copied):
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"trial":"trials/base/0000/0","arms"', '"trial":"trials/base/0009/0","arms"'),
+        ('"arms":["base"]', '"arms":["other"]'),
+    ],
+)
+def test_metrics_before_the_first_step_are_of_a_run_of_the_arm(copied, before, after):
+    """Or else those of a run that begins elsewhere, or of none, would stand for an arm."""
+    file = copied / "sweep" / "ledger.jsonl"
+    assert file.read_text().count(before) == 1
+    file.write_text(file.read_text().replace(before, after))
+    _rewrite_ledger(copied / "sweep")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    (found,) = _check(copied, count=0).refuted
+    assert "which does not begin as they do." in found
+
+
 @pytest.mark.long
 def test_a_row_that_is_there_twice_is_found(copied):
     """The report takes the best of all rows, and a comparison the last one of a step."""

@@ -34,7 +34,7 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
-from trainer.sweep.ledger import files_in, read_ledger
+from trainer.sweep.ledger import Ledger, files_in, read_ledger
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
@@ -283,10 +283,10 @@ def verify_claim(
     The files of the folder are compared with the ledger, plan and ledger with the claim, the
     configs of the runs with the plan, the verdict with the one that the rows give now, and the
     metrics before the first steps with those of the first states here. If all of that agrees,
-    segments are computed again from the states with which they begin: the last one
-    of each compared run and of each trial that won its search, because verdict and winners rest on
-    the values there, and some that are drawn from the other segments of the compared runs. If the
-    sweep kept no states, whole runs are drawn from all.
+    segments are computed again from the states with which they begin: the last one of each compared
+    run and of each trial that won its search, because verdict and winners rest on the values there,
+    and some that are drawn from the other segments of the compared runs. If the sweep kept no
+    states, whole runs are drawn from all.
 
     If segments were computed in another environment and have other bits here, the differences of
     the two environments are measured on segments of the same kind, those that begin a run or the
@@ -310,12 +310,13 @@ def verify_claim(
     results, evidence = _results(folder), examine(folder)
     runs = results.runs
     made = _claim_of(folder, plan, evidence, results)
-    for refute in (
-        lambda: _refuted(claim, made, evidence),
-        lambda: _unfounded(folder, plan, runs),
-        lambda: _unlike_at_first(folder, plan, vocabulary),
+    ledger = read_ledger(folder)
+    for why in (  # generators: what is further down costs more
+        _refuted(claim, made, evidence),
+        _unfounded(folder, plan, ledger, runs),
+        _unlike_at_first(plan, ledger, vocabulary),
     ):
-        if refuted := tuple(refute()):
+        if refuted := tuple(why):
             return Checked(refuted, len(claim.runs))
     by_segments = wanted.segments is not None and plan.segments > 0
     last, others, rest = _divided(results, by_segments)
@@ -436,9 +437,11 @@ def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
             yield f"The claim has the {name} {theirs!r}, and the folder {ours!r}."
 
 
-def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator[str]:
+def _unfounded(
+    folder: Path, plan: Plan, ledger: Ledger | None, runs: Mapping[str, Result]
+) -> Iterator[str]:
     """Yields what a check would read of the runs that plan or ledger do not determine."""
-    ledger, files = read_ledger(folder), ConfigFiles(plan.vocabulary)
+    files = ConfigFiles(plan.vocabulary)
     listed = {x.content["trial"]: x.content["files"] for x in ledger.of("trial")} if ledger else {}
     trials = {x.folder: x for x in (*plan.trials, *(final_trials(folder, plan) or ()))}
     for name, run in runs.items():
@@ -456,21 +459,30 @@ def _unfounded(folder: Path, plan: Plan, runs: Mapping[str, Result]) -> Iterator
                 yield f"{name}/config.yaml: it is not the config of the plan: {unlike[0]}."
 
 
-def _unlike_at_first(folder: Path, plan: Plan, vocabulary: Sequence[str]) -> Iterator[str]:
+def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) -> Iterator[str]:
     """Yields which metrics before the first step the ledger has otherwise than configs have here.
 
-    They decide which runs collapsed. Other environments differ by rounding only.
+    They decide which runs collapsed. Other environments differ by rounding only. `words` are the
+    packages whose code the configs may call.
     """
-    trials, ledger = {trial.folder: trial for trial in plan.trials}, read_ledger(folder)
+    programs = {plan.example_of(shared).folder: shared for shared in plan.programs}
     for entry in ledger.of("initial") if ledger is not None else ():
-        program = load_located(trials[entry.content["trial"]].config, vocabulary)
+        trial, arms = entry.content["trial"], entry.content["arms"]
+        shared = programs.get(trial)
+        if shared is None or not {*arms} <= {*shared.arms}:
+            yield (
+                f"ledger.jsonl has metrics before the first step of {listing(arms)} by {trial},"
+                " which does not begin as they do."
+            )
+            continue
+        program = load_located(plan.example_of(shared).config, words)
         here = program.evaluation.run_splits(program.init())
         for name, value in entry.content["values"].items():
-            if not math.isclose(value, here.get(name, math.nan), rel_tol=_ROUNDING):
-                arms = listing(entry.content["arms"])
+            found = here.get(name, math.nan)
+            if not math.isclose(value, found, rel_tol=_ROUNDING):
                 yield (
-                    f"ledger.jsonl has {name} {value:.4g} before the first step of {arms}, and the"
-                    f" config and code give {here.get(name, math.nan):.4g} here."
+                    f"ledger.jsonl has {name} {value:.4g} before the first step of {listing(arms)},"
+                    f" and the config and code give {found:.4g} here."
                 )
                 break
 
