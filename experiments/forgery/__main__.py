@@ -120,11 +120,11 @@ def of_sweeps(sweeps: int) -> float:
 def tables(draws: int = DRAWS) -> str:
     """Returns all tables in Markdown; `draws` are those of the simulated flips."""
     flipped = {forged: flips(forged, draws) for forged in (1, 2)}
-    parts = (_deeds(flipped), _draws(), _flips(flipped), _ground())
+    parts = (_deeds(), _draws(), _flips(flipped), _ground())
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts)
 
 
-def _deeds(flipped: dict[int, tuple[float, float]]) -> Iterator[str]:
+def _deeds() -> Iterator[str]:
     """Yields the table of what a forger may do, what finds it, and how likely that is."""
     check, verify = "`sweep check`, `claim verify`", "`claim verify`"
     some, three = f"{ONE.count} of {ONE.total} segments", f"three who draw {THREE.count} each"
@@ -136,11 +136,11 @@ def _deeds(flipped: dict[int, tuple[float, float]]) -> Iterator[str]:
         ("name another environment in run.json", f"{check}: the ledger lacks it", "1"),
         ("change seeds, spaces, goal or rule", "the hash of the plan, if published before", "1"),
         ("write the ledger and the claim anew", "the hash of either, if published before", "1"),
-        ("or else: edit the last evaluation of a compared run", verify, "1"),
-        ("or else: edit the metrics before the first step", f"{verify}: by more than 5%", "1"),
+        ("do so, and edit the last evaluation of a compared run", verify, "1"),
+        ("do so, and edit the metrics before the first step", f"{verify}: by more than 5%", "1"),
         *(
             (
-                f"or else: let {runs} to a better state",
+                f"do so, and let {runs} to a better state",
                 f"{verify}: {some}; {three}",
                 f"{_p(ONE.found(forged))}; {_p(THREE.found(forged))}",
             )

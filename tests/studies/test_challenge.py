@@ -248,8 +248,8 @@ def _doubt(race: Path, folder: Path, arm: str = FAST, by: str = "B. Person", fir
 def test_a_record_is_provisional_until_somebody_else_confirms_it(race, tmp_path, capsys):
     rules, entries = _doubt(race, tmp_path)
     _, fast, faster, again = history(rules, entries)
-    assert fast.record and fast.standing.status == "confirmed"
-    assert faster.record and faster.standing.status == "provisional"
+    assert fast.record and fast.confirmation.status == "confirmed"
+    assert faster.record and faster.confirmation.status == "provisional"
     assert not again.record and again.doubts.startswith("It confirms 0002_fast: after ")
     step = fast.entry.steps
     report = make_table(rules, entries)
@@ -284,7 +284,7 @@ def test_a_record_is_provisional_until_somebody_else_confirms_it(race, tmp_path,
 def test_a_confirmation_is_of_the_same_config_by_somebody_else(race, tmp_path, changes, why):
     rules, entries = _doubt(race, tmp_path, **changes)
     assert any(why in each for each in entries[-1].offences), entries[-1].offences
-    assert history(rules, entries)[1].standing.status == "provisional"
+    assert history(rules, entries)[1].confirmation.status == "provisional"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_what_runs_of_somebody_else_show(race, scores, runs, status):
     new = entry("b", "a", {5: 2.3, 10: mean}, runs)
     assert verdict_on(rules, old, new).status == status
     first, _ = history(rules, [old, new])
-    assert first.standing.status == status and first.record == (status != "refuted")
+    assert first.confirmation.status == status and first.record == (status != "refuted")
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ def _check(arguments: argparse.Namespace) -> int:
     """Prints the verdict of an entry, computed from its runs; 1 if it is not one of the target."""
     from trainer.report.reaching import sentence_of
     from trainer.studies.challenge import check_entry, read_challenge
-    from trainer.studies.challenge_table import standing_of, verdict_on
+    from trainer.studies.challenge_table import confirmation_of, verdict_on
 
     folder = Path(arguments.entry).absolute()
     rules = read_challenge(folder.parent.parent)
@@ -41,8 +41,8 @@ def _check(arguments: argparse.Namespace) -> int:
         show(verdict_on(rules, older, entry).sentence)
     if entry.steps is None:
         return FAILED
-    if standing := standing_of(rules, entry, doubting).sentence:
-        show(standing)
+    if said := confirmation_of(rules, entry, doubting).sentence:
+        show(said)
     show("This compares files with each other; nothing was computed again.")
     return DONE
 

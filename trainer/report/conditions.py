@@ -14,7 +14,7 @@ from trainer.report.results import Result, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
 from trainer.sweep.alike import unlike_loss
-from trainer.sweep.confounders import Side, differences
+from trainer.sweep.confounders import Side, differences, named_by
 from trainer.sweep.evidence import sentences_about_repeats
 
 # Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
@@ -69,7 +69,7 @@ def _differences(workload: Workload) -> Iterator[str]:
         tree = None if workload.ablated else config
         sides[arm] = Side(tree, space, points, tuned.get(arm), workload.branch is not None)
     found = differences(sides, all(run.end != "missing" for run in workload.trials))
-    named = ("space", "tuned") if workload.ablated else workload.differs
+    named = named_by(workload.differs, workload.ablated)
     yield from (text for _, text in found.sentences(named))
     if (kinds := found.unnamed(named)) and workload.revisions:
         yield (

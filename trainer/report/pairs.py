@@ -17,7 +17,6 @@ from trainer.report.statistics import (
     Estimate,
     Improvement,
     Looks,
-    collapsed,
     decide,
     detectable_effect,
     enough_units,
@@ -30,6 +29,7 @@ from trainer.report.statistics import (
     needed_range,
     needed_unpaired,
     probability_of_improvement,
+    ranked,
     relevance,
     welch,
 )
@@ -287,9 +287,10 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     start = _initial(workload, a.arm), _initial(workload, b.arm)
-    if _is_worse(*_ranked(x, y, start, workload.goal), workload.goal.sign):
+    ranks = ranked(x, y, start, workload.goal.better)
+    if _is_worse(*ranks, workload.goal.sign):
         return _pair(b, a, workload, judge)
-    pair = _unjudged_pair(a.arm, b.arm, x, y, start, workload.goal)
+    pair = _unjudged_pair(a.arm, b.arm, (x, y), ranks, start)
     if not pair.without_mean:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
     if looks is None or not looks.last:
@@ -307,17 +308,6 @@ def _initial(workload: Workload, arm: str) -> float:
     return math.nan if known is None else known
 
 
-def _ranked(
-    x: NDArray, y: NDArray, initial: tuple[float, float], goal: Goal
-) -> tuple[NDArray, NDArray]:
-    """Returns the units of two arms, those that collapsed as bad as those that diverged."""
-    bad = collapsed(x, y, initial, goal.better)
-    first, second = (
-        np.where(gone, goal.sign * math.inf, each) for gone, each in zip(bad, (x, y), strict=True)
-    )
-    return first, second
-
-
 def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
     """Returns whether `x` is worse than `y`: by the mean, or by signs if a value is infinite."""
     if np.isfinite(x).all() and np.isfinite(y).all():
@@ -326,14 +316,21 @@ def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
     return bool((sign * first > sign * second).sum() > (sign * first < sign * second).sum())
 
 
+_Two = tuple[NDArray, NDArray]  # the units of two arms
+
+
 def _unjudged_pair(
-    better: str, worse: str, x: NDArray, y: NDArray, initial: tuple[float, float], goal: Goal
+    better: str,
+    worse: str,
+    units: _Two,
+    ranks: _Two,
+    initial: tuple[float, float] = (math.nan, math.nan),
 ) -> Pair:
-    """Returns a pair with its difference, not judged."""
-    counts = [np.isinf(each).sum() for each in (x, y, *_ranked(x, y, initial, goal))]
-    diverged, bad = (int(counts[0]), int(counts[1])), (int(counts[2]), int(counts[3]))
-    difference = math.nan if any(bad) else float(x.mean() - y.mean())
+    """Returns a pair with its difference, not judged; `ranks` are the units by `ranked`."""
+    (x, y), bad = units, [int(np.isinf(each).sum()) for each in ranks]
+    diverged = int(np.isinf(x).sum()), int(np.isinf(y).sum())
     gone = bad[0] - diverged[0], bad[1] - diverged[1]
+    difference = math.nan if any(bad) else float(x.mean() - y.mean())
     return Pair(better, worse, min(len(x), len(y)), difference, diverged, gone, initial)
 
 
@@ -362,7 +359,7 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
         improvement=probability_of_improvement(
-            *_ranked(x, y, pair.initial, goal), True, 0.95, goal.better
+            *ranked(x, y, pair.initial, goal.better), True, 0.95, goal.better
         ),
         finds=detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
         needed=number,
@@ -401,7 +398,7 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
         return _unpaired(b, a, workload, judge)
-    pair = _unjudged_pair(a.arm, b.arm, x, y, (math.nan, math.nan), goal)
+    pair = _unjudged_pair(a.arm, b.arm, (x, y), (x, y))
     judge = judge and not pair.without_mean and not workload.revisions
     judge = judge and enough_units(len(x), len(y), level)
     result = welch(x, y, level) if judge else None

@@ -12,7 +12,7 @@ from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, Ta
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
 
 
-class Standing(NamedTuple):
+class Confirmation(NamedTuple):
     """What the first entry that doubts another by the rules says of it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Row:
         before: the best entry before it; None if there is none.
         comparison: with that entry; None without an exchange, or if one has not reached the target.
         doubts: what it says of the entry that it runs again, as a sentence; "" for none.
-        standing: what the entries that doubt it say of it.
+        confirmation: what the entries that doubt it say of it.
     """
 
     entry: Entry
@@ -43,7 +43,7 @@ class Row:
     before: Entry | None
     comparison: Comparison | None
     doubts: str
-    standing: Standing
+    confirmation: Confirmation
 
 
 def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
@@ -57,12 +57,12 @@ def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
     best: Entry | None = None
     by_name = {entry.name: entry for entry in entries}
     for entry in entries:
-        standing = standing_of(rules, entry, entries)
-        record = standing.status in (PROVISIONAL, CONFIRMED)
+        confirmation = confirmation_of(rules, entry, entries)
+        record = confirmation.status in (PROVISIONAL, CONFIRMED)
         record = record and (best is None or (entry.steps or 0) < (best.steps or 0))
         found = _compared(rules, best, entry)
         doubts = verdict_on(rules, by_name.get(entry.text.doubts), entry).sentence
-        rows.append(Row(entry, record, best, found, doubts, standing))
+        rows.append(Row(entry, record, best, found, doubts, confirmation))
         best = entry if record else best
     return rows
 
@@ -75,7 +75,7 @@ def _compared(rules: Rules, old: Entry | None, new: Entry) -> Comparison | None:
     return compare(rules.rule, old.reached, new.reached, exchange)
 
 
-def standing_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Standing:
+def confirmation_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Confirmation:
     """Says whether an entry that has reached the target is provisional, confirmed or refuted.
 
     Args:
@@ -85,19 +85,19 @@ def standing_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Standing
             that a result is not confirmed by trying until somebody does.
     """
     if entry.steps is None or entry.text.doubts:
-        return Standing("", "")
+        return Confirmation("", "")
     for each in others:
         if each.text.doubts == entry.name and not each.offences and each.reached is not None:
             status, sentence = verdict_on(rules, entry, each)
-            return Standing(status, f"{each.name}: {sentence}")
-    return Standing(
+            return Confirmation(status, f"{each.name}: {sentence}")
+    return Confirmation(
         PROVISIONAL,
         f"{entry.name} is provisional until {plural(rules.challenge.seeds, 'seed')} that somebody"
         f" else draws pass at {CONFIRMING:g} after {entry.steps:,} steps.",
     )
 
 
-def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Standing:
+def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Confirmation:
     """Returns what an entry says of the one that it doubts, by the mean at the steps of that one.
 
     Args:
@@ -106,22 +106,22 @@ def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Standing:
         new: the one that doubts it.
     """
     if not new.text.doubts:
-        return Standing("", "")
+        return Confirmation("", "")
     if old is None or old.steps is None:
-        return Standing("", f"It doubts {new.text.doubts}, which is not accepted.")
+        return Confirmation("", f"It doubts {new.text.doubts}, which is not accepted.")
     mean = new.means.get(old.steps)
     if new.offences or new.reached is None or mean is None:
-        return Standing(PROVISIONAL, f"It doubts {old.name}, and cannot be judged itself.")
+        return Confirmation(PROVISIONAL, f"It doubts {old.name}, and cannot be judged itself.")
     runs, planned = new.reached.runs, rules.challenge.seeds
     what = f"{old.name}: after {old.steps:,} steps the mean of {plural(runs, 'run')} is {mean:.6g}"
     statistic = float(rules.rule.statistic(mean, runs))
     if statistic >= rules.rule.limit(runs, planned, CONFIRMING) * (1 - 1e-9):
         better = f"better than the target at p at most {CONFIRMING:g}"
-        return Standing(CONFIRMED, f"It confirms {what}, {better}.")
+        return Confirmation(CONFIRMED, f"It confirms {what}, {better}.")
     if statistic <= -rules.rule.limit(runs, planned):
         worse = f"worse than the target at p at most {LEVEL:g}"
-        return Standing(REFUTED, f"It refutes {what}, {worse}.")
-    return Standing(PROVISIONAL, f"It neither confirms nor refutes {what}.")
+        return Confirmation(REFUTED, f"It refutes {what}, {worse}.")
+    return Confirmation(PROVISIONAL, f"It neither confirms nor refutes {what}.")
 
 
 def _about_tries(rules: Rules, entries: Sequence[Entry]) -> str:
@@ -154,8 +154,8 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         last = records[-1].entry
         what = f"{last.text.title} ({last.name})"
         verdict = [f"The record is {last.steps:,} steps to {target}: {what}."]
-        verdict.append(records[-1].standing.sentence)
-        sure = [row.entry for row in records if row.standing.status == CONFIRMED]
+        verdict.append(records[-1].confirmation.sentence)
+        sure = [row.entry for row in records if row.confirmation.status == CONFIRMED]
         if sure and sure[-1] is not last:
             verdict.append(
                 f"The last confirmed record is {sure[-1].steps:,} steps: {sure[-1].name}."
@@ -206,7 +206,8 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
         entry, found = row.entry, row.entry.reached
         verdict = "reached" if entry.steps else "not shown"
         verdict = "against the rules" if entry.offences else verdict
-        status = row.standing.status if row.record else row.standing.status.replace(PROVISIONAL, "")
+        status = row.confirmation.status
+        status = "" if status == PROVISIONAL and not row.record else status
         parts = [verdict, "record" if row.record else "", status]
         cells.append(
             (

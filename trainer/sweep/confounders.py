@@ -168,6 +168,12 @@ def _comparable(side: Side) -> Any:
     return marked(side.tree, "")
 
 
+def named_by(differs: Sequence[str], ablated: str) -> Sequence[str]:
+    """Returns the kinds that a file names; an ablation, which has an arm `ablated`, by itself."""
+    # A part that is taken out may take a hyperparameter with it.
+    return ("space", "tuned") if ablated else differs
+
+
 def listed_seeds(
     seeds: Sequence[int], final_seeds: Sequence[int], to_final: int
 ) -> dict[str, Sequence[int]]:

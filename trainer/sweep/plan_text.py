@@ -8,7 +8,7 @@ from trainer.config import Tree
 from trainer.config.full import complete
 from trainer.config.wording import brief, listing
 from trainer.messages import duration, joined, plural, printable, table
-from trainer.sweep.confounders import Differences, Side, differences, listed_seeds
+from trainer.sweep.confounders import Differences, Side, differences, listed_seeds, named_by
 from trainer.sweep.halving import program_steps
 from trainer.sweep.kept_states import kept_line
 from trainer.sweep.ladder import rung_of, split_name
@@ -83,8 +83,7 @@ def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
 def difference_lines(plan: Plan) -> list[str]:
     """Returns lines on what the arms differ in: what is compared, what is named, and warnings."""
     found = [differences_on(plan, rung) for rung in dict.fromkeys(map(rung_of, plan.arms))]
-    # A part that is taken out may take a hyperparameter with it.
-    named = ("space", "tuned") if plan.ablated else plan.differs
+    named = named_by(plan.differs, plan.ablated)
     lines = [
         f"warning: {text}" if of == "open" else text
         for each in found

@@ -13,6 +13,7 @@ from trainer.report.statistics.decide import (
     looks_after_change,
     looks_at_any,
     looks_of_plan,
+    ranked,
     relevance,
 )
 from trainer.report.statistics.differences import Unpaired, welch
@@ -55,6 +56,7 @@ __all__ = [
     "noether",
     "one_sample",
     "probability_of_improvement",
+    "ranked",
     "relevance",
     "seeds_for_power",
     "two_way",

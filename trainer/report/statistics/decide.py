@@ -224,6 +224,25 @@ def collapsed(
     return first | ((half > 0) & (gains[0] < half)), second | ((half > 0) & (gains[1] < half))
 
 
+def ranked(
+    a: ArrayLike, b: ArrayLike, initial: tuple[float, float], better: str = "min"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the units of two arms, those that collapsed as bad as those that diverged.
+
+    Args:
+        a: as for `collapsed`.
+        b: as for `collapsed`.
+        initial: as for `collapsed`.
+        better: as for `collapsed`.
+
+    >>> [x.tolist() for x in ranked([0.3, 2.2, 0.4], [0.5, 0.4, np.inf], (2.3, 2.3))]
+    [[0.3, inf, 0.4], [0.5, 0.4, inf]]
+    """
+    worst = direction(better) * math.inf
+    first, second = collapsed(a, b, initial, better)
+    return np.where(first, worst, a), np.where(second, worst, b)
+
+
 def decide(
     values: ArrayLike,
     looks: Looks,
@@ -336,9 +355,7 @@ def _pair(
     counts = [(n, False) for n in ([] if counted.planned is None else [counted.planned])]
     for n, later in [*counts, *((n, True) for n in counted.later)]:
         level = looks.later_level if later else looks.planned_level
-        bad_a, bad_b = collapsed(a[:, :n], b[:, :n], start)
-        x, y = np.where(bad_a, np.inf, a[:, :n]), np.where(bad_b, np.inf, b[:, :n])
-        look = _look(x, y, level / m, later)
+        look = _look(*ranked(a[:, :n], b[:, :n], start), level / m, later)
         difference, test = look.difference, look.test
         low, high = np.maximum(low, look.low), np.minimum(high, look.high)
         p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))
@@ -473,19 +490,9 @@ def _fisher_test(a: NDArray, b: NDArray, n: int) -> NDArray:
 
     By the symmetry of arms with equally many units it is twice that of one side.
     """
-    from scipy.special import betaln
+    from scipy.stats import hypergeom  # a slow import, and rarely needed
 
-    def log_choices(size: ArrayLike, number: ArrayLike) -> NDArray:
-        return -np.log1p(size) - betaln(np.subtract(size, number) + 1, np.add(number, 1))
-
-    total, counts = (a + b)[:, None], np.arange(n + 1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        possible = (counts <= total) & (total - counts <= n)
-        rest = np.where(possible, total - counts, 0)
-        log = log_choices(n, counts) + log_choices(n, rest) - log_choices(2 * n, total)
-    chances = np.where(possible, np.exp(log), 0.0)
-    at_most = (counts <= np.minimum(a, b)[:, None]) * chances
-    return np.where(a == b, 1.0, np.minimum(1.0, 2 * at_most.sum(1)))
+    return np.minimum(1.0, 2 * hypergeom.cdf(np.minimum(a, b), 2 * n, a + b, n))
 
 
 def e_of_signs(wins: ArrayLike, losses: ArrayLike) -> NDArray[np.float64]:
