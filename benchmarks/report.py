@@ -51,7 +51,7 @@ RATE = "optimizer.groups.matrices.optimizer.learning_rate.peak_value"
 RECORD = {
     "format": 1,
     "fingerprint": {"jax": "0", "cpu": "a", "devices": "1 x cpu"},
-    "lineage": [{"began": "2026-01-01T00:00:00+00:00", "host": "a", "pid": 1, "exit": 0}],
+    "lineage": [{"began": "2026-01-01T00:00:00+00:00", "host": "a", "pid": 1, "exit": "done"}],
 }
 PARSE = """import json, sys, pathlib, scipy.stats, matplotlib.figure
 for file in pathlib.Path(sys.argv[1]).glob("*/*/*/*/metrics.jsonl"):
@@ -87,7 +87,8 @@ def make_sweep(folder: Path, trials: int, rows: int, examples: int) -> Path:
         ones = {name: np.ones(examples) for name in values}
         kept = Examples({name: x.astype(float) for name, x in values.items()}, ones, 64 * "0", True)
         (sweep / trial.folder / PER_EXAMPLE_FILE).write_bytes(encode(kept))
-    ledger.add_trials(trial_event(sweep, trial.folder) for trial in (*plan.trials, *finals))
+    names = [trial.folder for trial in (*plan.trials, *finals)]
+    ledger.add_trials(trial_event(sweep / name, name) for name in names)
     return sweep
 
 

@@ -1,0 +1,10 @@
+"""The benchmark of the report measures the report of a whole sweep, as its command would find it."""
+
+from benchmarks.report import make_sweep
+from trainer.report.sweep_results import read_sweep
+
+
+def test_its_sweep_is_whole_and_is_judged(tmp_path):
+    workload = read_sweep(make_sweep(tmp_path, trials=32, rows=5, examples=20))
+    assert (len(workload.trials), len(workload.finals)) == (32, 16)
+    assert not workload.faults and not workload.missing
