@@ -1,4 +1,4 @@
-"""The benchmark of the report measures the report of a whole sweep, as its command would find it."""
+"""The benchmark of the report measures that of a whole sweep, as its command would find it."""
 
 from benchmarks.report import make_sweep
 from trainer.report.sweep_results import read_sweep
