@@ -12,9 +12,11 @@ from clu import metrics as clu_metrics
 
 from tests.engine.test_program import cross_entropy, experiment
 from trainer import config
+from trainer.config import ConfigError
 from trainer.engine import evaluation
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
+from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
 
@@ -138,7 +140,7 @@ class Everything(clu_metrics.Metric):
         return cls(values=loss)
 
     def merge(self, other: "Everything") -> "Everything":
-        return Everything(values=jnp.concatenate([self.values, other.values]))
+        return type(self)(values=jnp.concatenate([self.values, other.values]))
 
     def compute(self) -> jax.Array:
         return jnp.median(self.values)
@@ -150,6 +152,69 @@ def test_a_metric_whose_state_grows_is_computed_batch_by_batch(monkeypatch):
     program = Program(experiment(metrics={"median": Everything}, **every))
     found = program.evaluation.run_splits(program.init())
     assert not looped and np.isfinite(found["eval/median"])
+
+
+@flax.struct.dataclass
+class PerClass(Everything):
+    """Computes four values, where a row has room for one."""
+
+    def compute(self) -> jax.Array:
+        return jnp.zeros(4) + super().compute()
+
+
+@flax.struct.dataclass
+class Forgetful(Everything):
+    """Forgets to return what it merged."""
+
+    def merge(self, other: Any) -> Any:
+        super().merge(other)
+
+
+@flax.struct.dataclass
+class Widened(Everything):
+    """Merges to the class above it, whose `compute` is another one."""
+
+    def merge(self, other: Any) -> Any:
+        return Everything(values=super().merge(other).values)
+
+    def compute(self) -> jax.Array:
+        return jnp.mean(self.values)
+
+
+@flax.struct.dataclass
+class Outside(Everything):
+    """Computes its value outside of jax."""
+
+    def compute(self) -> Any:
+        return np.median(np.asarray(self.values))
+
+
+class Bare(Everything):
+    """Lacks the decorator, without which jax sees no arrays in it."""
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (Bare, "The metric 'mine' is of class Bare, which jax does not know as a tree of arrays"),
+        (PerClass, "The metric 'mine' computes float32[4] ({place}), and must compute a scalar"),
+        (Forgetful, "merge() of the metric 'mine' returned None ({place}). It must return"),
+        (Widened, "merge() of the metric 'mine' returned an Everything ({place}). It must return"),
+    ],
+)
+def test_a_metric_is_traced_whole_before_the_first_step(metric, words):
+    program = Program(experiment(metrics={"mine": metric}))
+    with pytest.raises(ConfigError) as caught:
+        make_plan(program)
+    method = metric.merge if "merge" in words else metric.compute
+    line = method.__code__.co_firstlineno
+    assert words.format(place=f"tests/engine/test_evaluation_loop.py:{line}") in str(caught.value)
+
+
+def test_a_metric_that_is_computed_outside_of_jax_is_accepted():
+    program = Program(experiment(metrics={"mine": Outside}))
+    make_plan(program)
+    assert np.isfinite(program.evaluation.run_splits(program.init())["eval/mine"])
 
 
 def test_stacked_batches_stay_below_64_mib(monkeypatch):

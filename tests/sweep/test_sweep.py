@@ -304,6 +304,16 @@ def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
 
 
 @pytest.mark.long
+def test_a_sweep_with_an_arm_without_a_winner_is_not_done(tmp_path):
+    space = "optimizer.learning_rate: !space.values {values: [1e30, 2e30, 3e30]}"
+    file = write_sweep(tmp_path, space=space)
+    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    process = start(file, tmp_path / "sweep")
+    assert "base has no winner: every trial diverged or failed." in process.communicate()[0]
+    assert process.returncode == 1
+    assert all(o and o.end == "diverged" for o in map(read_outcome, folders(tmp_path / "sweep")))
+
+
 def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
     file = write_sweep(tmp_path, base, more="checkpoints: final", trials=2)

@@ -30,6 +30,7 @@ from trainer.sweep.slurm import SlurmSettings
 if TYPE_CHECKING:
     from trainer.sweep.plan import Plan
     from trainer.sweep.reading import Definition
+    from trainer.sweep.status import Status
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,7 +83,10 @@ def _start(arguments: argparse.Namespace) -> int:
     with LiveView(folder) as view:
         code = _compute_in_workers(folder, arguments, settings, view)
     try:
-        show(f"\n{_status_of(folder)}", end="")
+        status, text = _status_of(folder)
+        show(f"\n{text}", end="")
+        if code == DONE and status.without_winner:
+            code = FAILED
     except (UserError, OSError) as error:  # must not change the exit code of the sweep
         _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
@@ -240,15 +244,17 @@ def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
 
 def _status(arguments: argparse.Namespace) -> int:
     """Prints what a sweep has computed."""
-    show(_status_of(Path(arguments.folder)), end="")
+    show(_status_of(Path(arguments.folder))[1], end="")
     return DONE
 
 
-def _status_of(folder: Path) -> str:
+def _status_of(folder: Path) -> tuple["Status", str]:
+    """Returns what a sweep has computed, and that as text."""
     from trainer.sweep.status import SweepReader, render
 
     reader = SweepReader(folder)
-    return render(reader.read(), reader.plan, folder, reader.code_changes())
+    status = reader.read()
+    return status, render(status, reader.plan, folder, reader.code_changes())
 
 
 def _show(arguments: argparse.Namespace) -> int:

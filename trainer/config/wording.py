@@ -255,8 +255,13 @@ def location(error: BaseException, package: str | None = None) -> str:
         file = Path(frame.f_code.co_filename)
         wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
         if wanted or package == "":
-            return f" ({_shown(file)}:{line})"
+            return place(file, line)
     return ""
+
+
+def place(file: str | Path, line: int) -> str:
+    """Returns a place in the user's code as a message has it: " (nets.py:12)"."""
+    return f" ({_shown(file)}:{line})"
 
 
 def _is_the_users(root: str, file: Path) -> bool:

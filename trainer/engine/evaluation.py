@@ -179,6 +179,7 @@ class Evaluation:
             nothing, params, state.model_state, state.hyperparams, batch, size=size
         )
         total: Any = traced.out_info
+        self._metric_accumulator.check_results(total)
         self._aux = tuple(name for name in total if name not in nothing)
         before, after = (
             jax.tree.map(lambda x: (x.shape, x.dtype), tree)

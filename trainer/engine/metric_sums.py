@@ -198,8 +198,7 @@ def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
         return TrainMetrics(aux, {})
 
     def merge(total: Any, metrics: Any) -> tuple[Any, None]:
-        with calling("train_metrics"):
-            return {name: total[name].merge(metrics[name]) for name in total}, None
+        return _merged("train_metrics", total, metrics), None
 
     # One by one in their order, by a loop that is traced once for any number of microbatches.
     first = jax.tree.map(lambda x: x[0], stacked.metrics)
@@ -245,6 +244,13 @@ class MetricAccumulator:
         """Returns the value before any batch; `aux` has the names of the loss's aux values."""
         with calling("metrics"):
             total = {name: metric.empty() for name, metric in self._metrics.items()}
+        for name, metric in total.items():
+            if any(isinstance(leaf, clu_metrics.Metric) for leaf in jax.tree.leaves(metric)):
+                raise ComponentError(
+                    "metrics",
+                    f"The metric {name!r} is of class {type(metric).__name__}, which jax does not "
+                    "know as a tree of arrays: write @flax.struct.dataclass above the class.",
+                )
         return total | {name: _mean_of(0.0, 0.0) for name in aux}
 
     def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses) -> dict:
@@ -258,12 +264,7 @@ class MetricAccumulator:
         if losses.aux:
             weight = jnp.sum(batch["mask"])
             metrics |= {name: _mean_of(x, weight) for name, x in losses.aux.items()}
-        with calling("metrics"):
-            return {
-                # While the evaluation is traced for the first time, `total` has no aux values.
-                name: total[name].merge(metric) if name in total else metric
-                for name, metric in metrics.items()
-            }
+        return _merged("metrics", total, metrics)
 
     def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
         """Returns what each example of a batch adds to the loss and to the metrics that are means.
@@ -289,6 +290,31 @@ class MetricAccumulator:
             for name, each in whole.items()
         }
 
+    def check_results(self, total: Mapping[str, Any]) -> None:
+        """Raises ComponentError if a metric does not compute a scalar.
+
+        `total` has the shapes of an accumulated value. A metric whose `compute` cannot be traced,
+        such as one that calls a function of numpy or scikit-learn, is not checked.
+        """
+        for name, metric in total.items():
+            try:
+                found = jax.eval_shape(lambda metric: jnp.asarray(metric.compute()), metric)
+            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+                continue
+            except Exception as error:
+                said = build_errors.exception_text(error).rstrip(".")
+                where = wording.location(error)
+                text = f"The metric {name!r} cannot be computed: {said}{where}."
+                raise ComponentError("metrics", text) from error
+            if found.shape != ():
+                where = _defined(self._metrics.get(name, metric), "compute")
+                raise ComponentError(
+                    "metrics",
+                    f"The metric {name!r} computes {describe(found)}{where}, and must compute a "
+                    "scalar, which is what a row of metrics.jsonl has. Average it, or write a "
+                    "metric for each of its elements.",
+                )
+
     def results(self, total: Mapping[str, Any]) -> dict[str, float]:
         """Computes the values; raises ComponentError if no example was counted."""
         if int(total["loss"].count) == 0:
@@ -300,6 +326,33 @@ class MetricAccumulator:
         aux = [name for name in total if name not in self._metrics]
         with calling("metrics"):
             return {name: float(total[name].compute()) for name in [*self._metrics, *aux]}
+
+
+def _merged(field: str, total: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns metrics with those of another batch merged into them.
+
+    What `total` lacks is returned as it is: while the evaluation is traced for the first time,
+    `total` has no aux values. Raises ComponentError if `merge` raises, or returns something else
+    than such a metric.
+    """
+    merged = dict(added)
+    for name in (name for name in added if name in total):
+        with calling(field):
+            merged[name] = total[name].merge(added[name])
+        if not isinstance(merged[name], type(total[name]) | type(added[name])):
+            raise ComponentError(
+                field,
+                f"merge() of the metric {name!r} returned {describe(merged[name])}"
+                f"{_defined(type(added[name]), 'merge')}. It must return the metric of both "
+                f"batches, {describe(added[name])}, such as `self.replace(...)`.",
+            )
+    return merged
+
+
+def _defined(metric: Any, method: str) -> str:
+    """Returns " (file:line)" of a metric's method, or "" if it has no source."""
+    code = getattr(inspect.unwrap(getattr(metric, method)), "__code__", None)
+    return "" if code is None else wording.place(code.co_filename, code.co_firstlineno)
 
 
 def _is_mean(metric: type) -> bool:

@@ -89,6 +89,13 @@ class Status:
     seconds: float | None
     waiting: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def without_winner(self) -> list[str]:
+        """The arms of which every trial diverged or failed; none before all trials have ended."""
+        if self.final is None and not self.complete:
+            return []
+        return [arm.arm for arm in self.arms if not arm.final and not arm.best]
+
 
 class SweepReader:
     """Reads the folder of a sweep again and again; outcomes are read once.
@@ -470,13 +477,9 @@ def _winners(status: Status, plan: Plan) -> list[str]:
             cells = [value if isinstance(value, str) else shown(value) for value in means]
             rows.append((name, split, shown(mean(values)), *cells))
     title = f"{plan.goal.metric} of the winners, run again on seeds that no trial used:"
-    won = {trial.arm for trial in status.final}
-    none = [
-        f"{arm} has no winner: every trial diverged or failed."
-        for arm in plan.arms
-        if arm not in won
-    ]
-    return [title, *table(rows, right=range(2, 3 + len(heads))), *none]
+    none = status.without_winner
+    lines = [f"{arm} has no winner: every trial diverged or failed." for arm in none]
+    return [title, *table(rows, right=range(2, 3 + len(heads))), *lines]
 
 
 def _mean_or_word(values: Sequence[float | str]) -> float | str:
