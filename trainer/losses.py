@@ -9,6 +9,7 @@ image: [batch, height, width, classes]), the loss of an example is the mean over
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
@@ -25,7 +26,9 @@ Input = Annotated[float, "input"]
 Annotate the floats of your own losses with it if they can be traced."""
 
 
-def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -> Loss:
+def softmax_cross_entropy(
+    label_smoothing: Input = 0.0, labels: str = "label", ignore_label: int | None = None
+) -> Loss:
     """Returns the cross-entropy between the softmax of the outputs and the labels.
 
     Label smoothing follows Szegedy et al., "Rethinking the Inception Architecture"
@@ -37,9 +40,10 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
             [0, 1).
         labels: key of the labels in the batch: integers [batch, ...] from 0 to classes - 1, or
             probabilities [batch, ..., classes]. Where the mask of the batch is 0, an integer may
-            be any other. Where it counts, the loss at an integer from `classes` on is NaN, which
-            the run reports as a loss that is not finite. A negative one is NaN with a
-            ChunkedLogits; with an array, -1 to -classes count from the last class.
+            be any other. Where it counts, another integer is an error of the plan if the data are
+            in memory; in a batch, its loss is NaN, which the run reports.
+        ignore_label: the integer of examples, or of positions, without a label, such as -1: they
+            count neither in the loss nor in any metric. None if all have one.
 
     Returns:
         A function of logits, [batch, ..., classes] or a ChunkedLogits, and a batch.
@@ -57,46 +61,51 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
         [0.2877]
     """
     # A traced value was checked as a number when the experiment was built.
-    is_known = isinstance(label_smoothing, int | float)
-    if is_known and not 0 <= label_smoothing < 1:
+    if isinstance(label_smoothing, int | float) and not 0 <= label_smoothing < 1:
         raise ValueError(
             "losses.softmax_cross_entropy needs 0 <= label_smoothing < 1, but got "
             f"{label_smoothing}."
         )
 
-    def loss(outputs: Any, batch: Mapping[str, jax.Array]) -> Any:
-        target = pick(batch, labels, "losses.softmax_cross_entropy")
+    return _CrossEntropy(label_smoothing, labels, ignore_label)
+
+
+@dataclass(frozen=True)
+class _CrossEntropy:
+    """The loss of `softmax_cross_entropy`."""
+
+    label_smoothing: Any
+    class_labels: str
+    ignore_label: int | None
+
+    def __call__(self, outputs: Any, batch: Mapping[str, jax.Array]) -> Any:
+        name, key = "losses.softmax_cross_entropy", self.class_labels
+        target = pick(batch, key, name)
         if isinstance(outputs, ChunkedLogits):
             if not jnp.issubdtype(target.dtype, jnp.integer):
                 raise ValueError(
-                    "losses.softmax_cross_entropy needs integer labels for a model that returns "
-                    f"ChunkedLogits, but {labels!r} is {target.dtype}. Compute the loss from "
-                    "`outputs.whole()` in a loss of your own."
+                    f"{name} needs integer labels for a model that returns ChunkedLogits, but "
+                    f"{key!r} is {target.dtype}. Compute the loss from `outputs.whole()` in a loss "
+                    "of your own."
                 )
-            _check_shape(
-                target, outputs.shape[:-1], outputs.shape, labels, "losses.softmax_cross_entropy"
-            )
-            return _chunked(outputs, target, label_smoothing, batch.get("mask"))
-        check_real(outputs, batch, "losses.softmax_cross_entropy")
+            _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
+            return _chunked(outputs, target, self.label_smoothing, batch.get("mask"))
+        check_real(outputs, batch, name)
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            _check_shape(
-                target, outputs.shape[:-1], outputs.shape, labels, "losses.softmax_cross_entropy"
-            )
-            log_likelihood = jnp.take_along_axis(log_probabilities, target[..., None], axis=-1)[
-                ..., 0
-            ]
+            _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
+            # A negative index would count from the last class.
+            index = jnp.where(target < 0, outputs.shape[-1], target)[..., None]
+            log_likelihood = jnp.take_along_axis(log_probabilities, index, axis=-1)[..., 0]
         else:
-            _check_shape(
-                target, outputs.shape, outputs.shape, labels, "losses.softmax_cross_entropy"
-            )
+            _check_shape(target, outputs.shape, outputs.shape, key, name)
             log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
-        if not is_known or label_smoothing:
+        smoothing = self.label_smoothing
+        # A traced value may be any; one that is known to be 0 needs no mean over the classes.
+        if not isinstance(smoothing, int | float) or smoothing:
             uniform = jnp.mean(log_probabilities, axis=-1)
-            log_likelihood = (1 - label_smoothing) * log_likelihood + label_smoothing * uniform
+            log_likelihood = (1 - smoothing) * log_likelihood + smoothing * uniform
         return per_position(-log_likelihood)
-
-    return loss
 
 
 def _chunked(outputs: ChunkedLogits, labels: Any, label_smoothing: Any, mask: Any) -> Any:

@@ -52,7 +52,7 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
         classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
         return per_position(_float(outputs.argmax(axis=-1).astype(classes.dtype) == classes))
 
-    return clu.metrics.Average.from_fun(correct)
+    return _LargerIsBetter.from_fun(correct)
 
 
 def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric]:
@@ -100,12 +100,17 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
         behind = (outputs < at_label) | ((outputs == at_label) & not_before)
         return (~behind).sum(axis=-1) < k
 
-    return clu.metrics.Average.from_fun(correct)
+    return _LargerIsBetter.from_fun(correct)
 
 
 @flax.struct.dataclass
 class _SmallerIsBetter(clu.metrics.Average):
     smaller_is_better = True  # the plan reads it
+
+
+@flax.struct.dataclass
+class _LargerIsBetter(clu.metrics.Average):
+    smaller_is_better = False
 
 
 @flax.struct.dataclass

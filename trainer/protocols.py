@@ -74,6 +74,11 @@ class Dataset(Protocol):
     needs the same examples in several processes. The methods of `data.ArrayDataset` and the other
     data sets of Lockstep take them, and yield the part of the process if they are left out.
 
+    An attribute `split_arrays` is optional: "train" and the names of the splits -> field -> array
+    [examples, ...], in memory. Before the first step their values are looked at: for labels that
+    are not classes, values that are not finite, examples of one split in another, and the like.
+    Without it, the first batches are looked at.
+
     A data set of texts may have three more. `tokens_per_example` is the number of positions of an
     example: metrics then count tokens, and '1B tokens' is a number of steps. `vocab_size` is the
     number of different tokens. `tokenizer` is a `Tokenizer`, or None if it is not known.
@@ -156,7 +161,13 @@ class Tokenizer(Protocol):
 
 
 class Loss(Protocol):
-    """A function, which transformations of jax can trace."""
+    """A function, which transformations of jax can trace.
+
+    Two attributes are optional. `class_labels` is the field of the batch that it reads as numbers
+    of classes, if that is an integer field with the shape of the outputs without their last axis:
+    a label that is none of them is an error before the first step. `ignore_label` is the label of
+    examples, or positions, that count neither in the loss nor in the metrics, or None.
+    """
 
     def __call__(
         self, outputs: Any, batch: Batch

@@ -16,6 +16,7 @@ from tests import runs
 from trainer import data, losses, metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
+from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
 
 RANDOM = np.random.default_rng(0)
@@ -90,6 +91,31 @@ def test_masked_positions_have_no_weight_in_the_loss_and_in_its_gradient(microba
     assert values["train/loss"] == pytest.approx(np.average(by_position, weights=mask), rel=1e-5)
     gradient = (grads * mask[..., None, None]).sum((0, 1)) / mask.sum()
     np.testing.assert_allclose(KERNEL - kernel, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_an_ignored_label_counts_neither_in_loss_nor_gradient_nor_metrics(microbatches):
+    unmasked = [{k: x for k, x in split.items() if k != "mask"} for split in (TRAIN, TEST)]
+    ignoring = program(
+        data=data.ArrayDataset(*unmasked, batch_size=None, eval_batch_size=5),
+        loss=losses.softmax_cross_entropy(ignore_label=IGNORED),
+        metrics={"accuracy": metrics.accuracy()},
+        train_metrics={"accuracy": metrics.accuracy()},
+        microbatches=microbatches,
+    )
+    make_plan(ignoring)  # the label is no mistake
+    kernel, values = one_step(ignoring)
+    by_position, grads, hits = by_hand(TRAIN)
+    counts = TRAIN["label"] != IGNORED
+    assert values["train/loss"] == pytest.approx(np.average(by_position, weights=counts), rel=1e-5)
+    assert values["train/accuracy"] == pytest.approx(hits[counts].mean())
+    gradient = (grads * counts[..., None, None]).sum((0, 1)) / counts.sum()
+    np.testing.assert_allclose(KERNEL - kernel, gradient, rtol=1e-4, atol=1e-6)
+    by_position, _, hits = by_hand(TEST)
+    counts = TEST["label"] != IGNORED
+    found = ignoring.evaluation.run_splits(ignoring.init())
+    assert found["eval/loss"] == pytest.approx(np.average(by_position, weights=counts), rel=1e-5)
+    assert found["eval/accuracy"] == pytest.approx(hits[counts].mean())
 
 
 def test_masked_token_losses_agree_with_ignore_index_of_torch(torch):

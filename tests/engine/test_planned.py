@@ -30,12 +30,12 @@ from trainer.data.absent import DataAbsent
 
 
 def points(batch_size: int = 20):
-    def split(count):
-        x = np.zeros((count, 8), np.float32)
-        return {"image": x, "label": np.zeros(count, np.int32)}
+    def split(first, count):
+        x = np.arange(first, first + 8 * count, dtype=np.float32).reshape(count, 8)
+        return {"image": x, "label": np.arange(count) % 2}
 
     sizes = {"batch_size": batch_size, "eval_batch_size": 6, "validation": 0.25}
-    return ArrayDataset(split(100), split(30), **sizes)
+    return ArrayDataset(split(0, 100), split(800, 30), **sizes)
 
 
 def absent(batch_size: int = 20):
@@ -106,7 +106,7 @@ def test_another_command_refuses_before_it_makes_a_folder(
     before = sorted(lab.parent.iterdir())
     options = ["--vocabulary=absent_lab", "--set", "data=!absent_lab.absent {}"]
     assert main([*command, f"--config={lab}", *options]) == 2
-    assert "Copy the points to this machine." in capsys.readouterr().err
+    assert "Copy the points to this machine" in capsys.readouterr().err
     assert set(lab.parent.iterdir()) - set(before) <= {lab.parent / "__pycache__"}
 
 

@@ -699,17 +699,22 @@ def test_a_field_out_of_its_range_is_refused(changes, words):
         ("perplexity", "max", True),
         ("eval/error", "max", True),
         ("accuracy", "max", False),
+        ("accuracy", "min", True),
+        ("eval/top", "min", True),
+        ("unknown", "min", False),
         (None, "max", False),
     ],
 )
 def test_the_plan_warns_of_a_best_checkpoint_that_is_the_worst(best, mode, warned):
     chosen = {
         "accuracy": metrics.accuracy(),
+        "top": metrics.top_k_accuracy(),
+        "unknown": clu_metrics.Average.from_output("loss"),
         "perplexity": metrics.perplexity(),
         "error": metrics.mean_squared_error(),
     }
     found = ranking_warnings(experiment(best_metric=best, best_mode=mode, metrics=chosen))
-    assert bool(found) == warned and all(best in text and "'min'" in text for text in found)
+    assert bool(found) == warned and all(best in text and f"is '{mode}'" in text for text in found)
 
 
 def test_a_mesh_with_more_devices_than_exist_is_refused():

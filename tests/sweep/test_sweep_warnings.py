@@ -30,7 +30,7 @@ final: {{seeds: 2}}
 """
 PART = "In group 'kernels', optim.scion has momentum=0.9: it is the weight of the new gradient"
 LARGEST = (
-    "The goal is the largest loss, of which smaller values are better: the worst trial would win."
+    "The goal has mode: max, and smaller values of loss are better: the worst trial would win."
     " Write mode: min in goal ('min' in Gin)."
 )
 

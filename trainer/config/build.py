@@ -284,9 +284,8 @@ class _Traversal:
         except Exception as error:  # a function may reject its arguments with any exception
             said = build_errors.exception_text(error)
             source = self._config.source_of_error(path, said)
-            # An error of the user's code that is not a ValueError may be a bug: name its line.
-            if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
-                said = wording.summary(error, name)
+            if not self._vocabulary.is_ours(name) and (line := wording.location(error, name)):
+                said = f"{said.rstrip('.: ')}{line}"
             text = said if said.startswith(f"{name} ") else f"{name} refuses its arguments: {said}"
             if changed := [x for x in self._config.overridden(path) if x != str(source)]:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."

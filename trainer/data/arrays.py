@@ -111,6 +111,11 @@ class ArrayDataset:
             for key, value in self._seen(self._train, np.zeros(1, np.intp), None).items()
         }
 
+    @property
+    def split_arrays(self) -> dict[str, dict[str, np.ndarray]]:
+        """Split, "train" first -> key -> the array as it is stored, [examples, ...]."""
+        return {"train": self._train, **self._eval}
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of the arrays and of their conversion."""

@@ -22,7 +22,7 @@ from trainer.engine.contracts import Batch, calling, check_eval_batch, check_val
 from trainer.engine.data_shards import eval_batches
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
-from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses
+from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, apply_model
@@ -241,6 +241,7 @@ class Evaluation:
                     outputs, jax.eval_shape(outputs_of, shapes), self._shard.size
                 )
                 batch = without_padding(batch, shapes, self._shard.size)
+            batch = with_ignored(experiment.loss, batch)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 
 

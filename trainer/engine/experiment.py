@@ -108,7 +108,8 @@ class Experiment:
             validation split if the data set has one, or else of the test split.
             "validation/accuracy" and "eval/accuracy" name the split. None keeps the newest only.
         best_mode: whether the best value is the largest ("max") or the smallest ("min"). The plan
-            warns of "max" for the loss and for a metric whose class has `smaller_is_better = True`.
+            warns of "max" for the loss and for a metric whose class has `smaller_is_better = True`,
+            and of "min" for the accuracy and one whose class has `smaller_is_better = False`.
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.

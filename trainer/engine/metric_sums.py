@@ -50,6 +50,27 @@ class Losses(NamedTuple):
         return total / jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
 
 
+def with_ignored(loss: Any, batch: Batch) -> Batch:
+    """Returns a batch whose mask is also 0 where the label is the `ignore_label` of the loss."""
+    ignored = getattr(loss, "ignore_label", None)
+    if ignored is None or loss.class_labels not in batch:  # of which the loss itself complains
+        return batch
+    labels = batch[loss.class_labels]
+    if labels.ndim > 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ComponentError(
+            "loss",
+            f"The loss has the ignore_label {ignored}, which needs integer labels [batch] or "
+            f"[batch, positions], but {loss.class_labels!r} is {describe(labels)}.",
+        )
+    counts = (labels != ignored).astype(jnp.float32)
+    mask = batch.get("mask", counts)
+    if mask.ndim < counts.ndim:
+        mask = mask[:, None]
+    elif mask.ndim > counts.ndim:
+        counts = counts[:, None]
+    return {**batch, "mask": mask * counts}
+
+
 def mask_mean(batch: Batch) -> Any:
     """Returns the mean of the mask of a batch, float32; 1 if it has no mask."""
     return jnp.mean(batch["mask"].astype(jnp.float32)) if "mask" in batch else jnp.float32(1)

@@ -24,6 +24,7 @@ from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
+from trainer.engine.data_scan import scan
 from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
@@ -344,6 +345,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
         program.evaluation.check(state)
+        found = scan(program, state)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""
@@ -397,6 +399,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         },
         warnings=[
             *_absent(experiment.data),
+            *found,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
             *ranking_warnings(experiment),

@@ -1,9 +1,11 @@
 """The splits that a data set evaluates, and the names of their metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trainer.writers.lines import PREFIXES
+
+LOOKED_FOR = {"min": "smaller", "max": "larger"}  # mode -> the values that are better
 
 
 def split_sizes(data: Any) -> dict[str, int | None]:
@@ -44,23 +46,24 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
     return best_metric
 
 
-def smaller_is_better(name: str, metrics: Mapping[str, Any]) -> bool:
-    """Returns whether small values of a metric are known to be the better ones.
+def wrong_mode(name: str, mode: str, metrics: Mapping[str, Any]) -> Literal["min", "max"] | None:
+    """Returns the mode that a metric wants, if `mode` is the other one, or else None.
 
-    `name` has no split; the class of the metric may say `smaller_is_better`.
+    `name` has no split. The loss wants "min"; the class of a metric may have an attribute
+    `smaller_is_better`.
     """
-    return name == "loss" or getattr(metrics.get(name), "smaller_is_better", False)
+    smaller = name == "loss" or getattr(metrics.get(name), "smaller_is_better", None)
+    wanted = "min" if smaller else "max"
+    return None if smaller is None or mode == wanted else wanted
 
 
 def ranking_warnings(experiment: Any) -> list[str]:
-    """Returns a sentence if the checkpoint that is kept as the best is probably the worst.
-
-    The loss, and a metric whose class has `smaller_is_better = True`, want best_mode "min".
-    """
+    """Returns a sentence if the checkpoint that is kept as the best is probably the worst."""
+    metric, mode = experiment.best_metric, experiment.best_mode
     name = (experiment.best_row or "").partition("/")[2]
-    if experiment.best_mode == "min" or not smaller_is_better(name, experiment.metrics):
+    if (wanted := wrong_mode(name, mode, experiment.metrics)) is None:
         return []
     return [
-        f"best_metric is {experiment.best_metric!r}, of which smaller values are better, but "
-        "best_mode is 'max': the worst checkpoint would be kept. Set best_mode to 'min'."
+        f"best_metric is {metric!r}, of which {LOOKED_FOR[wanted]} values are better, but "
+        f"best_mode is {mode!r}: the worst checkpoint would be kept. Set best_mode to {wanted!r}."
     ]

@@ -32,6 +32,7 @@ from trainer.engine.metric_sums import (
     merge_microbatches,
     train_metrics,
     train_rows,
+    with_ignored,
 )
 from trainer.engine.precision import in_precision, summed_apart
 
@@ -314,7 +315,7 @@ def _gradients(
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
     # Of the whole batch: a microbatch with fewer examples that count has a smaller weight.
-    share = mask_mean(batch)
+    share = mask_mean(with_ignored(experiment.loss, batch))
 
     def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
         params = unflatten(state.params, {**by_path, **trainable})
@@ -419,6 +420,7 @@ def _loss(
     None if no metrics are needed, for a whole batch or a single example.
     """
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
+    batch = with_ignored(experiment.loss, batch)
     losses = compute_losses(experiment.loss, outputs, batch)
     new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
     computed = TrainMetrics({}, {})

@@ -35,7 +35,7 @@ from trainer.engine.experiment import Experiment, build_experiment
 from trainer.engine.loading import load_located
 from trainer.engine.plan import find_matrices, make_plan, with_place
 from trainer.engine.program import Program
-from trainer.engine.splits import smaller_is_better, split_sizes
+from trainer.engine.splits import LOOKED_FOR, split_sizes, wrong_mode
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
 from trainer.sweep.alike import unlike_loss
@@ -539,12 +539,12 @@ def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -
             f" data set a {goal.select_on} split{how}.",
             source or arm.source(),
         )
-    if goal.better == "max" and smaller_is_better(goal.metric, experiment.metrics):
-        return [
-            f"The goal is the largest {goal.metric}, of which smaller values are better: the worst"
-            " trial would win. Write mode: min in goal ('min' in Gin)."
-        ]
-    return []
+    if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is None:
+        return []
+    return [
+        f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric} are"
+        f" better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in Gin)."
+    ]
 
 
 _SHARE = 0.5  # the part of the memory that the states of a wave may take

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.data.dtypes import changed_values, narrow_dtype
 from trainer.engine.contracts import Batch
-from trainer.engine.metric_sums import compute_losses
+from trainer.engine.metric_sums import compute_losses, with_ignored
 from trainer.engine.program import Program
 from trainer.engine.step import apply_model
 
@@ -68,7 +68,8 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 
     def finite(batch: dict[str, np.ndarray]) -> bool:
-        given = {name: jnp.asarray(x) for name, x in batch.items()}
+        fields = {name: jnp.asarray(x) for name, x in batch.items()}
+        given = with_ignored(experiment.loss, fields)
         losses = compute_losses(experiment.loss, zeros, given)
         return bool(jnp.isfinite(losses.counted(given)).all())
 

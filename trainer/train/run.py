@@ -215,13 +215,12 @@ class Run:
         if plain and self._is_finished(Path(workdir)):
             self.log(_nothing_to_do(self.experiment))
             return DONE
+        place = Path(workdir).absolute()  # the plan reads data, which may change the current folder
         multihost.raise_on_all(lambda: self.plan)
-        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
+        multihost.raise_on_all(lambda: self._look_into(place, bool(allow_changed), until))
         if jax.process_count() > 1:
             multihost.require_same(common(multihost.raise_on_all(lambda: self._fingerprint)))
-        folder = multihost.open_on_host0(
-            lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
-        )
+        folder = multihost.open_on_host0(lambda: self._open(place, allow_changed, take_over), place)
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         end = FAILED  # for exceptions that are not caught here
         try:
@@ -291,7 +290,7 @@ class Run:
                 f"{indented(changes)}Ask for more steps, or choose another --workdir."
             )
 
-    def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
+    def _open(self, workdir: Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         data = self.experiment.data
         return Workdir(
             workdir,

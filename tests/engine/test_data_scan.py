@@ -1,0 +1,219 @@
+"""What a plan finds in the values of a data set."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from trainer import data, losses
+from trainer.__main__ import main
+from trainer.config import ConfigError
+from trainer.engine import data_scan
+from trainer.engine.experiment import Experiment
+from trainer.engine.plan import make_plan
+from trainer.engine.program import Program
+from trainer.models import mlp
+
+CLASSES = 4
+
+
+def arrays() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns 200 examples to train on and 80 to test on, with equally many of each class."""
+    draw = np.random.default_rng(0)
+
+    def split(count: int) -> dict[str, np.ndarray]:
+        label = (np.arange(count) % CLASSES).astype(np.int32)
+        return {"image": draw.normal(size=(count, 3)).astype(np.float32), "label": label}
+
+    return split(200), split(80)
+
+
+def found(
+    train: Any, test: Any, loss: Any = None, make: Callable[..., Any] = data.ArrayDataset
+) -> list[str]:
+    experiment = Experiment(
+        model=mlp(width=4, num_classes=CLASSES),
+        data=make(train, test, batch_size=20),
+        loss=loss or losses.softmax_cross_entropy(),
+        optimizer=optax.sgd(0.1),
+        steps=4,
+        log_every=4,
+        eval_every=4,
+        save_every=4,
+    )
+    return list(make_plan(Program(experiment)).warnings)
+
+
+class Streamed:
+    """Arrays behind methods only, as of a data set that reads files."""
+
+    def __init__(self, train: Any, test: Any, batch_size: int):
+        self._inner = data.ArrayDataset(train, test, batch_size=batch_size)
+        self.batch_size, self.num_examples = batch_size, self._inner.num_examples
+        self.element_spec = self._inner.element_spec
+
+    def train(self, batch_index: int, seed: int) -> Iterator[Any]:
+        return self._inner.train(batch_index, seed)
+
+    def evaluate(self) -> Iterator[Any]:
+        return self._inner.evaluate()
+
+
+def test_data_without_a_fault_have_no_warning():
+    assert found(*arrays()) == []
+    assert found(*arrays(), make=Streamed) == []
+
+
+@pytest.mark.parametrize("make", [data.ArrayDataset, Streamed])
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (-1, "'label' is -1 in 1 label of {what}, first in example 7 (from 0). The loss reads"),
+        (-1, "classes 0 to 3. Remove these examples, or set `ignore_label` of the loss"),
+        (4, "'label' is 4 in 1 label of {what}"),
+        (4, "Set num_classes of the model to at least 5, or correct them."),
+    ],
+)
+def test_a_label_that_is_not_a_class_is_an_error(label, words, make):
+    train, test = arrays()
+    test["label"][7] = label
+    what = "the test split" if make is data.ArrayDataset else "the first test batch"
+    with pytest.raises(ConfigError) as caught:
+        found(train, test, make=make)
+    assert words.format(what=what) in str(caught.value)
+    test["mask"] = np.ones(80, np.float32)
+    test["mask"][7] = 0
+    train["mask"] = np.ones(200, np.float32)
+    if make is data.ArrayDataset:
+        assert found(train, test) == []
+
+
+def test_the_error_names_the_line_of_the_data(tmp_path, capsys, monkeypatch):
+    (tmp_path / "unlabelled.py").write_text(UNLABELLED)
+    config = tmp_path / "run.yaml"
+    config.write_text(CONFIG)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["explain", f"--config={config}", "--vocabulary=unlabelled"]) == 2
+    assert "run.yaml:2: 'label' is -1 in 3 labels of the training split" in capsys.readouterr().err
+
+
+def test_a_negative_label_of_a_stream_is_never_the_last_class():
+    logits, batch = jnp.zeros((2, CLASSES)), {"label": jnp.array([-1, 3])}
+    values = losses.softmax_cross_entropy()(logits, batch)
+    assert np.isnan(values[0]) and values[1] == pytest.approx(np.log(CLASSES))
+
+
+def own(outputs: jax.Array, batch: Any) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+
+
+def test_a_loss_of_ones_own_is_warned_of_labels_without_an_output():
+    train, test = arrays()
+    assert found(train, test, own) == []
+    train["label"][3] = 4
+    (said,) = found(train, test, own)
+    assert said.startswith(
+        "'label' has values from 0 to 4 in the training split, and the model has"
+    )
+    # A field that the loss does not read may be anything.
+    train["label"][3] = 0
+    train["person"], test["person"] = np.arange(200), np.arange(80)
+    assert found(train, test, own) == []
+
+
+def test_a_value_that_is_not_finite_is_named():
+    train, test = arrays()
+    test["image"][11, 2] = np.nan
+    (said,) = found(train, test)
+    assert said.startswith(
+        "'image' has values that are not finite in 1 of 80 examples of the test split, first in "
+        "example 11 (from 0): its loss is then probably NaN, and no run has a result."
+    )
+    (said,) = found(train, test, make=Streamed)
+    assert "in 1 of 20 examples of the first test batch" in said
+
+
+def test_examples_of_both_splits_are_counted():
+    train, test = arrays()
+    test["image"][5:9], test["label"][5:9] = train["image"][105:109], train["label"][105:109]
+    (said,) = found(train, test)
+    assert said.startswith("4 of 80 examples of the test split are equal, in every field, to one")
+    (said,) = found(train, train)
+    assert said.startswith("200 of 200 examples of the test split are equal")
+    # One of 200 may be there twice without a word.
+    again = {key: np.concatenate([x[:1], x]) for key, x in arrays()[1].items()}
+    many = {key: np.concatenate([np.roll(again[key], 1, 0), x]) for key, x in train.items()}
+    assert any(each.startswith("81 of 81") for each in found(many, again))
+
+
+def test_fields_that_are_equal_in_all_examples_are_named():
+    train, test = arrays()
+    train["image"][:], test["image"][:] = 1.5, 1.5
+    said = found(train, test)
+    assert "All 200 examples of the training split have the same 'image'." in said
+    assert "All 80 examples of the test split have the same 'image'." in said
+
+
+def test_classes_that_a_split_lacks_are_named():
+    train, test = arrays()
+    train["label"][train["label"] == 2] = 1
+    test["label"][test["label"] == 3] = 1
+    said = found(train, test)
+    assert "Of class 2, the test split has 20 examples and the training split has none." in said
+    assert "Of class 3, the test split has no example." in said
+
+
+def test_unequal_classes_are_a_line():
+    train, test = arrays()
+    train["label"][:] = np.where(np.arange(200) < 190, 0, 1 + np.arange(200) % 3)
+    (said,) = [each for each in found(train, test) if "unequal" in each]
+    assert said == (
+        "The classes of the training split are unequal: 95.0% of its examples are of class 0, and "
+        "1.5% of class 1. A model that always answers 0 has an accuracy of 0.95 there."
+    )
+
+
+def test_large_arrays_are_read_at_equal_distances_which_is_said(monkeypatch):
+    monkeypatch.setattr(data_scan, "_MOST_EXAMPLES", 50)
+    train, test = arrays()
+    train["image"][8:] = np.nan
+    train["mask"], test["mask"] = np.ones(200, np.float32), np.ones(80, np.float32)
+    train["mask"][:21] = 0
+    (said,) = [each for each in found(train, test) if "finite" in each]
+    # Of 200, every fourth: 44 from example 24 on.
+    assert "in 44 of 44 examples of a sample of the training split, first in example 24 " in said
+
+
+def test_a_split_of_which_nothing_counts_and_a_field_without_values_are_no_error():
+    train, test = arrays()
+    for split in (train, test):
+        split["none"] = np.zeros((len(split["label"]), 0), np.float32)
+        split["mask"] = np.ones(len(split["label"]), np.float32)
+    assert found(train, test) == []
+    train["mask"][:] = 0
+    assert found(train, test) == []
+
+
+UNLABELLED = """
+import numpy as np
+
+from trainer.data import ArrayDataset
+
+
+def semi(batch_size: int = 4) -> ArrayDataset:
+    x = np.arange(48, dtype=np.float32).reshape(16, 3)
+    label = np.array([0, 1, 2, -1] * 4)
+    label[3] = 0
+    split = {"image": x, "label": label}
+    return ArrayDataset(split, {"image": -x - 1, "label": abs(label)}, batch_size=batch_size)
+"""
+CONFIG = """model: !models.mlp {width: 4, num_classes: 3}
+data: !unlabelled.semi {batch_size: 4}
+loss: !losses.softmax_cross_entropy
+optimizer: !optax.sgd {learning_rate: 0.1}
+steps: 4
+"""
