@@ -237,7 +237,10 @@ def _perhaps_wrong(split: _Split, loss: Any, outputs: Any) -> Iterator[str]:
         if not _is_number(split, key, outputs):
             continue
         labels, _ = _labels(split, key)
-        if labels.size and (labels.min() < 0 or labels.max() >= classes):
+        # A single output is a number or a logit, and many values are numbers of something else.
+        if classes == 1 or not 0 < len(np.unique(labels)) <= 2 * classes:
+            continue
+        if labels.min() < 0 or labels.max() >= classes:
             yield (
                 f"{key!r} has values from {labels.min()} to {labels.max()} in {split.what}, and "
                 f"the model has {plural(classes, 'output')}. If the loss reads it as the number of "
