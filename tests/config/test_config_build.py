@@ -598,6 +598,11 @@ def test_an_error_raised_by_a_function_is_reported_with_file_and_line(
     assert re.search(r" \(\S*config_zoo/__init__\.py:\d+\)$", told)
 
 
+def test_a_syntax_error_has_the_line_of_its_own_file(refused):
+    told = refused("\n  !config_zoo.raises {kind: syntax}")
+    assert told.endswith("SyntaxError: '(' was never closed (broken.py:1)")
+
+
 def test_an_error_that_begins_with_the_name_of_the_function_says_it_once(load):
     builder = Builder(load("model: !models.gpt {num_heads: 5}\n"))
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Plans of configs whose data are not on this machine, and steps that are compiled but not run."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ def test_another_command_refuses_before_it_makes_a_folder(
     before = sorted(lab.parent.iterdir())
     options = ["--vocabulary=absent_lab", "--set", "data=!absent_lab.absent {}"]
     assert main([*command, f"--config={lab}", *options]) == 2
-    assert "Copy the points to this machine" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"Copy the points to this machine \(\S*absent_lab\.py:20\)\n", said), said
     assert set(lab.parent.iterdir()) - set(before) <= {lab.parent / "__pycache__"}
 
 

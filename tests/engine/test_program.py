@@ -714,7 +714,9 @@ def test_the_plan_warns_of_a_best_checkpoint_that_is_the_worst(best, mode, warne
         "error": metrics.mean_squared_error(),
     }
     found = ranking_warnings(experiment(best_metric=best, best_mode=mode, metrics=chosen))
-    assert bool(found) == warned and all(best in text and f"is '{mode}'" in text for text in found)
+    assert bool(found) == warned
+    wanted = "max" if mode == "min" else "min"
+    assert all(best in text and f"Set best_mode to '{wanted}'." in text for text in found)
 
 
 def test_a_mesh_with_more_devices_than_exist_is_refused():

@@ -314,6 +314,7 @@ def test_a_sweep_with_an_arm_without_a_winner_is_not_done(tmp_path):
     assert all(o and o.end == "diverged" for o in map(read_outcome, folders(tmp_path / "sweep")))
 
 
+@pytest.mark.long
 def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
     file = write_sweep(tmp_path, base, more="checkpoints: final", trials=2)

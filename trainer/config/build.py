@@ -284,8 +284,11 @@ class _Traversal:
         except Exception as error:  # a function may reject its arguments with any exception
             said = build_errors.exception_text(error)
             source = self._config.source_of_error(path, said)
-            if not self._vocabulary.is_ours(name) and (line := wording.location(error, name)):
-                said = f"{said.rstrip('.: ')}{line}"
+            if not self._vocabulary.is_ours(name):
+                if not isinstance(error, ValueError):  # its sentence needs no type before it
+                    said = wording.summary(error, name)
+                elif line := wording.location(error, name):
+                    said = f"{said.rstrip('.: ')}{line}"
             text = said if said.startswith(f"{name} ") else f"{name} refuses its arguments: {said}"
             if changed := [x for x in self._config.overridden(path) if x != str(source)]:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."

@@ -15,11 +15,11 @@ from jax.extend.core import Literal
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
-from trainer.engine.contracts import ComponentError, calling, check_eval_batch
-from trainer.engine.data_shards import WHOLE, eval_batches, train_batches
+from trainer.engine.contracts import Batch, ComponentError, calling
+from trainer.engine.data_shards import WHOLE, train_batches
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
-from trainer.engine.step import State, apply_model
+from trainer.engine.step import State, output_shapes
 from trainer.messages import plural
 
 _MOST_BYTES = 2**28  # of a split that are read, which takes a few tenths of a second
@@ -59,8 +59,10 @@ class _Split:
         return f"{'' if self.apart == 1 else 'a sample of '}the {self.name} split"
 
 
-def scan(program: Program, state: State) -> list[str]:
+def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str]:
     """Looks at the data of a program, and returns sentences about what is probably a mistake.
+
+    `first` has the first batch of each split that is evaluated, from `Evaluation.check`.
 
     They are about values that are not finite, examples of the training split in another one, fields
     that are equal in all examples, classes that a split lacks, and unequal classes.
@@ -72,9 +74,10 @@ def scan(program: Program, state: State) -> list[str]:
     experiment = program.experiment
     if isinstance(experiment.data, DeclaredData):
         return []
-    splits = [split for split in _splits(experiment.data) if split.size]
+    splits = [split for split in _splits(experiment.data, first) if split.size]
     warnings = [text for split in splits for text in _not_finite(split)]
-    outputs = _outputs(program, state)
+    with meshes.ambient(program.mesh):
+        outputs = output_shapes(experiment, state, program.feed.abstract_batch())
     key = getattr(experiment.loss, "class_labels", None)
     classes = getattr(outputs, "shape", (0,))[-1]
     for split in splits:
@@ -94,24 +97,21 @@ def scan(program: Program, state: State) -> list[str]:
     return warnings
 
 
-def _splits(data: Any) -> Iterator[_Split]:
+def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
     """Yields the splits of a data set, the training split first."""
     held = getattr(data, "split_arrays", None)
-    names = {"train": "training"}
     if held is not None:
         for split in ("train", *split_sizes(data)):
             with calling("data"):
-                found = _sampled(names.get(split, split), held[split])
+                found = _sampled("training" if split == "train" else split, held[split])
             yield found
         return
     with calling("data"):
         batch = next(train_batches(data, 0, 0, WHOLE), None)
     if batch is not None:  # or else the feed raises
         yield _counted("training", batch, None)
-    for split in split_sizes(data):
-        with calling("data"):
-            batch = next(eval_batches(data, split, WHOLE), None)
-        yield _counted(split, check_eval_batch(batch), None)
+    for split, evaluated in first.items():
+        yield _counted(split, evaluated, None)
 
 
 def _sampled(name: str, arrays: Mapping[str, Any]) -> _Split:
@@ -131,17 +131,6 @@ def _counted(name: str, arrays: Mapping[str, Any], apart: int | None) -> _Split:
         fields = {key: x[mask > 0] for key, x in fields.items()}
         mask, numbers = None, numbers[mask > 0]
     return _Split(name, fields, numbers, mask, apart)
-
-
-def _outputs(program: Program, state: State) -> Any:
-    """Returns the shapes of what the model returns for a batch."""
-
-    def outputs(params: Any, model_state: Any, batch: Any) -> Any:
-        return apply_model(program.experiment, params, model_state, batch, key=None, train=False)[0]
-
-    with meshes.ambient(program.mesh):
-        batch = program.feed.abstract_batch()
-        return jax.eval_shape(outputs, state.params, state.model_state, batch)
 
 
 # Values.

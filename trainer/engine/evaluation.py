@@ -141,27 +141,31 @@ class Evaluation:
             for name, value in self.run(state, through(self.batches(split))).items()
         }
 
-    def check(self, state: State) -> None:
-        """Traces the evaluation of the first batch of every split; raises ComponentError.
+    def check(self, state: State) -> dict[str, Batch]:
+        """Traces the evaluation of the first batch of every split, and returns these batches.
 
-        If the data set is not on this machine, it traces a batch of the declared shapes. The state
-        may consist of `jax.ShapeDtypeStruct`.
+        They are this process's shards. If the data set is not on this machine, it traces a batch of
+        the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
+        Raises ComponentError.
         """
         params = self._averages.eval_shape(state)
-        for split in split_sizes(self._experiment.data):
-            shapes = self._eval_shapes(split)
-            self._trace(params, state, padded_shapes(self._mesh, shapes), size_of(shapes))
-
-    def _eval_shapes(self, split: str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shapes and dtypes of the first batch of a split, over all processes."""
         data: Any = self._experiment.data
-        if isinstance(data, DeclaredData):
-            return dict(data.eval_spec)
+        first = {}
+        for split in split_sizes(data):
+            if isinstance(data, DeclaredData):
+                shapes = dict(data.eval_spec)
+            else:
+                first[split] = self._first_batch(split)
+                shapes = resized(first[split], size_of(first[split]) * self._shard.size)
+            self._trace(params, state, padded_shapes(self._mesh, shapes), size_of(shapes))
+        return first
+
+    def _first_batch(self, split: str) -> Batch:
         with calling("data"):
             first = next(self.batches(split), None)
         batch = check_eval_batch(first)
         check_values(batch, "evaluate()")
-        return resized(batch, size_of(batch) * self._shard.size)
+        return batch
 
     def _empty(self) -> Any:
         names = self._aux or ()

@@ -344,8 +344,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
-        program.evaluation.check(state)
-        found = scan(program, state)
+        found = scan(program, state, program.evaluation.check(state))
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""

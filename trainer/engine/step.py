@@ -439,6 +439,15 @@ def apply_model(
     return outputs, new_state
 
 
+def output_shapes(experiment: Experiment, state: State, batch: Batch) -> Any:
+    """Returns the shapes of what the model returns for a batch in evaluation; nothing is run."""
+
+    def apply(params: Any, model_state: Any, batch: Batch) -> Any:
+        return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
+
+    return jax.eval_shape(apply, state.params, state.model_state, batch)
+
+
 def _average(decay: Any, ema: Any, params: Any) -> Any:
     return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, params)
 

@@ -1,7 +1,5 @@
 """Finds out whether a batch itself makes the loss not finite, by its values or its labels."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ from trainer.data.dtypes import changed_values, narrow_dtype
 from trainer.engine.contracts import Batch
 from trainer.engine.metric_sums import compute_losses, with_ignored
 from trainer.engine.program import Program
-from trainer.engine.step import apply_model
+from trainer.engine.step import output_shapes
 
 
 def find_fault(program: Program, batch: Batch) -> str | None:
@@ -55,11 +53,8 @@ def _changed(x: np.ndarray) -> str | None:
 def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     experiment, state = program.experiment, program.abstract_state()
 
-    def apply(params: Any, model_state: Any, batch: Batch) -> Any:
-        return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
-
     # Outputs of zeros need only shapes, so the model is not run.
-    outputs = jax.eval_shape(apply, state.params, state.model_state, batch)
+    outputs = output_shapes(experiment, state, batch)
     if not hasattr(outputs, "shape") or not outputs.shape:
         return None
     # [batch, classes], or [batch, positions, classes] for a sequence.

@@ -170,6 +170,8 @@ def steps(
 def raises(kind: str = "value", x: float = 0.0) -> Made:
     if kind == "parse":
         return float(f"{x:.0f}kg")  # pyright: ignore[reportReturnType]
+    if kind == "syntax":  # as of a module that is imported here
+        compile("x = (\n", "broken.py", "exec")
     error = {"value": ValueError, "type": TypeError, "key": KeyError, "empty": ValueError}[kind]
     raise error("" if kind == "empty" else f"x is {x},\n  which is no good.")
 
