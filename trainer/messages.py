@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 # Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
 DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
 
-_MAX_LINES = 7
+_MAX_LINES = 12
 _MAX_LINE = 400
 
 
@@ -13,8 +13,8 @@ class UserError(ValueError):
     """A mistake of the user: a command prints it without a traceback and exits with 2.
 
     A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line. The
-    message is whole sentences: what was given, what exists, what to do. At most seven lines of it
-    are kept, and control characters are escaped.
+    message is whole sentences: what was given, what exists, what to do. At most twelve lines of
+    it are kept, and control characters are escaped.
     """
 
     def __init__(self, message: str):

@@ -622,6 +622,48 @@ def test_an_error_without_a_known_value_names_the_settings_of_the_call(load):
     assert said.endswith(f" Its arguments were changed by {changed}.")
 
 
+# All mistakes at once
+
+
+def test_all_mistakes_of_a_config_are_reported_in_the_order_of_the_file(load, tmp_path):
+    config = load("""
+        steps: 30O
+        model: !models.mlp {widht: 32, num_classes: many}
+        data: !data.digits
+          batch_sise: 32
+        metrics:
+          accuracy: !partial:metrics.acuracy {}
+          spare: [!metrics.accuracy {}, !data.digitz {}]
+        """)
+    with pytest.raises(ConfigError) as caught:
+        Builder(config).check()
+    count, *lines = str(caught.value).splitlines()
+    assert count == "7 mistakes:"
+    lines = [line.removeprefix(f"{tmp_path}/a.yaml:") for line in lines]
+    assert [line[:2] for line in lines] == ["2:", "2:", "3:", "3:", "5:", "7:", "8:"]
+    parts = ["loss, optimizer", "'30O'", "'width'?", "'many'", "'batch_size'?"]
+    for part, line in zip([*parts, "'metrics.accuracy'?", "a class"], lines, strict=True):
+        assert part in line
+    assert "data.digits needs" not in str(caught.value)  # batch_size is misspelt, not missing
+
+
+def test_at_most_ten_mistakes_are_shown(load):
+    config = load("".join(f"argument_{number}: 1\n" for number in range(13)))
+    with pytest.raises(ConfigError) as caught:
+        Builder(config).check()
+    lines = str(caught.value).splitlines()
+    assert (lines[0], len(lines), lines[-1]) == ("13 mistakes:", 12, "... and 3 more.")
+
+
+def test_all_functions_that_refuse_their_arguments_are_reported(load):
+    raises = "!config_zoo.raises {kind: value, x: 2}"
+    config = load(f"data: !config_zoo.anything\n  x: {raises}\n  y: [1, {raises}]\n")
+    builder = Builder(config, ["config_zoo"])
+    with pytest.raises(ConfigError) as caught:
+        builder.build("data")
+    assert [line.split(": ")[0][-2:] for line in str(caught.value).splitlines()[1:]] == [":2", ":3"]
+
+
 # The vocabulary
 
 

@@ -1,7 +1,8 @@
 """Checks a tree against the functions that it names, and builds objects from it."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,10 +96,14 @@ class Builder:
         return self._vocabulary.function(name)
 
     def check(self) -> None:
-        """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
-        _Traversal(self.config, self._vocabulary, None, {}, calling=False).start("")
+        """Raises ConfigError for wrong names, arguments and types, all of them; calls nothing."""
+        mistakes = _Mistakes()
+        with mistakes.collected():
+            _Traversal(self.config, self._vocabulary, None, {}, calling=False).start("")
         for unused in self.config.unused:
-            self._check_unused(unused)
+            with mistakes.collected():
+                self._check_unused(unused)
+        mistakes.raise_all()
 
     def _check_unused(self, unused: Unused) -> None:
         """Raises ConfigError for a binding whose function or argument does not exist."""
@@ -133,7 +138,7 @@ class Builder:
             The result of the node's function; the value of a leaf.
 
         Raises:
-            ConfigError: a call does not fit its function, or a function raises.
+            ConfigError: calls do not fit their functions, or functions raise.
             KeyError: there is no node at the path, or at a path of `overrides`.
         """
         for each in [path, *(overrides or ())]:
@@ -141,6 +146,44 @@ class Builder:
                 raise KeyError(f"The config has no node at {each!r}.")
         walk = _Traversal(self.config, self._vocabulary, units, overrides or {}, True, floats)
         return walk.start(path)
+
+
+class _Mistakes:
+    """Collects mistakes of which none is due to another, and raises them as one error."""
+
+    def __init__(self, errors: Sequence[ConfigError] = ()):
+        self._errors = list(errors)
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keeps a ConfigError of the block for `raise_all`."""
+        try:
+            yield
+        except _Several as error:
+            self._errors += error.errors
+        except ConfigError as error:
+            self._errors.append(error)
+
+    def raise_all(self) -> None:
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise _Several(self._errors)
+
+
+class _Several(ConfigError):
+    """Several mistakes, each in a line, in the order of the files."""
+
+    def __init__(self, errors: Sequence[ConfigError]):
+        files = [error.source.file if error.source else "" for error in errors]
+        order = {
+            str(error): (files.index(file), error.source.line if error.source else 0)
+            for error, file in zip(errors, files, strict=True)
+        }
+        lines = [" ".join(text.split()) for text in sorted(order, key=order.__getitem__)]
+        more = [f"... and {len(lines) - 10} more."] if len(lines) > 10 else []
+        super().__init__("\n".join([f"{len(lines)} mistakes:", *lines[:10], *more]))
+        self.errors = errors
 
 
 class _Traversal:
@@ -172,7 +215,8 @@ class _Traversal:
 
     def _below(self, tree: Tree, key: Key, slot: Slot, path: str) -> Slot:
         if isinstance(tree, Call):
-            function = self._function(tree, path)
+            function = self._vocabulary.function(tree.name, self._config.sources[path])
+            self._check_arguments(tree, function, path, None)
             return slot.of_argument(function, str(key), annotations.takes_optimizer(slot.hint))
         try:
             if isinstance(tree, dict):
@@ -223,31 +267,41 @@ class _Traversal:
 
     def _list(self, tree: list, slot: Slot, path: str) -> Any:
         slots, kind = slot.of_elements(len(tree))
-        built = [self.value(item, slots[i], join(path, i)) for i, item in enumerate(tree)]
+        built, mistakes = [], _Mistakes()
+        for index, item in enumerate(tree):
+            with mistakes.collected():
+                built.append(self.value(item, slots[index], join(path, index)))
+        mistakes.raise_all()
         return kind(built) if self._calling else built
 
     def _dict(self, tree: dict, slot: Slot, path: str) -> dict:
         key_slot = slot.of_keys()
-        built = {}
+        built, mistakes = {}, _Mistakes()
         for key, item in tree.items():
-            below = join(path, key)
-            try:
-                built_key = self._leaf(key, key_slot, below)
-            except TypeMismatch:
-                source = self._config.argument_source(below)
-                raise ConfigError(build_errors.key_type_mismatch(key, key_slot), source) from None
-            # Two keys may be equal once their units are converted. In a check all of them are 0.
-            if built_key in built and self._calling:
-                source = self._config.argument_source(below)
-                raise ConfigError(f"Two keys of {path!r} are {built_key!r}. Remove one.", source)
-            built[built_key] = self.value(item, slot.of_entry(key), below)
+            with mistakes.collected():
+                built_key = self._key(key, key_slot, path)
+                # Equal once their units are converted, perhaps. In a check all of them are 0.
+                if built_key in built and self._calling:
+                    source = self._config.argument_source(join(path, key))
+                    raise ConfigError(
+                        f"Two keys of {path!r} are {built_key!r}. Remove one.", source
+                    )
+                built[built_key] = self.value(item, slot.of_entry(key), join(path, key))
+        mistakes.raise_all()
         return built
+
+    def _key(self, key: Key, slot: Slot, path: str) -> Any:
+        try:
+            return self._leaf(key, slot, join(path, key))
+        except TypeMismatch:
+            source = self._config.argument_source(join(path, key))
+            raise ConfigError(build_errors.key_type_mismatch(key, slot), source) from None
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
         is_factory = annotations.takes_optimizer(slot.hint)
         # An optimizer needs all required arguments now; another function may get some when called.
         is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
-        function = self._function(call, path, None if is_waiting else slot)
+        function = self._vocabulary.function(call.name, self._config.sources[path])
         # A schedule may stand for any float of an optimizer, although no annotation says so.
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
@@ -259,10 +313,15 @@ class _Traversal:
             fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
         if not fits:
             raise TypeMismatch
-        values = {
-            name: self.value(item, slot.of_argument(function, name, is_factory), join(path, name))
-            for name, item in call.kwargs.items()
-        }
+        values, mistakes = {}, _Mistakes()
+        with mistakes.collected():
+            self._check_arguments(call, function, path, None if is_waiting else slot)
+        for name, item in call.kwargs.items():
+            if name in function.parameters:
+                below = slot.of_argument(function, name, is_factory)
+                with mistakes.collected():
+                    values[name] = self.value(item, below, join(path, name))
+        mistakes.raise_all()
         values |= self._default_steps(function, values, path)
         if not self._calling:
             return None
@@ -294,20 +353,23 @@ class _Traversal:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."
             raise ConfigError(text, source) from error
 
-    def _function(self, call: Call, path: str, slot: Slot | None = None) -> Function:
-        """Returns the function of a call; raises ConfigError if it does not take the arguments.
+    def _check_arguments(
+        self, call: Call, function: Function, path: str, slot: Slot | None
+    ) -> None:
+        """Raises ConfigError for arguments that a function does not have.
 
         If a `slot` is given, no required argument may be missing.
         """
-        function = self._vocabulary.function(call.name, self._config.sources[path])
+        unknown = []
         for name in call.kwargs:
             if name not in function.parameters:
-                source = self._config.argument_source(join(path, name))
                 if path:
                     text = build_errors.unknown_argument(function, name)
                 else:
                     text = build_errors.unknown_at_root(call, function, name, self._config.sources)
-                raise ConfigError(text, source)
+                source = self._config.argument_source(join(path, name))
+                unknown.append(ConfigError(text, source))
+        _Mistakes(unknown).raise_all()  # without what is missing: its name may be misspelt
         missing = [
             name
             for name, parameter in function.parameters.items()
@@ -316,7 +378,6 @@ class _Traversal:
         if slot is not None and missing:
             text = build_errors.missing_arguments(function, missing, slot)
             raise ConfigError(text, self._config.sources[path])
-        return function
 
     def _default_steps(
         self, function: Function, values: Mapping[str, Any], path: str

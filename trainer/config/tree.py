@@ -41,7 +41,7 @@ class Source:
 
 
 class ConfigError(UserError):
-    """A mistake in a config; its text is a complete message of at most seven lines.
+    """A mistake in a config; its text is a complete message of at most twelve lines.
 
     Args:
         message: whole sentences: what was given, what exists, what to do.
