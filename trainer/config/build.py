@@ -159,7 +159,7 @@ class _Mistakes:
         """Keeps a ConfigError of the block for `raise_all`."""
         try:
             yield
-        except _Several as error:
+        except ConfigErrors as error:
             self._errors += error.errors
         except ConfigError as error:
             self._errors.append(error)
@@ -168,10 +168,10 @@ class _Mistakes:
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
-            raise _Several(self._errors)
+            raise ConfigErrors(self._errors)
 
 
-class _Several(ConfigError):
+class ConfigErrors(ConfigError):
     """Several mistakes, each in a line, in the order of the files."""
 
     def __init__(self, errors: Sequence[ConfigError]):

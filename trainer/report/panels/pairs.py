@@ -9,7 +9,7 @@ from trainer.report.results import Workload
 from trainer.report.statistics import noether
 from trainer.report.wording import shown
 
-_ARMS = (Column("arm", "arm"), Column("than", "against"))
+_ARMS = (Column("arm", "arm"), Column("against", "against"))
 _DECISIONS = (
     *_ARMS,
     Column("difference", "difference", "number"),
