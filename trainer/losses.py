@@ -90,7 +90,7 @@ class _CrossEntropy:
                 )
             _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
             return _chunked(outputs, target, self.label_smoothing, batch.get("mask"))
-        check_real(outputs, batch, name)
+        check_outputs(outputs, batch, name)
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
@@ -256,14 +256,19 @@ def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None
             "metrics.perplexity and metrics.bits_per_byte can read. Use one of these, or call "
             "`outputs.whole()` in a function of your own."
         )
-    check_real(outputs, batch, name)
+    check_outputs(outputs, batch, name)
 
 
-def check_real(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
-    """Raises ValueError if the outputs are complex: their imaginary parts would be lost.
+def check_outputs(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
+    """Raises ValueError if the outputs are complex, or a single number for all examples.
 
     Outputs that are not an array are not checked.
     """
+    if isinstance(outputs, jax.Array) and outputs.ndim == 0:
+        raise ValueError(
+            f"{name} takes the outputs of each example, [batch, ...], but the model returned "
+            f"{outputs.dtype}[], a single number. Do not average or sum over the batch."
+        )
     if not isinstance(outputs, jax.Array) or not jnp.iscomplexobj(outputs):
         return
     fields = ", ".join(f"{key!r} {x.dtype}" for key, x in batch.items() if jnp.iscomplexobj(x))

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.logits import ChunkedLogits
-from trainer.losses import check_array, check_real, over_features, per_position, pick
+from trainer.losses import check_array, check_outputs, over_features, per_position, pick
 
 __all__ = [
     "accuracy",
@@ -48,7 +48,7 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
     """
 
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        check_real(outputs, batch, "metrics.accuracy")
+        check_outputs(outputs, batch, "metrics.accuracy")
         classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
         return per_position(_float(outputs.argmax(axis=-1).astype(classes.dtype) == classes))
 
@@ -80,7 +80,7 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
         raise ValueError(f"metrics.top_k_accuracy needs k to be at least 1, but got {k}.")
 
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        check_real(outputs, batch, "metrics.top_k_accuracy")
+        check_outputs(outputs, batch, "metrics.top_k_accuracy")
         if k > outputs.shape[-1]:
             raise ValueError(
                 f"metrics.top_k_accuracy counts the {k} largest outputs, but the model returns "

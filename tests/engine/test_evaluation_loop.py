@@ -203,9 +203,8 @@ class Bare(Everything):
     ],
 )
 def test_a_metric_is_traced_whole_before_the_first_step(metric, words):
-    program = Program(experiment(metrics={"mine": metric}))
     with pytest.raises(ConfigError) as caught:
-        make_plan(program)
+        make_plan(Program(experiment(metrics={"mine": metric})))
     method = metric.merge if "merge" in words else metric.compute
     line = method.__code__.co_firstlineno
     assert words.format(place=f"tests/engine/test_evaluation_loop.py:{line}") in str(caught.value)

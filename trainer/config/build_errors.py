@@ -116,6 +116,8 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += f" {annotations.dtype_advice(tree)}"
     elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
+    elif isinstance(tree, str) and _is_number(tree) and annotations.takes_number(slot.hint):
+        text += " A number is written without quotes."
     elif isinstance(tree, str) and slot.takes_steps:
         text += " A number of steps may also be '5%', '3 epochs', '1_000 examples' or '10M tokens'."
     elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
@@ -123,8 +125,6 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             " Only numbers of steps have units: arguments that are named like warmup_steps, or"
             " annotated like Annotated[int, 'steps']."
         )
-    elif isinstance(tree, str) and _is_number(tree) and annotations.takes_number(slot.hint):
-        text += " A number is written without quotes."
     elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
         text += " The value None is written None in Gin and null in YAML."
     elif words == "a Space":

@@ -127,6 +127,13 @@ def check_metrics(metrics: Any, field: str) -> None:
                 f"such as a call of `metrics.accuracy` returns, with "
                 f"{protocols.members(protocols.Metric)}.",
             )
+        # Of the class itself: a base class that is a tree of arrays makes no tree of a subclass.
+        if not vars(metric).keys() & {"__dataclass_fields__", "tree_flatten"}:
+            raise ComponentError(
+                field,
+                f"The metric {name!r} is of class {metric.__name__}, which jax does not know as a "
+                "tree of arrays: write @flax.struct.dataclass above the class.",
+            )
 
 
 def tokens_per_example(data: Any) -> int | None:

@@ -265,13 +265,6 @@ class MetricAccumulator:
         """Returns the value before any batch; `aux` has the names of the loss's aux values."""
         with calling("metrics"):
             total = {name: metric.empty() for name, metric in self._metrics.items()}
-        for name, metric in total.items():
-            if any(isinstance(leaf, clu_metrics.Metric) for leaf in jax.tree.leaves(metric)):
-                raise ComponentError(
-                    "metrics",
-                    f"The metric {name!r} is of class {type(metric).__name__}, which jax does not "
-                    "know as a tree of arrays: write @flax.struct.dataclass above the class.",
-                )
         return total | {name: _mean_of(0.0, 0.0) for name in aux}
 
     def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses) -> dict:
@@ -324,7 +317,7 @@ class MetricAccumulator:
                 continue
             except Exception as error:
                 said = build_errors.exception_text(error).rstrip(".")
-                where = wording.location(error)
+                where = wording.location(error) or _defined(type(metric), "compute")
                 text = f"The metric {name!r} cannot be computed: {said}{where}."
                 raise ComponentError("metrics", text) from error
             if found.shape != ():
