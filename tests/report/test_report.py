@@ -519,18 +519,22 @@ def test_sensitivity_to_the_learning_rate_is_that_of_the_paper():
     # FACTS of arXiv:2309.14322's definition: 1.2 for these losses and an initial loss of 10.
     losses = [3.2, 3.1, 3.0, 3.0, 3.1, 4.0, None]
     points = [(10.0 ** (-4 + index * 0.5), loss) for index, loss in enumerate(losses)]
-    work = workload({"a": [3.0, 3.1]}, {"a": points})
-    for each in work.trials:
-        work._curves[each.name] = curve([0, 100], [10.0, 3.0])
+    initial = {"a": {"validation/loss": 10.0}}
+    work = workload({"a": [3.0, 3.1]}, {"a": points}, initial=initial)
     row = block(reported(work), "learning_rate").tables[0].rows[0]
     assert row[:2] == ("a", "matrices.learning_rate") and row[6] == 1
     assert row[7] == pytest.approx(1.2)
+    # A sweep of an earlier version did not measure it, and its table is without the column.
+    work = workload({"a": [3.0, 3.1]}, {"a": points})
+    (table,) = block(reported(work), "learning_rate").tables
+    assert "sensitivity" not in [column.name for column in table.columns]
 
 
 def test_sensitivity_is_a_mean_over_seeds():
     # Seed 0: (1 + 0 + 1) / 3, seed 1: (0 + 1 + 2) / 3. Of the mean losses it would be 0.5.
     losses = {0: [2.0, 1.0, 2.0], 1: [1.0, 2.0, 3.0]}
-    work = workload({"a": [3.0, 3.1]}, {"a": [(0.01, 1.0)]})
+    initial = {"a": {"validation/loss": 10.0}}
+    work = workload({"a": [3.0, 3.1]}, {"a": [(0.01, 1.0)]}, initial=initial)
     rates = [0.01, 0.1, 1.0]
     trials = [
         changed(
@@ -544,8 +548,6 @@ def test_sensitivity_is_a_mean_over_seeds():
         for seed, each in losses.items()
         for number, loss in enumerate(each)
     ]
-    for each in trials:
-        work._curves[each.name] = curve([0, 100], [10.0, 3.0])
     row = block(reported(replace(work, trials=tuple(trials))), "learning_rate").tables[0].rows[0]
     assert row[7] == pytest.approx((2 / 3 + 1) / 2)
 
@@ -596,9 +598,8 @@ def test_points_are_connected_only_along_a_single_axis():
 )
 def test_the_initial_value_is_drawn_unless_it_flattens_the_points(losses, shown):
     points = [(10.0**k, loss) for k, loss in enumerate(losses)]
-    work = workload({"a": [1.0, 1.1]}, {"a": points})
-    for each in work.trials:
-        work._curves[each.name] = curve([0, 100], [5.5, 3.0])
+    initial = {"a": {"validation/loss": 5.5}}
+    work = workload({"a": [1.0, 1.1]}, {"a": points}, initial=initial)
     (figure,) = block(reported(work), "learning_rate").figures
     assert ("rule" in [series.kind for series in figure.series]) == shown
     assert ("The initial value, 5.5, lies outside." in figure.description) != shown

@@ -1,10 +1,8 @@
 """The panel of sensitivity to the learning rate, and warnings about the edges of spaces."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from shlex import quote
-
-import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
@@ -13,7 +11,6 @@ from trainer.report.statistics import mean_interval
 from trainer.report.statistics.sensitivity import sensitivity
 from trainer.report.wording import joined
 from trainer.sweep.spaces import Bounds
-from trainer.writers import iterate_metrics
 
 _NAMED = 4  # how many axes a sentence lists
 _COLUMNS = (
@@ -56,7 +53,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     if not rates:
         none = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=text or (none,), warnings=tuple(warnings))
-    initial, measured = _initial(workload, rates)
+    initial = _initial(workload, {scan.arm for scan in rates})
     figures = []
     for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
         of_axis = [scan for scan in rates if names[scan.path] == name]
@@ -65,8 +62,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     rows = tuple(_row(workload, scan, names[scan.path], initial) for scan in rates)
     note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
     if math.isfinite(initial):
-        how = "is" if measured else "is taken to be"
-        note += f" The initial {workload.goal.metric} {how} {initial:.4g}."
+        note += f" The initial {workload.goal.metric} is {initial:.4g}."
     table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
@@ -167,31 +163,14 @@ def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, 
     return (min(finite), max(finite)) if finite else (math.nan, math.nan)
 
 
-def _initial(workload: Workload, rates: list[Scan]) -> tuple[float, bool]:
-    """Returns the metric before training, the worst one of the arms, and whether it was measured.
+def _initial(workload: Workload, arms: Collection[str]) -> float:
+    """Returns the metric before training, the worst one of the arms; NaN if one was not measured.
 
-    Sweeps of earlier versions did not measure it. For a loss it is then the first training loss of
-    the trial with the smallest learning rate, which moved least; for other metrics, which training
-    rows may lack, the worst first evaluation of any trial.
+    Sweeps of earlier versions did not measure it.
     """
-    sign = workload.goal.sign
-    known = [workload.initial_of(arm, workload.goal.selected) for arm in {x.arm for x in rates}]
-    if None not in known:
-        return sign * max(sign * x for x in known if x is not None), True
-    if workload.goal.metric == "loss":
-        slowest = min(rates, key=lambda scan: scan.at[0])
-        folder = next(run.folder for run in workload.trials if run.name == slowest.names[0])
-        try:
-            for row in iterate_metrics(folder):
-                if math.isfinite(row.get("train/loss", math.nan)):
-                    return row["train/loss"], False
-        except OSError:
-            pass
-    firsts = [
-        curve.values[0] for run in workload.trials if len((curve := workload.curve(run)).values)
-    ]
-    finite = [sign * float(x) for x in firsts if np.isfinite(x)]
-    return (sign * max(finite) if finite else math.nan), False
+    sign, name = workload.goal.sign, workload.goal.selected
+    known = [x for arm in arms if (x := workload.initial_of(arm, name)) is not None]
+    return sign * max(sign * x for x in known) if len(known) == len(arms) else math.nan
 
 
 def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
