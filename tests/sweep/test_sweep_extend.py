@@ -1,6 +1,7 @@
 """`sweep extend`: revisions of the plan in the folder of a sweep."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,28 @@ def test_more_trials_continue_the_sequence(folder, method):
     theirs, ours = old.programs[0], new.programs[1]
     same_facts = "inputs", "steps", "batch_size", "flops", "state_bytes"
     assert all(getattr(ours, name) == getattr(theirs, name) for name in same_facts)
+
+
+def test_what_does_not_grow_gets_no_trials_but_searches_arms_and_seeds(folder, capsys):
+    # Eight points of a Latin hypercube and the last eight of sixteen are no Latin hypercube.
+    text = SWEEP_TEXT.replace("method.random", "method.latin_hypercube")
+    for before in (text, SWEEP_TEXT):
+        sweep, old = begun(folder, before)
+        code, new, _ = extend(folder, text, "trials=8")
+        assert (code, new.revision) == (2, 1)
+        said = " ".join(capsys.readouterr().err.split())
+        assert (
+            "trials of first: 4 -> 8 (the first 4 points of latin_hypercube, seed 0 change: raise"
+            " searches instead)" in said
+        )
+        shutil.rmtree(sweep)
+    _, old = begun(folder, text)
+    arm = "arms.second={space: {optimizer.b2: !space.uniform {low: 0.5, high: 0.9}}}"
+    code, new, plan = extend(folder, text, "searches=3", "seeds=2", arm)
+    assert code == 0 and len(added(old, new)) == 2 * 3 * 2 * 4 - 4
+    assert {(t.name, *t.values.items()) for t in new.trials} == {
+        (t.name, *t.values.items()) for t in plan.trials
+    }
 
 
 def test_more_seeds_are_new_trials_of_every_point(folder):

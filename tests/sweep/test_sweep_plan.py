@@ -193,6 +193,44 @@ def test_with_more_trials_the_first_trials_stay_the_same(folder, method):
     assert [t.values for t in other] != [t.values for t in longest[:4]]
 
 
+# How each method is called that needs more than a seed.
+CALLED = {
+    "explicit": lambda: methods.explicit([{"rate": n} for n in range(16)]),
+    "grid": methods.grid,
+    "halving": lambda: methods.halving(methods.latin_hypercube(), cuts=[10]),
+}
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_a_method_says_whether_its_first_points_stay_with_more_of_them(name):
+    method = CALLED.get(name, lambda: getattr(methods, name)(seed=3))()
+    space = {"a": spaces.uniform(0.0, 1.0, points=4), "b": spaces.uniform(0.0, 1.0, points=4)}
+    space = {} if name == "explicit" else space
+    kept = list(method.points(space, 16)[:8]) == list(method.points(space, 8)[:8])
+    assert method.chooser.grows is kept, (
+        f"write grows={kept} for {name} in trainer/sweep/methods.py"
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_each_slice_of_each_coordinate_has_one_point_of_a_latin_hypercube(count, seed):
+    # McKay, Beckman and Conover 1979: the definition.
+    space = {name: spaces.uniform(0.0, 1.0) for name in "abc"}
+    points = methods.latin_hypercube(seed).points(space, count)
+    for name in space:
+        assert sorted(int(point[name] * count) for point in points) == list(range(count))
+
+
+def test_the_searches_of_a_latin_hypercube_are_independent():
+    # If they are, the slices of their first points are those of two fair dice.
+    method, space = methods.latin_hypercube(seed=1), {"a": spaces.uniform(0.0, 1.0)}
+    slices = [int(4 * method.of_search(n).points(space, 4)[0]["a"]) for n in range(1600)]
+    pairs = np.zeros((4, 4))
+    np.add.at(pairs, (slices[::2], slices[1::2]), 1)
+    assert stats.chisquare(pairs.ravel()).pvalue > 0.01
+
+
 def test_paths_of_a_zip_move_together(folder):
     text = """base: base.yaml
 space:

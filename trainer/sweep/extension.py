@@ -224,8 +224,12 @@ def _extended_points(
     arm: ArmConfig, search: int, old: Sequence[_Point], new: Sequence[_Point]
 ) -> tuple[list[_Point], list[str]]:
     """Returns the points of a search with those that a file adds, and lines about removed ones."""
+    line = f"trials of {arm.name}: {len(old):,} -> {len(new):,}"
     if len(new) < len(old):
-        return [], [f"trials of {arm.name}: {len(old):,} -> {len(new):,}"]
+        return [], [line]
+    if 0 < len(old) < len(new) and not arm.method.chooser.grows:
+        why = f"the first {len(old):,} points of {arm.method.text} change"
+        return [], [f"{line} ({why}: raise searches instead)"]
     if isinstance(arm.method, Sampled):
         return [*old, *new[len(old) :]], []
     keys, theirs = {point.key for point in old}, {point.key for point in new}

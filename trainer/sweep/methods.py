@@ -1,7 +1,6 @@
 """How a sweep chooses the points of a space; a config names them as method.sobol and so on.
 
-A method is deterministic. The first n points of `random`, `halton` and `sobol` stay the same when
-more of them are asked for.
+A method is deterministic, and says whether its first n points stay when more are asked for.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.sweep.spaces import Space
 
-__all__ = ["explicit", "grid", "halton", "halving", "random", "sobol"]
+__all__ = ["explicit", "grid", "halton", "halving", "latin_hypercube", "random", "sobol"]
 
 Point = Mapping[str, Tree]  # the key of a space -> a value of the space
 
@@ -94,6 +93,7 @@ class Grid(_Uncut):
     """All combinations; the last key of the space changes fastest."""
 
     text: str = "grid"
+    grows: bool = True
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the product of the numbers of values; see `Method`."""
@@ -129,11 +129,13 @@ class Sampled(_Uncut):
         kind: the name of the sequence.
         seed: of the sequence.
         sequence: (seed, dimensions, count) -> coordinates [count, dimensions].
+        grows: whether the first n points stay the same when more of them are asked for.
     """
 
     kind: str
     seed: int
     sequence: Callable[[int, int, int], np.ndarray]
+    grows: bool
 
     @property
     def text(self) -> str:
@@ -167,11 +169,13 @@ class Explicit(_Uncut):
         searches: the points of each search, equally many.
         search: of which search this object has the points.
         text: see `Method`.
+        grows: see `Sampled`.
     """
 
     searches: Sequence[Sequence[Point]]
     search: int = 0
     text: str = "explicit"
+    grows: bool = True
 
     @property
     def trials(self) -> Sequence[Point]:
@@ -313,7 +317,7 @@ def random(seed: int = 0) -> Method:
 
         return np.stack([row(n) for n in range(count)])
 
-    return Sampled("random", seed, coordinates)
+    return Sampled("random", seed, coordinates, grows=True)
 
 
 def halton(seed: int = 0) -> Method:
@@ -325,7 +329,7 @@ def halton(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    return _of_scipy("Halton", seed)
+    return _of_scipy("halton", "Halton", seed, grows=True)
 
 
 def sobol(seed: int = 0) -> Method:
@@ -337,7 +341,22 @@ def sobol(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    return _of_scipy("Sobol", seed)
+    return _of_scipy("sobol", "Sobol", seed, grows=True)
+
+
+def latin_hypercube(seed: int = 0) -> Method:
+    """Returns the Latin hypercube of scipy: of n points, one in each of n slices of every value.
+
+    With more points all of them are others, so that `sweep extend` adds searches, and no trials.
+    See McKay, Beckman and Conover 1979 (Technometrics 21).
+
+    Args:
+        seed: at least 0 and less than 2**64.
+
+    Raises:
+        ValueError: the seed is out of its range.
+    """
+    return _of_scipy("latin_hypercube", "LatinHypercube", seed, grows=False)
 
 
 def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> Method:
@@ -433,7 +452,7 @@ def _check_points(points: Sequence[Mapping[str, Any]], name: str, first: Mapping
             )
 
 
-def _of_scipy(name: str, seed: int) -> Method:
+def _of_scipy(kind: str, name: str, seed: int, *, grows: bool) -> Method:
     """Returns a scrambled sequence of scipy.stats.qmc, by the name of its class."""
     _check_seed(seed)
 
@@ -445,7 +464,7 @@ def _of_scipy(name: str, seed: int) -> Method:
             warnings.simplefilter("ignore", UserWarning)
             return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
 
-    return Sampled(name.lower(), seed, coordinates)
+    return Sampled(kind, seed, coordinates, grows)
 
 
 def _check_seed(seed: int) -> None:

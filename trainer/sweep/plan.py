@@ -351,8 +351,8 @@ def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
 def make_plan(definition: Definition) -> Plan:
     """Lists the trials of a sweep, from `definition.read_sweep`.
 
-    The plan depends on the files only; with a larger number of trials, those of `random`, `halton`
-    and `sobol` that it had before stay the same. Raises ConfigError if an arm's method does not fit
+    The plan depends on the files only; with a larger number of trials, those that it had before
+    stay the same if their method grows. Raises ConfigError if an arm's method does not fit
     its space or number of trials, arms have unequal numbers of trials although budgets are equal,
     seeds overlap, or there are more than 100,000 runs.
     """
