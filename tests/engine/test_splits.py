@@ -142,6 +142,31 @@ def test_the_best_checkpoint_is_chosen_on_the_split_that_best_metric_names(train
     assert kept == {best(row), 20}
 
 
+@pytest.mark.parametrize(
+    ("validation", "best", "warned"),
+    [
+        ("null", "accuracy", True),
+        ("null", "eval/accuracy", False),  # the file says it
+        ("null", "null", False),
+        ("0.1", "accuracy", False),
+    ],
+)
+def test_a_best_checkpoint_that_the_test_split_chooses_is_a_warning(
+    trained, tmp_path, capfd, validation, best, warned
+):
+    sets = [f"--set=data.validation={validation}", f"--set=best_metric={best}"]
+    said = (
+        "best_metric is 'accuracy', and the data set has no validation split: the best checkpoint"
+        " is chosen by eval/accuracy, on the test split, where its value is then optimistic."
+    )
+    run = trained("chosen", *sets)
+    at_start = " ".join(capfd.readouterr().err.split())
+    assert main(["explain", f"--config={run / 'config.yaml'}"]) == 0
+    explained = " ".join(capfd.readouterr().out.split())
+    kept = " ".join((run / "plan.txt").read_text().split())
+    assert [said in text for text in (at_start, explained, kept)] == [warned] * 3
+
+
 def test_epochs_count_the_examples_that_are_trained_on(tmp_path, capfd):
     path = tmp_path / "mine.yaml"
     path.write_text(DIGITS)

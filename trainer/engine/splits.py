@@ -58,12 +58,22 @@ def wrong_mode(name: str, mode: str, metrics: Mapping[str, Any]) -> Literal["min
 
 
 def ranking_warnings(experiment: Any) -> list[str]:
-    """Returns a sentence if the checkpoint that is kept as the best is probably the worst."""
-    metric, mode = experiment.best_metric, experiment.best_mode
-    name = (experiment.best_row or "").partition("/")[2]
-    if (wanted := wrong_mode(name, mode, experiment.metrics)) is None:
-        return []
-    return [
-        f"best_metric is {metric!r}, of which {LOOKED_FOR[wanted]} values are better, but "
-        f"best_mode is {mode!r}: the worst checkpoint would be kept. Set best_mode to {wanted!r}."
-    ]
+    """Returns sentences if the best checkpoint is probably the worst, or chosen on the test split.
+
+    A `best_metric` that names the test split itself is no warning.
+    """
+    metric, mode, row = experiment.best_metric, experiment.best_mode, experiment.best_row or ""
+    found = []
+    if row.startswith(PREFIXES["test"]) and row != metric:
+        found.append(
+            f"best_metric is {metric!r}, and the data set has no validation split: the best "
+            f"checkpoint is chosen by {row}, on the test split, where its value is then optimistic."
+            f" Hold out a part, such as by data.validation=0.1, or write {row!r} if you mean it."
+        )
+    if wanted := wrong_mode(row.partition("/")[2], mode, experiment.metrics):
+        found.append(
+            f"best_metric is {metric!r}, of which {LOOKED_FOR[wanted]} values are better, but "
+            f"best_mode is {mode!r}: the worst checkpoint would be kept. Set best_mode to "
+            f"{wanted!r}."
+        )
+    return found
