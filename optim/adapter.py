@@ -66,7 +66,8 @@ def update(
         dtypes and strong types are those of `state`, and whose leaves share no buffers.
 
     Raises:
-        ValueError: if the optimizer changed the structure of its state, or the shape of a leaf;
+        ValueError: if the optimizer returned no update for a parameter, or changed the structure of
+            its state, or the shape of a leaf;
             inside shard_map, if it needs whole parameters and received shards; or if an argument
             that determines the first state is a schedule (an ArgumentError).
     """
@@ -77,6 +78,11 @@ def update(
     updates: Any
     updates, new_state = _run(now, grads, state, params, extra)
     for path, p in params.items():
+        if updates.get(path) is None:
+            raise ValueError(
+                f"It returned no update for the parameter {path}. Return one for each parameter, "
+                "zeros for one that stays as it is."
+            )
         # Without the check, the sum of parameter and update would be broadcast.
         if jnp.shape(updates[path]) != p.shape:
             raise ValueError(

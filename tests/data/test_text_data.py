@@ -580,10 +580,10 @@ def test_the_command_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
     books(tmp_path)
     options = ["text", "books", "--tokenizer=bpe"]
     assert prepare.main([*options, "--out=small", "--vocab_size=300"]) == 0
-    assert "asked for" not in capsys.readouterr().out
+    assert "pairs" not in capsys.readouterr().out
     assert prepare.main([*options, "--out=large", "--vocab_size=40000"]) == 0
     size = tokenizer.load_tokenizer(tmp_path / "large" / "tokenizer.json").vocab_size
-    said = f"only {size:,} tokens of the 40,000 that were asked for"
+    said = f"for only {size:,} tokens, and vocab_size is 40,000"
     assert 300 < size < 40_000 and said in capsys.readouterr().out
 
 
@@ -631,6 +631,30 @@ def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):
 
 
 # The model.
+
+
+@pytest.mark.parametrize(("asked", "warned"), [(300, False), (40_000, True)])
+def test_the_plan_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture, asked: int, warned: bool
+):
+    from trainer.__main__ import main
+
+    (tmp_path / "run.yaml").write_text(
+        f"data: !data.text {{files: {books(tmp_path)}, tokenizer: bpe, vocab_size: {asked},"
+        " length: 32}\nmodel: !models.gpt {vocab_size: 40000, width: 8, num_heads: 1, depth: 1}\n"
+        "loss: !losses.softmax_cross_entropy\noptimizer: !optax.adamw {learning_rate: 1e-3}\n"
+        "steps: 2\n"
+    )
+    # The package gives every word of a text its token, and then no pair is left.
+    size = tokenizer.train_bpe((path.read_bytes() for path in Path("books").iterdir()), 40_000)
+    for _ in range(2):  # the second time, the tokens are those that the first has kept
+        assert main(["explain", "--config=run.yaml"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("has enough pairs for only" in said) is warned
+        if warned:
+            few = int(re.search(r"for only ([\d,]+) tokens, and vocab_size is 40,000", said)[1])
+            assert 300 < few <= size.vocab_size
+
 
 TOY = """
 import jax, jax.numpy as jnp

@@ -623,6 +623,22 @@ def test_groups_that_do_not_fit_the_parameters_are_refused(groups, name, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("lost", [lambda u: {"a/w": u["a/w"]}, lambda u: {**u, "b/w": None}])
+def test_an_optimizer_that_drops_an_update_is_named_with_the_parameter(lost):
+    def lossy():
+        return optax.stateless(lambda updates, params: lost(updates))
+
+    opt = optim.optimizer({"all": optim.group(".*", partial(lossy))})
+    params = {"a": {"w": jnp.ones(3)}, "b": {"w": jnp.ones(2)}}
+    state = opt.init(params)
+    with pytest.raises(optim.GroupError) as raised:
+        opt.update(params, state, params)
+    assert str(raised.value) == (
+        "test_groups.lossy cannot update the group 'all'. It returned no update for the parameter"
+        " b/w. Return one for each parameter, zeros for one that stays as it is."
+    )
+
+
 def test_mistakes_in_groups_are_whole_sentences():
     with pytest.raises(ValueError, match="not a regular expression"):
         optim.group("blocks/(", partial(optax.sgd, 0.1))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import BASE, planned, with_programs
+from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.engine.loading import load as load_program
@@ -60,6 +60,33 @@ def test_a_check_shows_warnings_by_arm(folder, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert lines[0] == f"warning (first, second, third, fourth): {LARGEST}"
     assert lines[1].startswith(f"warning (second, third): {PART}") and len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "warned"),
+    [
+        ("yaml", "optimizer.learning_rate: !space.integers {low: 1, high: 9}", True),
+        (
+            "yaml",
+            "all: !space.zip {spaces: {optimizer.learning_rate: !space.integers {low: 1, high: 2},"
+            " steps: !space.values {values: [10, 20]}}}",
+            True,
+        ),
+        ("yaml", "optimizer.learning_rate: !space.values {values: [1, 2]}", False),
+        ("yaml", "steps: !space.integers {low: 10, high: 20}", False),
+        ("gin", "optax.adamw.learning_rate", True),
+    ],
+)
+def test_whole_numbers_for_a_learning_rate_are_a_warning(folder, capsys, kind, space, warned):
+    text = f"base: base.yaml\nspace: {{{space}}}\nmethod: !method.sobol\ntrials: 2\n"
+    if kind == "gin":
+        (folder / "base.gin").write_text(BASE_GIN)
+        text = GIN.replace("log_uniform", "integers").replace("1e-4", "1").replace("1e-1", "9")
+    planned(folder, text)
+    assert main(["sweep", f"--config={folder / f'sweep.{kind}'}", "--check"]) == 0
+    said = capsys.readouterr().out
+    words = "is a learning rate, and its space has whole numbers only, integers 1 to"
+    assert (words in said and "use space.log_uniform" in said) is warned, said
 
 
 @pytest.mark.long

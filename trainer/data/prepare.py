@@ -90,12 +90,8 @@ def _prepare_text(options: argparse.Namespace) -> int:
     print(printable(f"The text is ready in {options.out}: {said} tokens."))
     if options.tokenizer == "bpe":
         size = load_tokenizer(out / FILE, plan.end_of_text).vocab_size
-        if size < plan.bpe_size:
-            print(
-                f"The training text has enough pairs for only {size:,} tokens of the "
-                f"{plan.bpe_size:,} that were asked for: the vocab_size of the shards is {size}. "
-                "Give more text for a larger one."
-            )
+        for warning in plan.too_few(size):
+            print(warning)
     return DONE
 
 

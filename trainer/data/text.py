@@ -120,7 +120,7 @@ def text(
     if opened is None:
         raise ValueError(f"The tokens in {folder} cannot be read. Remove it, and start again.")
     streams, loaded = opened
-    return TokenDataset(
+    dataset = TokenDataset(
         streams.pop("train"),
         streams,
         length=length,
@@ -134,6 +134,8 @@ def text(
         eval_tokens=eval_tokens,
         name=f"data.text ({documents})",
     )
+    dataset.plan_warnings = plan.too_few(loaded.vocab_size)
+    return dataset
 
 
 def _check_length(documents: Documents, length: int) -> None:
@@ -245,6 +247,15 @@ class TextPlan:
     def bpe_size(self) -> int:
         """The most tokens of the BPE; a text without so many pairs gives fewer."""
         return _BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
+
+    def too_few(self, found: int) -> list[str]:
+        """Returns a sentence if a BPE of the text has fewer tokens than it may have."""
+        if self.tokenizer != "bpe" or found >= self.bpe_size:
+            return []
+        return [
+            f"The training text has enough pairs for only {found:,} tokens, and vocab_size is "
+            f"{self.bpe_size:,}. Ask for {found:,}, here and in the model, or give more text."
+        ]
 
     def _path(self) -> Path:
         path = Path(self.tokenizer).expanduser()

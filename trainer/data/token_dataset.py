@@ -67,6 +67,7 @@ class TokenDataset:
     Attributes:
         splits: split -> number of examples that `evaluate` yields, the last of which may be padded.
         tokens_per_example: `length`.
+        plan_warnings: sentences that the plan of a run repeats.
 
     Raises:
         ValueError: an argument is out of its range, or a stream is shorter than a sequence.
@@ -109,6 +110,7 @@ class TokenDataset:
         self._end_of_text, self._token_bytes = end_of_text, token_bytes
         self._prefix_bytes, self._documents = prefix_bytes, documents
         self._name = name
+        self.plan_warnings: list[str] = []
         sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
         sizes["eval_batch_size"] = self.eval_batch_size
         sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens

@@ -398,6 +398,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         },
         warnings=[
             *_absent(experiment.data),
+            *getattr(experiment.data, "plan_warnings", ()),
             *found,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),

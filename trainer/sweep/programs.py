@@ -259,10 +259,11 @@ def _group(
             traced = make_plan(program, config)
         except ConfigError as error:
             raise error_in_sweep_file(error, arm, f"The trial {first.name}") from error
+        inputs = set(traced.inputs)
         warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
+        warnings += arm.whole_rates(inputs)
         _check_vmap(definition, arm, program)
         _check_cuts(arm, program.experiment)
-        inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]

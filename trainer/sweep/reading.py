@@ -1,7 +1,7 @@
 """Reads the file of a sweep, and the configs of its arms. Start with `read_sweep`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
@@ -14,7 +14,7 @@ from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Arm, Sweep
 from trainer.sweep.ladder import check_spaces, name_on, on_rung, rungs_of
 from trainer.sweep.methods import Explicit, Method
-from trainer.sweep.spaces import Space
+from trainer.sweep.spaces import Space, bounds
 
 # Arguments whose values stay trees: they are values of a config, and are not built here.
 _TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
@@ -62,6 +62,18 @@ class ArmConfig:
                     for path in self.paths[inner]:
                         found.setdefault(path, []).append(one)
         return found
+
+    def whole_rates(self, floats: Collection[str]) -> list[str]:
+        """Returns a sentence for each learning rate, one of the paths `floats`, among integers."""
+        parts = [x for key, each in self.space.items() for x in (each.parts or {key: each}).items()]
+        return [
+            f"{path} is a learning rate, and its space has whole numbers only, {space.text}: use"
+            " space.log_uniform."
+            for key, space in parts
+            if (interval := bounds(space.text)) is not None and interval.kind == "integers"
+            for path in self.paths[key]
+            if path in floats and "learning_rate" in path
+        ]
 
     def source(self, *names: str) -> Source:
         """Returns the place of the first argument that the file has, or else of the arm itself.
