@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from tests import runs
+from trainer import config as configs
 from trainer import data
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
 from trainer.engine.data_shards import WHOLE, eval_batches
+from trainer.engine.loading import load
 from trainer.engine.splits import split_sizes
 
 DIGITS = """
@@ -165,6 +167,14 @@ def test_a_best_checkpoint_that_the_test_split_chooses_is_a_warning(
     explained = " ".join(capfd.readouterr().out.split())
     kept = " ".join((run / "plan.txt").read_text().split())
     assert [said in text for text in (at_start, explained, kept)] == [warned] * 3
+
+
+def test_shipped_configs_choose_the_best_checkpoint_on_a_validation_split():
+    for file in sorted((runs.ROOT / "configs").glob("*.[gy]*")):
+        read = configs.load([str(file)], sets=runs.ELSEWHERE.get(file.name, []))
+        if read.root.kwargs.get("best_metric") is not None:
+            best = load(read, declared=True).experiment.best_row
+            assert best.startswith("validation/"), file
 
 
 def test_epochs_count_the_examples_that_are_trained_on(tmp_path, capfd):
