@@ -95,9 +95,11 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[None]:
-    """Lets configs and imports find the packages of tests/lab."""
+    """Lets configs and imports find the packages of tests/lab, in processes of the tests too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent / "tests" / "lab")
+        folder = Path(__file__).parent / "tests" / "lab"
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(folder), os.pathsep)
         yield
 
 

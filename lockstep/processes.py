@@ -112,9 +112,13 @@ def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None
 
 
 def _search_path() -> str:
-    """Returns the value of PYTHONPATH with which the process finds the packages of this one."""
+    """Returns the value of PYTHONPATH with which the process finds the packages of this one.
+
+    The current folder is not part of it, which the process searches last, for its vocabulary.
+    """
+    here, home = os.path.abspath("."), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders = [os.path.abspath(each or ".") for each in sys.path]
-    return os.pathsep.join(dict.fromkeys(folders))
+    return os.pathsep.join(each for each in dict.fromkeys(folders) if each != here or each == home)
 
 
 def _raise(code: int, said: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """The entry point of the command line, `python -m trainer [COMMAND] ...`; see cli/options.py."""
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import subprocess
@@ -16,14 +15,8 @@ _OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
 
 def script() -> int:
-    """Runs the command `lockstep`, another name of `python -m trainer`, and returns its exit code.
-
-    As with `python -m`, Python finds packages in the current folder first, such as those that
-    `--vocabulary` names.
-    """
-    if not sys.flags.safe_path:
-        with contextlib.suppress(OSError):  # the folder may have been removed
-            sys.path.insert(0, os.getcwd())
+    """Runs the command `lockstep`, which is `python -P -m trainer`, and returns its exit code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # of the processes that this one starts
     return main()
 
 
@@ -34,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     a checkpoint.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.flags.safe_path:
+        os.environ["PYTHONSAFEPATH"] = "1"  # -P of the processes that this one starts
     shadow = _shadow()
     if shadow and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
         # Answer in a process that does not look for packages in the current folder.
@@ -41,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if shadow:
         sys.stderr.write(f"error: {shadow}\n")
         return 2  # messages.MISTAKE, which cannot be imported if it is shadowed
-    from trainer.cli import options
+    from trainer.cli import options, values
     from trainer.cli.terminal import BestEffortStream, show
     from trainer.messages import DONE, FAILED
 
@@ -49,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "train")
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
         arguments = options.parser().parse_args(words)
+        if getattr(arguments, "vocabulary", None) and values.current_folder_exists():
+            sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
         # Not before, for `--help`: it looks through the packages that are installed.
         from trainer.engine.repeatable import use_deterministic_operations
 

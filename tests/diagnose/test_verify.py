@@ -9,10 +9,7 @@ from tests import runs, short
 from trainer.__main__ import main
 from trainer.diagnose import verify as verifying
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def verify(config: Path, *more: str) -> int:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lockstep as ls
 from tests import runs, short
 from trainer import checkpoint, config, writers
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, integrity
+from trainer.cli import options, sweeps
 from trainer.sweep.plan_file import digest_of
 from trainer.workdir import Workdir
 
@@ -137,6 +140,80 @@ def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_nam
     assert not harm.exists() and "unruly_bomb" not in sys.modules
     assert plan.read_text() == text
     assert main([*work, "--vocabulary=unruly_bomb"]) == 0 and harm.exists()
+
+
+# What lies in the current folder.
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder with files that have the names of installed packages, and with a user's package."""
+    for name in ("yaml", "numpy", "rich", "jax", "optim", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran_{name}', 'w').close()\nraise SystemExit")
+    (tmp_path / "of_here.py").write_text("def net(width: int): ...\n")
+    (tmp_path / "run.gin").write_text(runs.CONFIG)
+    (tmp_path / "sweep.yaml").write_text(
+        "base: run.gin\nspace: {optimizer.b1: !space.values {values: [0.8, 0.9]}}\nfinal: null\n"
+        "goal: {metric: loss, select_on: test}\n"
+    )
+    return tmp_path
+
+
+def lockstep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as its script does, whose folder is the first of Python's path."""
+    (folder / "bin").mkdir(exist_ok=True)
+    script = folder / "bin" / "lockstep"
+    script.write_text("import sys\nfrom trainer.__main__ import script\nsys.exit(script())\n")
+    command, env = [sys.executable, str(script), *words], runs.environment()
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+LOCKSTEP = [
+    ["config", "--config=run.gin", "--set=model=!of_here.net {width: 3}", "--vocabulary=unruly"],
+    ["explain", "--config=run.gin", "--vocabulary=unruly"],
+    pytest.param(
+        ["sweep", "--config=sweep.yaml", "--vocabulary=unruly", "--workdir=sweep", "--workers=2"],
+        marks=pytest.mark.long,
+    ),
+    pytest.param(
+        ["verify", "--config=run.gin", "--vocabulary=unruly", "--steps=2"], marks=pytest.mark.long
+    ),
+]
+
+
+@pytest.mark.parametrize("words", LOCKSTEP)
+def test_the_command_executes_no_file_of_the_current_folder(beside: Path, words: list[str]):
+    for more in ([], ["--vocabulary=of_here"]):
+        done = lockstep(beside, *words, *more)
+        assert done.returncode == (2 if words[0] == "config" and not more else 0), done.stderr
+        assert not list(beside.glob("ran_*"))
+        shutil.rmtree(beside / "sweep", ignore_errors=True)
+    assert words[0] != "config" or "model: !of_here.net\n  width: 3\n" in done.stdout
+
+
+def test_workers_on_other_machines_are_started_so_too(monkeypatch: pytest.MonkeyPatch):
+    begin = ["sweep", "--config=sweep.yaml", "--vocabulary=of_here"]
+    arguments = options.parser().parse_args(begin)
+    for safe in ("", "1"):
+        monkeypatch.setenv("PYTHONSAFEPATH", safe)
+        words = sweeps._worker_words(Path("sweep"), arguments)
+        assert words[words[0] == "-P" :][:3] == ["-m", "trainer", "sweep"]
+        assert ("-P" in words) == bool(safe) and "--vocabulary=of_here" in words
+
+
+def test_processes_of_the_library_search_the_current_folder_only_for_a_vocabulary(
+    beside: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(beside)
+    for path in ["", str(beside)]:  # of a notebook, and of one that was told where it stands
+        monkeypatch.syspath_prepend(path)
+        edits = {"model": ls.call.of_here.net(width=3), "data": ls.call.data.digits(batch_size=8)}
+        config = ls.load_config("run.gin", set=edits)
+        with pytest.raises(ls.UserError, match="There is no function 'of_here.net'"):
+            ls.explain(config, devices=2)
+        with pytest.raises(ls.UserError, match="model is None"):
+            ls.explain(config, devices=2, vocabulary=["of_here"])
+        assert not list(beside.glob("ran_*"))
 
 
 # What lies in a workdir.

@@ -1,6 +1,7 @@
 """The command sweep: plans a sweep, starts its workers, and looks at its folder."""
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -237,7 +238,8 @@ def _compute_in_workers(
 
 def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
     """Returns the words of the command of a worker, after that of Python."""
-    words = work_command(folder, arguments.vocabulary)
+    safe = ["-P"] if os.environ.get("PYTHONSAFEPATH") else []
+    words = [*safe, *work_command(folder, arguments.vocabulary)]
     words += [f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
     return [*words, *allowed_changes(arguments)]
 

@@ -290,8 +290,6 @@ class TrainerProcess:
             [*command, f"--workdir={workdir}"],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            # A package of --vocabulary may be on a path that only this process has.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.output = ""
 
