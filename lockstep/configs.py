@@ -2,17 +2,21 @@
 
 import copy
 import html
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
 from lockstep.calls import tree_of
 from trainer import config as configs
+from trainer.cli import values
 from trainer.config import Call, Source
 from trainer.config.edit import config_of_tree, without
 from trainer.config.tree import child_trees, split_path
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
+
+Packages = str | Sequence[str]  # a text with commas, or a list
 
 
 class Config:
@@ -23,6 +27,8 @@ class Config:
 
     Args:
         resolved: the resolved config, from `trainer.config.load`.
+        vocabulary: further packages whose public functions it may name; the attribute has those of
+            the variable LOCKSTEP_VOCABULARY, too.
 
     Example:
         >>> import lockstep as ls
@@ -36,8 +42,9 @@ class Config:
         'best_metric: accuracy'
     """
 
-    def __init__(self, resolved: configs.Config):
+    def __init__(self, resolved: configs.Config, vocabulary: Packages = ()):
         self._resolved = resolved
+        self.vocabulary = as_vocabulary(vocabulary)
 
     @property
     def resolved(self) -> configs.Config:
@@ -93,7 +100,7 @@ class Config:
 
     def copy(self) -> "Config":
         """Returns a config that can be edited without changing this one."""
-        return Config(self._resolved)
+        return Config(self._resolved, self.vocabulary)
 
     def to_yaml(self) -> str:
         """Returns the config as canonical YAML, which `load_config` and the command line read."""
@@ -140,6 +147,7 @@ def load_config(
     *,
     bindings: Sequence[str] = (),
     search_paths: Sequence[str] = (),
+    vocabulary: Packages = (),
 ) -> Config:
     """Reads a config, without executing or importing anything that it names.
 
@@ -148,6 +156,8 @@ def load_config(
         set: path -> value, which override the files.
         bindings: Gin statements that override the files; for Gin files only.
         search_paths: folders for files that are not found otherwise.
+        vocabulary: further packages whose public functions it may name, such as "my_lab"; they are
+            imported when something is built. Whatever takes the config then knows them.
 
     Raises:
         UserError: a file cannot be read, or the config contains a mistake.
@@ -158,16 +168,17 @@ def load_config(
         200
     """
     names = [files] if isinstance(files, str | PathLike) else files
-    config = Config(configs.load(names, bindings, search_paths=search_paths))
+    config = Config(configs.load(names, bindings, search_paths=search_paths), vocabulary)
     for path, value in (set or {}).items():
         config[path] = value
     return config
 
 
-def make_config(**arguments: Any) -> Config:
+def make_config(*, vocabulary: Packages = (), **arguments: Any) -> Config:
     """Returns a config that is written in Python.
 
     Args:
+        vocabulary: see `load_config`.
         arguments: those of the root of a config, such as model, data, loss, optimizer and steps;
             functions are written with `ls.call`.
 
@@ -187,7 +198,28 @@ def make_config(**arguments: Any) -> Config:
         0.001
     """
     root = Call("experiment", {key: tree_of(value) for key, value in arguments.items()})
-    return Config(config_of_tree(root, Source("make_config(...)")))
+    return Config(config_of_tree(root, Source("make_config(...)")), vocabulary)
+
+
+def as_config(config: Config | str | PathLike[str], vocabulary: Packages = ()) -> Config:
+    """Returns a config or its file as a config, with further packages."""
+    if not isinstance(config, Config):
+        return load_config(config, vocabulary=vocabulary)
+    known = as_vocabulary(config.vocabulary)
+    return Config(config.resolved, (*known, *as_vocabulary(vocabulary)))
+
+
+def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
+    """Returns packages, and those of LOCKSTEP_VOCABULARY; raises UserError for "__main__"."""
+    given = values.packages(vocabulary) if isinstance(vocabulary, str) else vocabulary
+    if "__main__" in given:
+        raise UserError(
+            "A config cannot name functions of '__main__', the notebook or script itself: another"
+            " process does not have them. Put them into a file, such as my_lab.py, and write"
+            " vocabulary=['my_lab']."
+        )
+    known = values.packages(os.environ.get("LOCKSTEP_VOCABULARY", ""))
+    return tuple(dict.fromkeys([*known, *given]))
 
 
 def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

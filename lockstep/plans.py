@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.configs import Config
-from lockstep.processes import check_vocabulary, run_command
+from lockstep.configs import Config, Packages, as_config
+from lockstep.processes import run_command
 from trainer.cli import values
 from trainer.messages import UserError
 
@@ -158,9 +158,9 @@ class Plan:
 
 
 def explain(
-    config: Config,
+    config: Config | str | PathLike[str],
     *,
-    vocabulary: Sequence[str] = (),
+    vocabulary: Packages = (),
     devices: int | None = None,
     device_memory: int | str | None = None,
     compile: bool = False,
@@ -171,7 +171,7 @@ def explain(
     makes it in a process of its own, in which jax simulates them. This process keeps its devices.
 
     Args:
-        config: the config.
+        config: the config, or its file.
         vocabulary: further packages whose public functions the config may name.
         devices: the number of devices of another machine; None for those of this one.
         device_memory: with `devices`: the memory of each, in bytes or as text, such as "80GB" or
@@ -190,9 +190,10 @@ def explain(
         >>> plan.parameters["head/kernel"].group, plan.warnings
         ('rest', ())
     """
+    config = as_config(config, vocabulary)
     if devices is not None:
         limit = None if device_memory is None else _bytes(device_memory)
-        return Plan(_elsewhere(config, vocabulary, devices, limit, compile))
+        return Plan(_elsewhere(config, devices, limit, compile))
     if device_memory is not None:
         raise UserError(
             f"device_memory is about devices that are not here: write devices=N, device_memory="
@@ -202,23 +203,20 @@ def explain(
     from trainer.engine import explanation as engine
     from trainer.train.continuation import begin_with
 
-    program = load_program(config, vocabulary, declared=True)
+    program = load_program(config, declared=True)
     found = engine.explain(program, config.resolved)
     if program.experiment.warm_start:
-        begin_with(program, config.resolved, vocabulary)  # finds the mistakes in it
+        begin_with(program, config.resolved, config.vocabulary)  # finds the mistakes in it
     return Plan(engine.with_compiled(found, program) if compile else found)
 
 
-def _elsewhere(
-    config: Config, vocabulary: Sequence[str], devices: int, limit: int | None, compile: bool
-) -> Any:
+def _elsewhere(config: Config, devices: int, limit: int | None, compile: bool) -> Any:
     """Returns the explanation of a config for devices that a process of its own simulates."""
     from lockstep.runs import file_of
     from trainer.engine.explanation import from_json
 
-    check_vocabulary(vocabulary)
     words = ["explain", f"--devices={_converted('devices', values.devices, devices)}"]
-    words += [f"--vocabulary={each}" for each in vocabulary]
+    words += [f"--vocabulary={each}" for each in config.vocabulary]
     # Exact: the option takes a decimal number of MB with up to nine digits after the point.
     words += [] if limit is None else [f"--device_memory={limit // 10**6}.{limit % 10**6:06}MB"]
     words += ["--compile"] if compile else []

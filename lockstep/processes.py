@@ -205,15 +205,3 @@ def run_here(words: Sequence[str], translate: Translate) -> None:
     except UserError as error:
         raise UserError(_with_arguments(translate(str(error)))) from error
     _raise(code, [])
-
-
-def check_vocabulary(vocabulary: Sequence[str]) -> None:
-    """Raises UserError if the vocabulary is a single text, or names the notebook or script."""
-    if isinstance(vocabulary, str):
-        raise UserError(f"vocabulary is a list of packages: write vocabulary=[{vocabulary!r}].")
-    if "__main__" in vocabulary:
-        raise UserError(
-            "A config cannot name functions of '__main__', the notebook or script itself: another"
-            " process does not have them. Put them into a file, such as my_lab.py, and write"
-            " vocabulary=['my_lab']."
-        )

@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from lockstep.configs import Config
+from lockstep.configs import Config, Packages, as_config
 from optim.paths import names
 from trainer.cli.resolving import make_program
 from trainer.config.wording import known_names, listing
@@ -18,13 +19,13 @@ from trainer.messages import UserError
 from trainer.workdir import code
 
 
-def load_program(config: Config, vocabulary: Sequence[str], declared: bool = False) -> _Program:
+def load_program(config: Config, declared: bool = False) -> _Program:
     """Builds the program of a config.
 
     If `declared`, a data set that is not on this machine is replaced by its declared shapes.
     """
-    program = make_program(config.resolved, vocabulary, declared=declared)
-    check_code(vocabulary)
+    program = make_program(config.resolved, config.vocabulary, declared=declared)
+    check_code(config.vocabulary)
     return program
 
 
@@ -185,11 +186,11 @@ def check_split(data: Any, split: str) -> None:
         raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
 
 
-def compile(config: Config, *, vocabulary: Sequence[str] = ()) -> Program:
+def compile(config: Config | str | PathLike[str], *, vocabulary: Packages = ()) -> Program:
     """Builds the program of a config, which is compiled at its first step.
 
     Args:
-        config: the config; later changes of it do not change the program.
+        config: the config, or its file; later changes of it do not change the program.
         vocabulary: further packages whose public functions the config may name.
 
     Raises:
@@ -205,6 +206,6 @@ def compile(config: Config, *, vocabulary: Sequence[str] = ()) -> Program:
         >>> int(state.step), row["train/loss"] < 4.0
         (2, True)
     """
-    program = load_program(config, vocabulary)
+    program = load_program(as_config(config, vocabulary))
     program.trace(program.abstract_state())
     return Program(program)

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.configs import Config
+from lockstep.configs import Config, Packages, as_vocabulary
 from lockstep.plans import svg_of
 from lockstep.runs import Run
 from lockstep.sweeps import Sweep
@@ -26,14 +26,16 @@ class Report:
         default: the folder in which `save` writes it by default.
 
     Attributes:
-        verdict: sentences, one for each workload.
+        verdict: what the sweeps or runs show, as text.
+        sentences: the verdict of each workload.
         warnings: sentences about what limits the verdict.
     """
 
     def __init__(self, content: Any, default: Path):
         self._content = content
         self._default = default
-        self.verdict: Sequence[str] = tuple(content.verdict)
+        self.sentences: Sequence[str] = tuple(content.verdict)
+        self.verdict: str = "\n".join(self.sentences)
         self.warnings: Sequence[str] = content.warnings
 
     @property
@@ -71,7 +73,7 @@ class Report:
 
     def __repr__(self) -> str:
         notes = [f"Note: {warning}" for warning in self.warnings]
-        return "\n".join([*self.verdict, *notes])
+        return "\n".join([*self.sentences, *notes])
 
     def _repr_html_(self) -> str:
         from trainer.report.html.page import page
@@ -175,7 +177,7 @@ def compare(
     b: Run | Config | str | PathLike[str],
     *,
     program: bool = True,
-    vocabulary: Sequence[str] = (),
+    vocabulary: Packages = (),
 ) -> Comparison:
     """Shows how two configs or runs differ: config, program of a step, and metrics.
 
@@ -196,7 +198,9 @@ def compare(
             return Side(f"config {name}", what.resolved, False, {}, ())
         return read_side(_folder(what))
 
-    texts = differences(side("a", a), side("b", b), vocabulary, program=program)
+    known = [getattr(getattr(x, "config", x), "vocabulary", ()) for x in (a, b)]
+    words = dict.fromkeys(sum(known, as_vocabulary(vocabulary)))
+    texts = differences(side("a", a), side("b", b), [*words], program=program)
     return Comparison("\n".join(texts) + "\n")
 
 

@@ -8,8 +8,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.configs import Config
-from lockstep.processes import check_vocabulary, run_command, run_here
+from lockstep.configs import Config, Packages, as_config
+from lockstep.processes import run_command, run_here
 from trainer import config as configs
 from trainer.messages import UserError
 from trainer.writers import iterate_metrics
@@ -36,7 +36,7 @@ class Run:
         UserError: the folder is not that of a run.
     """
 
-    def __init__(self, folder: str | PathLike[str], vocabulary: Sequence[str] = ()):
+    def __init__(self, folder: str | PathLike[str], vocabulary: Packages = ()):
         from trainer.train.trained import read_run
 
         self.folder = Path(folder)
@@ -45,8 +45,7 @@ class Run:
                 f"{folder} is the folder of a sweep: read it with ls.load_sweep, whose trials()"
                 " names its runs, and whose run(name) returns one of them."
             )
-        self._vocabulary = tuple(vocabulary)
-        self.config = Config(read_run(self.folder))
+        self.config = Config(read_run(self.folder), vocabulary)
         self._program: Any = None
         self._model: Any = None
 
@@ -137,9 +136,9 @@ class Run:
             from lockstep.programs import check_code
             from trainer.engine.experiment import as_model
 
-            builder = configs.Builder(self.config.resolved, self._vocabulary)
+            builder = configs.Builder(self.config.resolved, self.config.vocabulary)
             model = as_model(builder.build("model"))
-            check_code(self._vocabulary)
+            check_code(self.config.vocabulary)
             self._warn_of_other_code()
             self._model = model
         return self._model
@@ -184,7 +183,7 @@ class Run:
         from trainer.train.trained import choose_step
 
         if self._program is None:
-            self._program = load_program(self.config, self._vocabulary)
+            self._program = load_program(self.config)
             self._warn_of_other_code()
         try:
             number = choose_step(self.folder, self.config.resolved, step)
@@ -205,7 +204,7 @@ class Run:
         from trainer.workdir import code
 
         then = code_of(self.folder)
-        now = code.hashes(self._vocabulary)
+        now = code.hashes(self.config.vocabulary)
         if changed := [name for name, x in now.items() if then.get(name, x) != x]:
             warnings.warn(
                 f"The run in {self.folder} was computed with another content of"
@@ -217,10 +216,10 @@ class Run:
     def _trained(self, step: Step, *, raw: bool) -> Any:
         from trainer.train.trained import read_trained
 
-        return read_trained(self.folder, step, self._vocabulary, raw=raw)
+        return read_trained(self.folder, step, self.config.vocabulary, raw=raw)
 
 
-def load_run(folder: str | PathLike[str], *, vocabulary: Sequence[str] = ()) -> Run:
+def load_run(folder: str | PathLike[str], *, vocabulary: Packages = ()) -> Run:
     """Returns the run in a folder.
 
     Args:
@@ -238,7 +237,7 @@ def train(
     config: Config | str | PathLike[str],
     workdir: str | PathLike[str],
     *,
-    vocabulary: Sequence[str] = (),
+    vocabulary: Packages = (),
     until: int | None = None,
     allow_changed: Sequence[str] = (),
     inline: bool = False,
@@ -283,13 +282,9 @@ def train(
         ...     run.summary.step
         2
     """
-    if not isinstance(config, Config):
-        from lockstep.configs import load_config
-
-        config = load_config(config)
-    check_vocabulary(vocabulary)
+    config = as_config(config, vocabulary)
     words = ["train", f"--workdir={fspath(workdir)}"]
-    words += [f"--vocabulary={each}" for each in vocabulary]
+    words += [f"--vocabulary={each}" for each in config.vocabulary]
     words += [] if until is None else [f"--until={until}"]
     words += [f"--allow_changed={each}" for each in allow_changed]
     with file_of(config) as (file, places):
@@ -298,7 +293,7 @@ def train(
             run_here(command, places)
         else:
             run_command(command, places, quiet)
-    return Run(workdir, vocabulary)
+    return Run(workdir, config.vocabulary)
 
 
 @contextmanager

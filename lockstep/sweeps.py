@@ -5,7 +5,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.processes import check_vocabulary, run_command
+from lockstep.configs import Packages, as_vocabulary
+from lockstep.processes import run_command
 from lockstep.runs import Run
 from trainer.config.wording import listing
 from trainer.messages import UserError
@@ -29,11 +30,11 @@ class Sweep:
         UserError: the folder is not that of a sweep.
     """
 
-    def __init__(self, folder: str | PathLike[str], vocabulary: Sequence[str] = ()):
+    def __init__(self, folder: str | PathLike[str], vocabulary: Packages = ()):
         from trainer.sweep.plan_file import read_plan
 
         self.folder = Path(folder)
-        self._vocabulary = tuple(vocabulary)
+        self._vocabulary = as_vocabulary(vocabulary)
         read_plan(self.folder)
 
     def trials(self) -> "DataFrame":
@@ -121,7 +122,7 @@ def _row(run: Any, hidden: str) -> dict[str, Any]:
     return row | {k: x for k, x in metrics if not (hidden and k.startswith(hidden))}
 
 
-def load_sweep(folder: str | PathLike[str], *, vocabulary: Sequence[str] = ()) -> Sweep:
+def load_sweep(folder: str | PathLike[str], *, vocabulary: Packages = ()) -> Sweep:
     """Returns the sweep in a folder.
 
     Args:
@@ -140,7 +141,7 @@ def sweep(
     *,
     set: Mapping[str, Any] | None = None,
     workers: int = 1,
-    vocabulary: Sequence[str] = (),
+    vocabulary: Packages = (),
     allow_changed: Sequence[str] = (),
     quiet: bool = False,
 ) -> Sweep:
@@ -166,7 +167,7 @@ def sweep(
     from lockstep.calls import tree_of
     from trainer.config.yaml_writer import value_text
 
-    check_vocabulary(vocabulary)
+    vocabulary = as_vocabulary(vocabulary)
     words = ["sweep", f"--config={fspath(file)}", f"--workdir={fspath(workdir)}"]
     words += [f"--workers={workers}", *(f"--vocabulary={each}" for each in vocabulary)]
     words += [f"--allow_changed={each}" for each in allow_changed]

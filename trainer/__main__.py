@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "train")
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
         arguments = options.parser().parse_args(words)
-        if getattr(arguments, "vocabulary", None) and values.current_folder_exists():
+        arguments.vocabulary = [*dict.fromkeys(getattr(arguments, "vocabulary", ()))]
+        if arguments.vocabulary and values.current_folder_exists():
             sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
         # Not before, for `--help`: it looks through the packages that are installed.
         from trainer.engine.repeatable import use_deterministic_operations

@@ -1,5 +1,7 @@
 """Exit codes, the error of a user's mistake, and text for terminals."""
 
+import os
+import sys
 from collections.abc import Collection, Sequence
 
 # Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
@@ -71,6 +73,14 @@ def joined(words: Sequence[str], most: int | None = None) -> str:
     if most is not None and len(words) > most:
         words = [*words[:most], plural(len(words) - most, "other")]
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def started() -> list[str]:
+    """Returns how a user started this process, such as ["lockstep"]; [] if not by our command."""
+    argv = sys.orig_argv
+    if "trainer" in argv and argv[argv.index("trainer") - 1] == "-m":
+        return argv[: argv.index("trainer") + 1]
+    return ["lockstep"] if os.path.basename(sys.argv[0]) == "lockstep" else []
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import IO, Any, NoReturn
 
@@ -33,22 +33,23 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             command = self._chosen(arguments)
             name = command.prog.removeprefix(self.prog).strip() or self.prog.split()[-1]
-            elsewhere = {option: name for name, option in self._options_of_commands()}
+            elsewhere = {
+                option: each
+                for each, parser in self.commands().items()
+                for option in parser._option_string_actions
+            }
             command.error(_unknown(name, unknown, command._option_string_actions, elsewhere))
         return arguments
 
-    def _options_of_commands(self) -> Iterator[tuple[str, str]]:
-        """Yields (command, option) for the commands of this parser."""
-        for group in self._subparsers._group_actions if self._subparsers else []:
-            for name, command in (group.choices or {}).items():  # type: ignore[attr-defined]
-                if isinstance(command, Parser):
-                    yield from ((name, option) for option in command._option_string_actions)
+    def commands(self) -> "dict[str, Parser]":
+        """Returns the parsers of the commands of this parser by their names."""
+        groups = self._subparsers._group_actions if self._subparsers else []
+        return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
 
     def _chosen(self, arguments: argparse.Namespace) -> argparse.ArgumentParser:
         """Returns the parser of the command that was given, and of the action below it."""
         for group in self._subparsers._group_actions if self._subparsers else []:
-            chosen = (group.choices or {}).get(getattr(arguments, group.dest, None))  # type: ignore[attr-defined]
-            if isinstance(chosen, Parser):
+            if chosen := self.commands().get(getattr(arguments, group.dest, "")):
                 return chosen._chosen(arguments)
         return self
 

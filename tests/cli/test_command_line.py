@@ -6,17 +6,18 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import optax
 import pytest
 
-from tests import short
+from tests import runs, short
 from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.cli import commands, options
-from trainer.config import ConfigError, diff, load, wording
+from trainer.config import ConfigError, diff, dump, load, wording
 from trainer.engine.experiment import Experiment
 from trainer.messages import UserError
 from trainer.train import peers
@@ -632,7 +633,7 @@ def test_an_unknown_option_is_named_with_similar_ones(options, words, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["show", "a", "b", "--vocabulary=c"], "sweep show: error: sweep show does not take --voc"),
+        (["show", "a", "b", "--workers=2"], "sweep show: error: sweep show does not take --work"),
         (["status", "a", "--wrkers=2"], "sweep status does not take --wrkers=2."),
         (["work", "a", "--wrkers=2"], "sweep work does not take --wrkers=2. Did you mean --work"),
         (["--wrkers=2"], "sweep does not take --wrkers=2. Did you mean --workers?"),
@@ -640,7 +641,7 @@ def test_an_unknown_option_is_named_with_similar_ones(options, words, capsys):
 )
 def test_an_unknown_option_of_an_action_is_compared_with_its_own(words, told, capsys):
     said = refused_options(["sweep", *words], capsys)
-    assert told in said and "--vocabulary?" not in said and len(said.splitlines()) == 2
+    assert told in said and len(said.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -762,3 +763,61 @@ def test_a_mistake_outside_of_the_config_is_a_user_error_but_not_a_config_error(
         assert not isinstance(caught.value, ConfigError)
     assert issubclass(ConfigError, UserError)
     lock.close()
+
+
+def leaves(parser):
+    below = [leaf for each in parser.commands().values() for leaf in leaves(each)]
+    return below or [parser]
+
+
+def test_every_command_takes_a_vocabulary_also_from_the_variable(tmp_path, capsys, monkeypatch):
+    found = leaves(options.parser())
+    assert len(found) > 25
+    assert all("--vocabulary" in each._option_string_actions for each in found)
+    assert main(["report", str(tmp_path / "none"), "--vocabulary=zoo_of_tests"]) == 2
+    assert "--vocabulary" not in capsys.readouterr().err
+    monkeypatch.setenv("LOCKSTEP_VOCABULARY", "zoo_of_tests, other")
+    given = ["config", "--config=a.yaml", "--vocabulary=more,other", "--vocabulary=last"]
+    named = ["zoo_of_tests", "other", "more", "other", "last"]
+    assert options.parser().parse_args(given).vocabulary == named
+    (tmp_path / "zoo_of_tests.py").write_text("def open_ended(learning_rate: float): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = renamed("optax.sgd", "zoo_of_tests.open_ended")
+    assert run(tmp_path, text, command="config")[0] == 2  # there is no package `other`
+    assert "--vocabulary=other: " in capsys.readouterr().err
+    monkeypatch.setenv("LOCKSTEP_VOCABULARY", "zoo_of_tests")
+    assert run(tmp_path, text, command="config")[0] == 0
+
+
+@pytest.mark.usefixtures("lab")
+def test_the_config_of_a_run_says_which_packages_it_needs(tmp_path, capsys):
+    config = runs.write_config(tmp_path, runs.CONFIG)
+    workdir = tmp_path / "run"
+    for _ in range(2):  # it goes on with its own file, whose digest is that of the config
+        assert runs.train(config, workdir) == 0
+    text = (workdir / "config.yaml").read_text()
+    head, _, rest = text.partition("\n")
+    assert head == "# Commands that use this config need the option --vocabulary=unruly"
+    assert rest == dump(load([config]).root) == dump(load([workdir / "config.yaml"]).root)
+    record = json.loads((workdir / "run.json").read_text())
+    assert record["fingerprint"]["config"] == hashlib.sha256(rest.encode()).hexdigest()
+    (workdir / "run.json").unlink()  # as after a crash: the folder is still that of a run
+    shutil.rmtree(workdir / "checkpoints")
+    for name in ("metrics.jsonl", "summary.json"):
+        (workdir / name).unlink(missing_ok=True)
+    assert runs.train(config, workdir, "--until=2") == 75
+    asked = [sys.executable, "-m", "trainer", "config", f"--config={workdir}/config.yaml"]
+    refused = subprocess.run(asked, env=runs.environment(), capture_output=True, text=True)
+    said, _, command = refused.stderr.strip().rpartition("\n")
+    assert refused.returncode == 2 and said.endswith("add --vocabulary=unruly to the command:")
+    done = subprocess.run(command, shell=True, env=runs.environment(), capture_output=True)
+    assert (done.returncode, done.stdout.decode()) == (0, rest)
+    capsys.readouterr()
+    two = ["--set", "loss=!other_lab.loss {}"]
+    assert main(["config", f"--config={workdir}/config.yaml", *two]) == 2
+    said = capsys.readouterr().err.strip()
+    both = "(from Python: vocabulary=['unruly', 'other_lab'])."
+    assert said.endswith(f"add --vocabulary=unruly,other_lab to the command {both}")
+    shutil.rmtree(workdir)
+    assert run(tmp_path, GOOD)[0] == 0
+    assert (tmp_path / "run" / "config.yaml").read_text()[0] != "#"

@@ -146,7 +146,10 @@ def test_a_mesh_that_does_not_divide_the_devices_is_an_error_of_the_call(
         ({"devices": 8, "device_memory": True}, "'True' is not the memory of a device"),
         ({"devices": 8, "device_memory": float("nan")}, "'nan' is not the memory of a device"),
         ({"device_memory": "80GB"}, "write devices=N, device_memory='80GB', with the number of"),
-        ({"devices": 8, "vocabulary": "my_lab"}, "write vocabulary=['my_lab']"),
+        (
+            {"devices": 8, "vocabulary": "no_lab"},
+            "vocabulary=['no_lab']: The package no_lab cannot",
+        ),
     ],
 )
 def test_mistakes_in_the_arguments_are_named(arguments: dict, words: str, file: Path):

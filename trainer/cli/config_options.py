@@ -1,6 +1,7 @@
 """The options of commands that read a config."""
 
 import argparse
+import os
 
 from trainer.cli import values
 from trainer.parser import Parser
@@ -59,8 +60,18 @@ def vocabulary(parser: argparse.ArgumentParser) -> None:
     """Adds the option --vocabulary."""
     parser.add_argument(
         "--vocabulary",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="a package of yours whose functions the config may name",
+        action="extend",
+        type=values.packages,
+        default=values.packages(os.environ.get("LOCKSTEP_VOCABULARY", "")),
+        metavar="PACKAGE,...",
+        help="packages of yours whose functions the config may name, besides those of the variable"
+        " LOCKSTEP_VOCABULARY; may be given several times",
     )
+
+
+def accept_vocabulary(parser: Parser) -> None:
+    """Lets all commands take the option, also those that execute nothing of a package."""
+    for each in parser.commands().values():
+        accept_vocabulary(each)
+    if "--vocabulary" not in parser._option_string_actions:
+        parser.add_argument("--vocabulary", dest="ignored", help=argparse.SUPPRESS)

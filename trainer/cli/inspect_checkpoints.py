@@ -90,7 +90,7 @@ def _export(arguments: argparse.Namespace) -> int:
         metadata |= {"best_metric": metric, "metric": repr(found.metric)}
         named = f", {metric} {found.metric:.6g}"
     checkpoint.export(file, arrays, metadata)
-    replace_file(beside, configs.dump(found.config.root).encode())
+    replace_file(beside, configs.file_text(found.config.root).encode())
     count = sum(x.size for x in arrays.values())
     show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {file}")
     show(f"the config in {beside}")

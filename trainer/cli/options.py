@@ -3,7 +3,7 @@
 import argparse
 
 from trainer.cli import study_options, values
-from trainer.cli.config_options import config_parser, search_paths, vocabulary
+from trainer.cli.config_options import accept_vocabulary, config_parser, search_paths, vocabulary
 from trainer.parser import Actions, Parser
 from trainer.report import FORMATS
 
@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     _sample(commands.add_parser("sample", help="continue a text with the model of a run"))
+    accept_vocabulary(parser)
     return parser
 
 

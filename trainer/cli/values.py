@@ -24,6 +24,11 @@ def positive(text: str) -> int:
     return number
 
 
+def packages(text: str) -> list[str]:
+    """Converts an argument to the names of packages, which commas separate."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 def devices(text: str) -> int:
     """Converts an argument to a number of devices."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_DEVICES:

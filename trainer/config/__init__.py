@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.config.build import Builder, Floats
     from trainer.config.full import full_text
     from trainer.config.units import Units
-    from trainer.config.yaml_writer import computed, diff, digest, dump
+    from trainer.config.yaml_writer import computed, diff, digest, dump, file_text
 
 __all__ = [
     "Builder",
@@ -33,6 +33,7 @@ __all__ = [
     "diff",
     "digest",
     "dump",
+    "file_text",
     "full_text",
     "hparams",
     "join",
@@ -51,6 +52,7 @@ _LATER = {
     "diff": "yaml_writer",
     "digest": "yaml_writer",
     "dump": "yaml_writer",
+    "file_text": "yaml_writer",
     "full_text": "full",
 }
 

@@ -17,6 +17,7 @@ from trainer.config.tree import (
     Tree,
     Unused,
     child_trees,
+    functions,
     join,
     split_path,
 )
@@ -82,7 +83,8 @@ class Builder:
 
     def __init__(self, config: Config, vocabulary: Sequence[str] = ()):
         self.config = config
-        self._vocabulary = Vocabulary(vocabulary, LANGUAGES[config.root.name])
+        language, named = LANGUAGES[config.root.name], functions(config.root)
+        self._vocabulary = Vocabulary(vocabulary, language, named)
 
     def function(self, name: str) -> Function:
         """Returns a function that the config names, with its parameters.
@@ -343,7 +345,7 @@ class _Traversal:
         except Exception as error:  # a function may reject its arguments with any exception
             said = build_errors.exception_text(error)
             source = self._config.source_of_error(path, said)
-            if not self._vocabulary.is_ours(name):
+            if not self._vocabulary.language.has(name):
                 if not isinstance(error, ValueError):  # its sentence needs no type before it
                     said = wording.summary(error, name)
                 elif line := wording.location(error, name):

@@ -2,9 +2,8 @@
 
 import collections
 import re
-from collections.abc import Iterator
 
-from trainer.config.tree import Call, Key, Tree, child_trees
+from trainer.config.tree import Call, Key, Tree, functions
 
 
 def dump(root: Call) -> str:
@@ -39,7 +38,7 @@ class _Writer:
     """The bindings of each call by its selector, in the order in which the calls are named."""
 
     def __init__(self, root: Call):
-        self._counts = collections.Counter(_names(root))
+        self._counts = collections.Counter(functions(root))
         self._scopes: set[str] = set()
         self.blocks: list[tuple[str, list[str]]] = []
         self._block(root, root.name)
@@ -73,10 +72,3 @@ class _Writer:
             found = f"{name}{number}"
         self._scopes.add(found)
         return found
-
-
-def _names(tree: Tree) -> Iterator[str]:
-    if isinstance(tree, Call):
-        yield tree.name
-    for child in child_trees(tree).values():
-        yield from _names(child)

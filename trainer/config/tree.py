@@ -139,6 +139,14 @@ def child_trees(tree: Tree) -> Mapping[Any, Tree]:
     return tree if isinstance(tree, dict) else {}
 
 
+def functions(tree: Tree) -> Iterator[str]:
+    """Yields the names of the functions that a tree calls, in order."""
+    if isinstance(tree, Call):
+        yield tree.name
+    for child in child_trees(tree).values():
+        yield from functions(child)
+
+
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
     """Yields the path and value of each leaf, in order.
 

@@ -4,18 +4,20 @@ import contextlib
 import importlib
 import importlib.util
 import re
+import shlex
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from trainer.config import signatures, wording
 from trainer.config.signatures import Function, defining_module
-from trainer.config.tree import ConfigError, Source
+from trainer.config.tree import ConfigError, Source, longest_key
 from trainer.config.wording import known_names, listing, nearest
+from trainer.messages import joined, started
 
 # Names and not imports, because the packages are above this one.
 _OF_A_RUN: Mapping[str, str] = {
@@ -58,6 +60,10 @@ class Language:
     command: str
     place: str
     example: str
+
+    def has(self, name: str) -> bool:
+        """Returns whether a function belongs to Lockstep or optax, and not to the user."""
+        return name in self.nodes or name.split(".")[0] in self.modules
 
 
 RUN = Language(
@@ -127,13 +133,17 @@ _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 class Vocabulary:
     """Finds the functions that a config may name: those of a language, and of packages of the user.
 
-    A config spells the names of functions of these packages, such as "my_lab.zoo", in full. Raises
-    ConfigError if a package has an invalid name, a name that is taken, or cannot be imported.
+    A config spells the names of functions of these packages, such as "my_lab.zoo", in full; `named`
+    are all names of one, for messages. Raises ConfigError if a package has an invalid name, a name
+    that is taken, or cannot be imported.
     """
 
-    def __init__(self, packages: Sequence[str] = (), language: Language = RUN):
+    def __init__(
+        self, packages: Sequence[str] = (), language: Language = RUN, named: Iterable[str] = ()
+    ):
         self._packages = tuple(packages)
-        self._language = language
+        self.language = language
+        self._named = tuple(named)
         self._functions: dict[str, Function] = {}
         for package in self._packages:
             self._check_package(package)
@@ -150,7 +160,7 @@ class Vocabulary:
         found = []
         for full in [
             name,
-            *(f"{root}.{name}" for root in [*self._language.modules, "optax.contrib", *modules]),
+            *(f"{root}.{name}" for root in [*self.language.modules, "optax.contrib", *modules]),
         ]:
             with contextlib.suppress(ConfigError):
                 found.append(self.function(full, source))
@@ -167,18 +177,13 @@ class Vocabulary:
             module = self._step_into(module, step, package, None)
         return [f"{package}.{name}" for name in _public_names(module)]
 
-    def is_ours(self, name: str) -> bool:
-        """Returns whether a function belongs to Lockstep or optax, and not to the user."""
-        language = self._language
-        return name in language.nodes or name.split(".")[0] in language.modules
-
     def _check_package(self, package: str) -> None:
         source = Source(f"--vocabulary={package[:60]}")
         if not _PACKAGE.fullmatch(package):
             raise ConfigError("This is not the name of a package, such as my_lab.zoo.", source)
         root = package.split(".")[0]
-        nodes = {name: f"the {name} itself" for name in self._language.nodes}
-        taken = {**self._language.modules, **nodes, "trainer": "this program"}
+        nodes = {name: f"the {name} itself" for name in self.language.nodes}
+        taken = {**self.language.modules, **nodes, "trainer": "this program"}
         if root in taken:
             raise ConfigError(
                 f"The name {root!r} is taken: {root}.* means {taken[root]} in a"
@@ -188,8 +193,8 @@ class Vocabulary:
         _import(package, source)
 
     def _find(self, name: str, source: Source | None) -> Any:
-        if name in self._language.nodes:
-            module, _, last = self._language.nodes[name].rpartition(".")
+        if name in self.language.nodes:
+            module, _, last = self.language.nodes[name].rpartition(".")
             return getattr(importlib.import_module(module), last)
         *steps, last = name.split(".")
         private = next((step for step in (*steps, last) if step.startswith("_")), None)
@@ -210,26 +215,31 @@ class Vocabulary:
     def _root(
         self, name: str, steps: list[str], source: Source | None
     ) -> tuple[ModuleType, list[str]]:
-        modules = self._language.modules
+        modules = self.language.modules
         if steps and steps[0] in modules:
             return importlib.import_module(modules[steps[0]]), steps[1:]
-        fitting = [each for each in self._packages if f"{name}.".startswith(f"{each}.")]
-        if fitting and steps:
-            package = max(fitting, key=len)
-            return _import(package, source), steps[package.count(".") + 1 :]
+        package = longest_key(self._packages, name)
+        if package and steps:
+            return _import(str(package), source), steps[str(package).count(".") + 1 :]
         roots = [*modules, *self._packages]
-        near, hint = nearest(steps[0], roots) if steps else None, ""
-        if near:
-            hint = f"Did you mean {near + name[len(steps[0]) :]!r}? "
-        elif steps and steps[0] not in sys.stdlib_module_names:
-            hint = (
-                f"If {steps[0]} is a package of yours, add --vocabulary={steps[0]} to the command"
-                f" (from Python: vocabulary=[{steps[0]!r}]). "
-            )
-        if not near:
-            hint += self._elsewhere(name)
+        near = nearest(steps[0], roots) if steps else None
+        hint = f"Did you mean {near + name[len(steps[0]) :]!r}? " if near else self._elsewhere(name)
         hint += f"A name begins with {listing(roots, 12)}."
+        if not near and steps and steps[0] not in sys.stdlib_module_names:
+            hint += self._lacking(steps[0])
         raise ConfigError(f"There is no function {name!r}. {hint}", source)
+
+    def _lacking(self, first: str) -> str:
+        """Says how to name the packages of a config that the vocabulary lacks, such as `first`."""
+        names = [x for x in self._named if longest_key(self._packages, x) is None]
+        tops = dict.fromkeys([first, *(x.split(".")[0] for x in names if not self.language.has(x))])
+        packages = [x for x in tops if not nearest(x, self.language.modules)]
+        option, start = f"--vocabulary={','.join(packages)}", started()
+        what = "are packages" if packages[1:] else "is a package"
+        text = f" If {joined(packages)} {what} of yours, add {option} to the command"
+        if not start or {"--watched", "--plan_only"}.intersection(sys.argv):
+            return f"{text} (from Python: vocabulary={packages})."
+        return f"{text}:\n{shlex.join([*start, *sys.argv[1:], option])}"
 
     def _step_into(
         self, module: ModuleType, step: str, name: str, source: Source | None
@@ -278,7 +288,7 @@ class Vocabulary:
         """Suggests a function of the same name in another package; "" if there is none."""
         last = name.rsplit(".", 1)[-1]
         others = ["optax.contrib", *self._packages]
-        for root, package in [*self._language.modules.items(), *zip(others, others, strict=True)]:
+        for root, package in [*self.language.modules.items(), *zip(others, others, strict=True)]:
             if last in _public_names(importlib.import_module(package)):
                 return f"Did you mean {f'{root}.{last}'!r}? "
         return ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from trainer.config.tree import Call, Tree, join, same
+from trainer.config.tree import Call, Tree, functions, join, same
 from trainer.config.vocabulary import LANGUAGES
 from trainer.config.wording import brief
 from trainer.config.yaml_reader import PARTIAL, Loader
@@ -85,6 +85,14 @@ def dump(root: Call) -> str:
     # The order of groups counts, so keys are not sorted. No line reaches the width, so PyYAML folds
     # no long string.
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
+
+
+def file_text(root: Call) -> str:
+    """Returns the config.yaml of a run: `dump`, below a comment that names packages of the user."""
+    others = (x.split(".")[0] for x in functions(root) if not LANGUAGES[root.name].has(x))
+    packages = ",".join(dict.fromkeys(others))
+    head = "# Commands that use this config need the option --vocabulary="
+    return f"{head}{packages}\n{dump(root)}" if packages else dump(root)
 
 
 def scalar_text(value: Tree) -> str:

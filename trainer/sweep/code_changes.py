@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.config import Call, Config
-from trainer.config.tree import Tree, child_trees
-from trainer.config.vocabulary import Vocabulary
+from trainer.config import Config
+from trainer.config.tree import functions
+from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.ledger import Ledger, Recorder
@@ -46,16 +46,9 @@ def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
     """
     known = Vocabulary(vocabulary)
     for config in configs:
-        for name in dict.fromkeys(_names(config.root)):
-            if not known.is_ours(name):
+        for name in dict.fromkeys(functions(config.root)):
+            if not RUN.has(name):
                 known.function(name)
-
-
-def _names(tree: Tree) -> Iterator[str]:
-    if isinstance(tree, Call):
-        yield tree.name
-    for child in child_trees(tree).values():
-        yield from _names(child)
 
 
 def check_code(

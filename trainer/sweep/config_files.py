@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer.config import Config, Source, Tree, dump, full_text, replace
+from trainer.config import Config, Source, Tree, file_text, full_text, replace
 from trainer.config.yaml_writer import scalar_text
 from trainer.sweep.plan import Trial
 
@@ -19,7 +19,7 @@ _WORD = re.compile(r"[\w./%+-]+", re.ASCII)
 _MARKED = re.compile(r"lockstep-value-(\d+)-of-a-trial")
 
 _FILES: dict[str, Callable[[Config, Sequence[str]], str]] = {
-    "config.yaml": lambda config, _: dump(config.root),
+    "config.yaml": lambda config, _: file_text(config.root),
     "config_full.yaml": full_text,
 }
 

@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -14,6 +13,7 @@ from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.data_shards import WHOLE
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
+from trainer.messages import started
 from trainer.train.batch_faults import find_fault
 from trainer.writers.files import Outage
 from trainer.writers.json_files import DamagedFile, read_json
@@ -160,9 +160,6 @@ def advise(program: Program, batch_index: int) -> str:
 
 def replay_command(folder: Path, step: int, vocabulary: Sequence[str]) -> str:
     """Returns the shell command that replays a step of the run in a folder."""
-    command = ["python", "-m", "trainer"]
-    argv = sys.orig_argv
-    if "trainer" in argv and argv[argv.index("trainer") - 1] == "-m":  # repeat how it was started
-        command = argv[: argv.index("trainer") + 1]
+    command = started() or ["python", "-m", "trainer"]
     packages = [f"--vocabulary={package}" for package in vocabulary]
     return shlex.join([*command, "replay", str(folder), f"--step={step}", *packages])

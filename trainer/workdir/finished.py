@@ -59,7 +59,7 @@ def is_untouched(
             return False
         if compare(record["fingerprint"], fingerprint()):
             return False
-        if read_regular(folder / "config.yaml") != configs.dump(config).encode():
+        if read_regular(folder / "config.yaml") != configs.file_text(config).encode():
             return False
         if not all((folder / name).is_file() for name in ("config_full.yaml", "plan.txt")):
             return False

@@ -105,7 +105,7 @@ class Workdir:
             self._record = begin(
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files, tokenizer
             )
-            self.write("config.yaml", configs.dump(config))
+            self.write("config.yaml", configs.file_text(config))
             for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
                 if text is not None:
                     self.write(name, text)
@@ -428,7 +428,7 @@ def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
 def _is_as_written(file: Path) -> bool:
     """Returns whether a config.yaml was written by a run: it is canonical, byte for byte."""
     try:
-        return configs.dump(configs.load([file]).root) == file.read_text(encoding="utf-8")
+        return configs.file_text(configs.load([file]).root) == file.read_text(encoding="utf-8")
     except (UserError, UnicodeError):
         return False
 
