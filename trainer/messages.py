@@ -1,12 +1,20 @@
 """Exit codes, the error of a user's mistake, and text for terminals."""
 
 import os
+import re
 import sys
 from collections.abc import Collection, Sequence
 
 # Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
 DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
 
+_TRACED = re.compile(
+    r"\.?\s(?:The error occurred while tracing|The problem arose with)(?s:.*?)See https://docs.jax\S+"
+)
+_UNKNOWN_VALUE = (
+    ". No value is known while a step is compiled: write jnp.where in place of an if, and leave"
+    " out float() and numpy"
+)
 _MAX_LINES = 12
 _MAX_LINE = 400
 
@@ -16,10 +24,11 @@ class UserError(ValueError):
 
     A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line. The
     message is whole sentences: what was given, what exists, what to do. At most twelve lines of
-    it are kept, and control characters are escaped.
+    it are kept, and control characters are escaped. What jax says of how it traced is left out.
     """
 
     def __init__(self, message: str):
+        message = _TRACED.sub(_UNKNOWN_VALUE, message)
         lines = [_shown(line) for line in message.splitlines() if line.strip()]
         super().__init__("\n".join(lines[:_MAX_LINES]))
 

@@ -132,4 +132,6 @@ def _unknown(
     if "--set" in options and all("=" in each for each in joined):
         settings = " ".join(f"--set {quote(each.lstrip('-'))}" for each in joined)
         return f"{text}{there} To set a value of the config, write {settings}"
+    if "--set" in options and not joined[0].startswith("-"):
+        text += " A config is named by --config=FILE, and a setting is one word: --set steps=100."
     return f"{text}{there}"

@@ -588,9 +588,11 @@ def test_a_misspelt_option_is_an_error_with_a_hint(capsys):
 
 @pytest.mark.parametrize("command", ["train", "config", "explain", "verify"])
 def test_help_and_messages_name_config_before_gin_file(command, capsys):
-    assert "error: the following arguments are required: --config/--gin_file" in refused_options(
-        [command], capsys
-    )
+    assert main([command]) == 2
+    missing = "error: The config of a run is missing: name it with --config=FILE.\n"
+    assert capsys.readouterr().err == missing
+    said = refused_options([command, "--confg=a.yaml"], capsys)
+    assert f"{command} does not take --confg=a.yaml. Did you mean --config?" in said
     with pytest.raises(SystemExit):
         main([command, "--help"])
     said = capsys.readouterr().out
@@ -623,6 +625,8 @@ def test_a_value_of_the_config_given_as_an_option_gets_a_hint_to_set(command, ca
         (["--optimizer.clip_norm=1.0"], "write --set optimizer.clip_norm=1.0\n"),
         (["--workdr=runs/a"], "train does not take --workdr=runs/a. Did you mean --workdir?\n"),
         (["--resume"], "train does not take --resume.\n"),
+        (["--set", "steps", "100"], "train does not take 100. A config is named by --config=FILE,"),
+        (["--set", "steps", "100"], "and a setting is one word: --set steps=100.\n"),
         (["--devices=8"], "take --devices=8. It is an option of explain. To set a value of the"),
     ],
 )
@@ -821,3 +825,39 @@ def test_the_config_of_a_run_says_which_packages_it_needs(tmp_path, capsys):
     shutil.rmtree(workdir)
     assert run(tmp_path, GOOD)[0] == 0
     assert (tmp_path / "run" / "config.yaml").read_text()[0] != "#"
+
+
+TRACED = """
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+class Net(nn.Module):
+    how: str
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(10)(x.reshape(len(x), -1))
+        if self.how == "if" and x.mean() > 0:
+            return 2 * x
+        return x * (float(x.mean()) if self.how == "float" else np.asarray(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "line", "said"),
+    [
+        ("if", 11, "Attempted boolean conversion of traced array with shape bool[]."),
+        ("float", 13, "concrete value is expected: traced array with shape float32[]."),
+        ("numpy", 13, "__array__() was called on traced array with shape float32[32,10]."),
+    ],
+)
+def test_an_error_of_a_traced_value_is_whole(how, line, said, tmp_path, capsys, monkeypatch):
+    (tmp_path / "traced_lab.py").write_text(TRACED)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = f"model=!models.from_linen {{module: !traced_lab.Net {{how: {how}}}, inputs: image}}"
+    options = ["--set", net, "--vocabulary=traced_lab"]
+    assert run(tmp_path, GOOD_YAML, *options, name="a.yaml", command="explain")[0] == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "write jnp.where in place of an if" in shown, shown
+    assert shown.count("...") == 1 and "while tracing" not in shown  # of the setting
+    assert re.search(rf"and leave out float\(\) and numpy \(\S*traced_lab.py:{line}\)\n$", shown)

@@ -800,6 +800,19 @@ def test_packages_that_cannot_be_a_vocabulary_are_refused(package, message, tmp_
     assert message in re.sub(r"\(\S*?(inner)?\.py:", r"(*\1.py:", str(caught.value))
 
 
+def test_a_module_beside_a_named_one_is_not_searched_below_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wide_lab").mkdir()
+    for name in ("__init__", "nets", "data"):
+        (tmp_path / "wide_lab" / f"{name}.py").touch()
+    vocabulary = Vocabulary(["wide_lab.nets"])
+    with pytest.raises(ConfigError, match="add --vocabulary=wide_lab to the command") as caught:
+        vocabulary.function("wide_lab.data.table")
+    assert "Did you mean" not in str(caught.value)
+    with pytest.raises(ConfigError, match="Did you mean 'wide_lab.nets.Net'"):
+        vocabulary.function("wide_lb.nets.Net")
+
+
 def test_every_optimizer_and_schedule_of_optax_can_be_named():
     """Each public factory of a transformation or schedule is found, and tells its arguments."""
     vocabulary = Vocabulary()

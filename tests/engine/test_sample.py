@@ -657,8 +657,11 @@ data.text:
     shutil.rmtree(tmp_path / "data")
     capsys.readouterr()
     assert sample(run, "--prompt=the ", "--temperature=0") == 0
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
     assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 12
+    assert ("warning: The prompt ends in a space. Words begin" in said) == (tokenizer == "bpe")
+    assert sample(run, "--prompt=the", "--temperature=0") == 0
+    assert "ends in a space" not in capsys.readouterr().err
     assert train(tmp_path, data, "experiment.steps = 60") == 2  # the text itself is missing
     letters = bytes(range(32, 127)) * 9
     for size in (300, 257 if tokenizer == "bpe" else 270):

@@ -279,6 +279,8 @@ def test_a_metric_that_no_run_has(computed, capsys):
     said = report(capsys, run, "--metric=perplexity", "--mode=min", code=2)
     assert "No run has the metric 'perplexity'" in said and "accuracy and loss" in said
     assert "--mode is missing" in report(capsys, run, "--metric=accuracy", code=2)
+    said = report(capsys, run, "--metric=accurcy", code=2)  # the metric first: its mode is no help
+    assert "No run has the metric 'accurcy'" in said and "there are accuracy and loss" in said
 
 
 def test_a_run_that_was_copied_is_not_two_runs(computed, tmp_path, capsys):

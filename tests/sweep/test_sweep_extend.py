@@ -345,7 +345,7 @@ def test_budgets_count_the_trials_of_all_revisions(folder, capsys):
 
 def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
     assert main(["sweep", "--dry_run"]) == 2
-    assert "The file of the sweep is missing: name it with" in capsys.readouterr().err
+    assert "The config of a sweep is missing: name it with" in capsys.readouterr().err
     (folder / "sweep.yaml").write_text(GOOD)
     assert main(["sweep", "extend", str(folder), f"--config={folder / 'sweep.yaml'}"]) == 2
     assert "is not the folder of a sweep, because it has no plan.json" in capsys.readouterr().err
@@ -355,7 +355,7 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
             ["sweep", "--set=trials=2", "extend", "x"],
             "--set is given before extend: write it after",
         ),
-        (["sweep", "extend", "x"], "the following arguments are required: --config/--gin_file"),
+        (["sweep", "extend", "x", "--confg=y"], "Did you mean --config?"),
         (
             ["sweep", "extent", "x"],
             "there is no action 'extent'. Did you mean 'extend'? There are: work,",

@@ -7,7 +7,7 @@ from trainer.cli import values
 from trainer.parser import Parser
 
 
-def config_parser(required: bool = True) -> Parser:
+def config_parser() -> Parser:
     """Returns the options of a config, as the parent of a command's parser."""
     config = Parser(add_help=False)
     config.add_argument(
@@ -16,7 +16,6 @@ def config_parser(required: bool = True) -> Parser:
         dest="files",
         action="append",
         metavar="FILE",
-        required=required,
         default=[],
         help="a .gin or .yaml file; may be given several times, later files override",
     )

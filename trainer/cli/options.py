@@ -48,9 +48,7 @@ def parser() -> argparse.ArgumentParser:
     search_paths(compare)
     vocabulary(compare)
     _sweep(
-        commands.add_parser(
-            "sweep", parents=[config_parser(required=False)], help="compute many runs from one file"
-        ),
+        commands.add_parser("sweep", parents=[config], help="compute many runs from one file"),
         config,
     )
     _verify(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def read_config(arguments: argparse.Namespace, language: Language = RUN) -> Config:
     """Reads the config that the options name."""
+    if not arguments.files:  # not refused by the parser, which would not suggest --config then
+        raise UserError(f"The config of {language.what} is missing: name it with --config=FILE.")
     folders = search_paths(arguments)
     return configs.load(arguments.files, arguments.bindings, arguments.sets, folders, language)
 

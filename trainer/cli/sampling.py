@@ -14,6 +14,7 @@ _BETWEEN = "\n----\n"  # separates two samples
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the prompt and its continuation; several of them are separated by a line "----"."""
+    from trainer.data.tokenizer import SubwordTokenizer
     from trainer.engine.experiment import Experiment
     from trainer.engine.generation import (
         Continuation,
@@ -52,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if warning := length_warning(len(tokens), length, trained):
         show(f"warning: {warning}", sys.stderr)
+    if prompt.endswith(" ") and isinstance(tokenizer, SubwordTokenizer):
+        text = "The prompt ends in a space. Words begin with theirs, so that the model has"
+        show(f"warning: {text} rarely read one alone: leave it out.", sys.stderr)
     show(f"step {found.step} of {folder}:", sys.stderr)
     show(_BETWEEN.join(prompt + text for text in texts))
     return DONE

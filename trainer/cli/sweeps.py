@@ -58,10 +58,6 @@ def _start(arguments: argparse.Namespace) -> int:
     from trainer.sweep.plan_file import check_same
     from trainer.sweep.reading import read_sweep
 
-    if not arguments.files:
-        raise UserError(
-            "The file of the sweep is missing: name it with --gin_file=FILE or --config=FILE."
-        )
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
     plan = make_plan(definition)

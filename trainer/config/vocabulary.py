@@ -222,7 +222,8 @@ class Vocabulary:
         if package and steps:
             return _import(str(package), source), steps[str(package).count(".") + 1 :]
         roots = [*modules, *self._packages]
-        near = nearest(steps[0], roots) if steps else None
+        tops = {each.split(".")[0] for each in roots}.difference(steps[:1])
+        near = nearest(steps[0], tops) if steps else None
         hint = f"Did you mean {near + name[len(steps[0]) :]!r}? " if near else self._elsewhere(name)
         hint += f"A name begins with {listing(roots, 12)}."
         if not near and steps and steps[0] not in sys.stdlib_module_names:

@@ -220,6 +220,7 @@ def read_workloads(
     sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
     better = mode or ("min" if metric in (None, "loss") else None)
     if better is None:
+        read_workloads(folders, metric, "min", target)  # finds other mistakes, as in the metric
         raise UserError(
             f"--mode is missing for the metric {metric!r}: write --mode=max if larger values are"
             " better, or else --mode=min."
