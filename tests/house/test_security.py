@@ -216,6 +216,41 @@ def test_processes_of_the_library_search_the_current_folder_only_for_a_vocabular
         assert not list(beside.glob("ran_*"))
 
 
+# Which commands call the writers that a config names.
+
+
+@pytest.mark.long
+def test_reading_a_run_or_sweep_calls_no_writer_of_its_config(tmp_path, monkeypatch, capsys):
+    (tmp_path / "base.gin").write_text(runs.CONFIG.replace("= []", "= ['tensorboard']"))
+    file, sweep = tmp_path / "sweep.yaml", tmp_path / "sweep"
+    file.write_text(
+        "base: base.gin\nspace: {optimizer.b1: !space.values {values: [0.8, 0.9]}}\n"
+        "final: null\ngoal: {metric: loss, select_on: test}\n"
+    )
+    words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={sweep}"]
+    assert main(["sweep", *words]) == 0
+    trials = sorted(sweep.glob("trials/*/*/*"))
+    assert len(trials) == 2 and all([*each.glob("events.out.*")] for each in trials)
+    before = sorted(tmp_path.rglob("events.out.*"))
+    monkeypatch.setattr(writers, "create", None)
+    config = f"--config={trials[0] / 'config.yaml'}"
+    kept = ["--steps=2", f"--workdir={tmp_path / 'verified'}"]
+    for command in (
+        ["verify", config, "--vocabulary=unruly", *kept],
+        ["explain", config, "--vocabulary=unruly"],
+        ["report", str(sweep), f"--output={tmp_path / 'report'}", "--formats=markdown"],
+        ["report", *map(str, trials), f"--output={tmp_path / 'runs'}", "--formats=markdown"],
+        ["compare", *map(str, trials), "--vocabulary=unruly"],
+        ["plot", str(sweep)],
+        ["sweep", "check", str(sweep)],
+        ["sweep", "show", str(sweep), "base/0"],
+        ["sweep", "status", str(sweep)],
+    ):
+        assert main(command) == 0, capsys.readouterr()
+    assert sorted(tmp_path.rglob("events.out.*")) == before
+    assert (tmp_path / "verified" / "whole" / "metrics.jsonl").exists()
+
+
 # What lies in a workdir.
 
 
