@@ -205,7 +205,7 @@ class Run:
 
         then = code_of(self.folder)
         now = code.hashes(self.config.vocabulary)
-        if changed := [name for name, x in now.items() if then.get(name, x) != x]:
+        if changed := [x for x in code.differing(then, now) if x in then and x in now]:
             warnings.warn(
                 f"The run in {self.folder} was computed with another content of"
                 f" {', '.join(changed)}: with the functions of now, its parameters may give other"

@@ -55,7 +55,12 @@ def test_all_loaded_user_modules_are_hashed(lab):
 
     found = code.hashes(["the_lab"])
     names = ["__init__.py", "deep/__init__.py", "deep/inner.py", "deep/scales.py", "optimizers.py"]
-    assert list(found) == ["helper.py", *(f"the_lab/{name}" for name in names)]
+    files = [name for name in found if "::" not in name]
+    assert files == ["helper.py", *(f"the_lab/{name}" for name in names)]
+    assert [x for x in found if x.startswith("helper.py::")] == [
+        "helper.py::top level",
+        "helper.py::peak",
+    ]
     assert found["helper.py"] == hashlib.sha256(HELPER.encode()).hexdigest()[:16]
     assert code.hashes(["the_lab.deep"]) == found
     assert code.hashes([]) == {}
@@ -65,7 +70,8 @@ def test_a_single_file_is_a_vocabulary_too(lab):
     (lab / "the_module.py").write_text("import helper, json, optax\n")
     import the_module  # noqa: F401  # type: ignore[import-not-found]
 
-    assert list(code.hashes(["the_module"])) == ["helper.py", "the_module.py"]
+    found = [name for name in code.hashes(["the_module"]) if "::" not in name]
+    assert found == ["helper.py", "the_module.py"]
 
 
 def test_a_file_that_is_edited_after_its_import_keeps_the_hash_of_what_was_imported(lab):
@@ -80,7 +86,8 @@ def test_a_file_that_is_edited_after_its_import_keeps_the_hash_of_what_was_impor
     importlib.import_module("the_lab.optimizers")
 
     after = code.hashes(["the_lab"])
-    assert {name for name in after if after[name] != before[name]} == {"the_lab/optimizers.py"}
+    names = {"the_lab/optimizers.py", "the_lab/optimizers.py::top level"}
+    assert {name for name in after if after[name] != before[name]} == names
 
 
 def test_a_library_is_hashed_without_the_modules_that_it_imports():
@@ -89,6 +96,7 @@ def test_a_library_is_hashed_without_the_modules_that_it_imports():
     found = code.hashes(["packaging"])
     assert "packaging/version.py" in found
     assert {name.partition("/")[0] for name in found} == {"packaging"}
+    assert not any("::" in name for name in found)  # nobody edits the comments of a library
 
 
 def test_the_commit_of_a_package_is_noted(lab):
@@ -112,6 +120,93 @@ def test_the_commit_of_a_package_is_noted(lab):
         subprocess.run([*git, "stash", "-q", "--include-untracked"], check=True)
 
 
+def hashed(lab: Path, text: str) -> dict[str, str]:
+    """The hashes of a module with this text."""
+    forget()
+    (lab / "the_module.py").write_text(text)
+    importlib.import_module("the_module")
+    return code.hashes(["the_module"])
+
+
+CODE = """
+import math
+
+def peak(x: float = 0.5):
+    return x * math.pi
+
+class Net:
+    width = 3
+
+    def deep(self):
+        return [peak() for _ in range(self.width)]
+"""
+COMMENTED = """
+'''A module.'''
+import math  # for pi
+# hi
+def peak(
+    x: float = 0.5,
+):
+    "Returns the peak."
+    return x * math.pi
+
+
+class Net:
+    '''A net.'''
+    width = 3
+    "Its width."
+    def deep(self):
+        '''Returns peaks.'''
+
+        return [peak()  # three
+                for _ in range(self.width)]
+"""
+
+
+def test_comments_docstrings_and_layout_do_not_count(lab):
+    old, new = hashed(lab, CODE), hashed(lab, COMMENTED)
+    assert old["the_module.py"] != new["the_module.py"]
+    assert compare({"code": old}, {"code": new}) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "lines"),
+    [
+        (("* math.pi", "* math.e"), ["::peak differs"]),
+        (("float = 0.5", "float = 0.6"), ["::peak differs"]),
+        (("width = 3", "width = 4"), ["::Net differs"]),
+        (("range(self", "range(2 * self"), ["::Net differs"]),
+        (("import math", "import cmath as math"), ["::top level differs"]),
+        (("class Net", "@staticmethod\nclass Net"), ["::Net differs"]),
+        (
+            ("class Net", "def more():\n    'Says.'\n\nclass Net"),
+            ["::more is new", "::top level differs"],
+        ),
+        (("def peak", "def top"), ["::peak is gone", "::top is new", "::top level differs"]),
+    ],
+)
+def test_what_is_computed_counts_and_is_named(lab, edit, lines):
+    old, new = hashed(lab, CODE), hashed(lab, COMMENTED.replace(*edit))
+    (change,) = compare({"code": old}, {"code": new})
+    assert str(change) == "code: " + ", ".join(f"the_module.py{line}" for line in lines)
+
+
+def test_the_order_of_statements_counts(lab):
+    old = hashed(lab, "x = 1\ndef f():\n    return x\ny = f()\n")
+    assert code.differing(old, hashed(lab, "x = 1\ny = 1\ndef f():\n    return x\n"))
+    twice = ["def f():\n    return 1\n", "def f():\n    return 2\n"]
+    old = hashed(lab, "".join(twice))
+    assert code.differing(old, hashed(lab, "".join(twice[::-1]))) == ["the_module.py::f"]
+
+
+def test_records_of_earlier_versions_have_the_bytes_of_files(lab):
+    now = hashed(lab, CODE)
+    then = {"the_module.py": hashlib.sha256(CODE.encode()).hexdigest()[:16]}
+    assert compare({"code": then}, {"code": now}) == []
+    (change,) = compare({"code": then}, {"code": hashed(lab, COMMENTED)})
+    assert str(change) == "code: the_module.py differs"
+
+
 def test_a_fingerprint_without_code_counts_as_unchanged():
     assert compare({"seed": 1}, {"seed": 1, "code": {"a.py": "1"}}) == []
     (change,) = compare({"code": {"a.py": "1"}}, {"code": {}})
@@ -131,10 +226,20 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     (lab / "stranger.py").write_text("x = 2\n")
     (lab / "the_lab" / "unused.py").write_text("x = 2\n")
     assert runs.train(config, workdir, vocabulary, "--until=5") == 75
+    forget()
+    (lab / "the_lab" / "optimizers.py").write_text(
+        OPTIMIZERS + "from the_lab.deep import inner  # hi\n"
+    )
+    capfd.readouterr()
+    assert runs.train(config, workdir, vocabulary, "--until=6") == 75
+    assert "Changed" not in capfd.readouterr().err
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
-    for file, text in {
-        "the_lab/optimizers.py": OPTIMIZERS + "from the_lab.deep import inner  # !\n",
-        "helper.py": HELPER.replace("0.5", "0.6"),
+    for (file, name), text in {
+        ("the_lab/optimizers.py", "sgd"): OPTIMIZERS.replace(
+            "sgd(learning_rate)\n", "sgd(learning_rate, 0.1)\n"
+        )
+        + "from the_lab.deep import inner\n",
+        ("helper.py", "peak"): HELPER.replace("0.5", "0.6"),
     }.items():
         forget()
         old = (lab / file).read_text()
@@ -142,16 +247,16 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
         capfd.readouterr()
         assert runs.train(config, workdir, vocabulary) == 2
         said = capfd.readouterr().err
-        assert f"code: {file} differs" in said and "--allow_changed=code" in said, said
+        assert f"code: {file}::{name} differs" in said and "--allow_changed=code" in said, said
         assert len(said.splitlines()) <= 6 and "Traceback" not in said
         assert {path: path.read_bytes() for path in before} == before
         (lab / file).write_text(old)
     forget()
     (lab / "helper.py").write_text(HELPER.replace("0.5", "0.6"))
-    assert runs.train(config, workdir, vocabulary, "--allow_changed=code", "--until=6") == 75
-    assert "code: helper.py differs (as allowed)" in capfd.readouterr().err
+    assert runs.train(config, workdir, vocabulary, "--allow_changed=code", "--until=7") == 75
+    assert "code: helper.py::peak differs (as allowed)" in capfd.readouterr().err
     record = json.loads((workdir / "run.json").read_text())
-    assert record["lineage"][-1]["changed"] == ["code: helper.py differs"]
+    assert record["lineage"][-1]["changed"] == ["code: helper.py::peak differs"]
     assert set(record["fingerprint"]["code"]) >= {"helper.py", "unruly/__init__.py"}
     if (runs.ROOT / ".git").exists():
         assert len(record["lineage"][-1]["vocabulary"]["unruly"]["commit"]) == 40
@@ -186,11 +291,11 @@ def test_a_run_that_failed_before_its_first_step_is_restarted_after_the_mend(lab
     said = capfd.readouterr().err
     begin = "Changed since this run ended before its first step: "
     assert f"{begin}data.scale: 2.0 -> 3.0." in said
-    assert f"{begin}code: the_lab/broken.py differs." in said
+    assert f"{begin}code: the_lab/broken.py::Scaled differs." in said
     assert "as allowed" not in said
     assert "scale: 3.0" in (workdir / "config.yaml").read_text()
     # Now it has made steps, and its code may not change any more.
     forget()
     file.write_text(file.read_text() + "x = 1\n")
     assert runs.train(config, workdir, vocabulary, *change) == 2
-    assert "code: the_lab/broken.py differs" in capfd.readouterr().err
+    assert "code: the_lab/broken.py::top level differs" in capfd.readouterr().err

@@ -16,6 +16,7 @@ from trainer.report.wording import joined
 from trainer.sweep.alike import unlike_loss
 from trainer.sweep.confounders import Side, differences, named_by
 from trainer.sweep.evidence import sentences_about_repeats
+from trainer.workdir.code import OUTSIDE
 
 # Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
 # found by `changed_code`.
@@ -173,10 +174,17 @@ def changed_code(workload: Workload) -> Iterator[str]:
 
 
 def _versions(workload: Workload, runs: Sequence[Result]) -> dict[str, list[str]]:
-    """Returns the hashes of each file of the user's code, in the order in which runs had them."""
+    """Returns the hashes of what is in the user's code, in the order in which runs had them.
+
+    Files of which all runs have the hashes of functions are left out: comments do not count.
+    """
+    codes = [run.fingerprint["code"] for run in runs]
+    whole = {x for each in codes for x in each if x + OUTSIDE not in each}
     found: dict[str, list[str]] = {}
     for run in sorted(runs, key=lambda run: run.began):
         for file, hash in run.fingerprint["code"].items():
+            if file not in whole:
+                continue
             # Hashes of the ledger come last: runs with other ones were computed before it began.
             if hash not in (*found.setdefault(file, []), *workload.code.get(file, ())):
                 found[file].append(hash)
@@ -211,5 +219,6 @@ def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
 def fingerprint_text(value: Any) -> str:
     """Returns an entry of a fingerprint as a short text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {str(each)[:12]}" for key, each in value.items()) or "none"
+        files = {key: each for key, each in value.items() if "::" not in key}
+        return ", ".join(f"{key} {str(each)[:12]}" for key, each in files.items()) or "none"
     return "none" if value is None else str(value)

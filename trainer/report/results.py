@@ -227,7 +227,7 @@ class Workload:
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
         faults: files of the sweep that disagree, each with what is wrong.
-        code: file of the user's code -> the hashes that it had, in order, as far as a ledger has
+        code: name in the user's code -> the hashes that it had, in order, as far as a ledger has
             them.
         again: the trials that were computed again after their results had been removed -> whether
             these results were failures.

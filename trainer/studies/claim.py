@@ -60,7 +60,7 @@ class Claim:
         plan: the digest of the plan, which has configs, spaces, seeds, goal and rules.
         ledger: the last hash of the ledger, which has those of all files of the runs.
         runs: the folders of the runs.
-        code: file of the user's code -> the hashes that it had, in order.
+        code: name in the user's code -> the hashes that it had, in order.
         data: the fingerprints of the data sets.
         environment: versions, devices and settings with which the runs were computed; "differs"
             for one that differs between them.

@@ -1,8 +1,9 @@
 """The user's code that a sweep runs with: changed code is refused, or noted in the ledger.
 
-Since the planning, the ledger has the hash of each file of the `--vocabulary` packages that a
-process of the sweep has imported. A file that no process had imported before is added; one that
-differs is refused, unless the user allows it with `--allow_changed=code`.
+Since the planning, the ledger has the hashes of each file of the `--vocabulary` packages that a
+process of the sweep has imported. A file that no process had imported before is added, as is one
+with other comments; one that differs is refused, unless the user allows it with
+`--allow_changed=code`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.ledger import Ledger, Recorder
+from trainer.workdir import code
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
@@ -31,7 +33,7 @@ class CodeChange(NamedTuple):
     """A change of the user's code that was allowed.
 
     Attributes:
-        files: file -> its hash from then on.
+        files: file, function or class -> its hash from then on.
         after: how many trials had ended before it.
     """
 
@@ -54,14 +56,15 @@ def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
 def check_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> dict[str, str]:
-    """Returns the old hashes of files that differ from the code with which the sweep ran before.
+    """Returns the old hashes of what differs from the code with which the sweep ran before.
 
     Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
-    be read. `found` is the code of this process, file -> hash, from `trainer.workdir.code.hashes`.
+    be read. `found` is the code of this process, from `trainer.workdir.code.hashes`.
     Files that only one of the two has are not compared: a process may not have imported them.
     """
     known = ledger.code()
-    changed = {x: known[x] for x, hash in found.items() if x in known and known[x].hash != hash}
+    names = code.differing({name: file.hash for name, file in known.items()}, found)
+    changed = {name: known[name] for name in names if name in known and name in found}
     if changed and "code" not in allowed:
         lines = [f"  {name} (since {_since(file.after)})" for name, file in changed.items()]
         if len(lines) > _SHOWN:
@@ -72,8 +75,7 @@ def check_code(
             + "\n".join(lines)
             + "\nRestore the code, or start"
             f" a sweep with the new one in another --workdir; or go on with {ALLOWED}: the ledger"
-            " notes it, and the report says which trials ran after the change. The bytes of the"
-            " files are compared, so that a changed comment counts."
+            " notes it, and the report says which trials ran after the change."
         )
     return {name: file.hash for name, file in changed.items()}
 
@@ -97,13 +99,13 @@ def _since(after: int) -> str:
 def note_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> list[str]:
-    """Adds new code of this process to the ledger, and returns the files that were changed.
+    """Adds new code of this process to the ledger, and returns the names of what was changed.
 
     The sweep must be locked. For arguments and exceptions, see `check_code`.
     """
     changed = check_code(folder, ledger, found, allowed)
     known = ledger.code()
-    new = {name: hash for name, hash in found.items() if name not in known or name in changed}
+    new = {x: hash for x, hash in found.items() if x not in known or known[x].hash != hash}
     if new:
         ledger.add_code(new, changed)
     return list(changed)
@@ -122,7 +124,7 @@ def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
 
 
 def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
-    """Returns file -> the hashes that it had, in order; empty without a ledger."""
+    """Returns name -> the hashes that it had, in order; empty without a ledger."""
     found: dict[str, tuple[str, ...]] = {}
     for entry in () if ledger is None else ledger.of("code"):
         for name, hash in entry.content["code"].items():

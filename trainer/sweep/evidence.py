@@ -69,7 +69,7 @@ class Evidence:
         head: the last hash of the ledger; "" if there is none.
         found: how many results there were when the ledger was begun.
         changes: the changes of the user's code, which were allowed.
-        code: file of the user's code -> the hashes that it had, in order.
+        code: name in the user's code -> the hashes that it had, in order.
         again: the trials that were computed again after their results had been removed -> whether
             these results were failures.
         initial: arm -> its metrics before the first step, by their names in rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -16,13 +17,18 @@ from typing import Any, NamedTuple
 
 _OURS = {"trainer", "optim"}
 _INSTALLED = {"site-packages", "dist-packages"}
+OUTSIDE = "::top level"  # what a file has outside its functions and classes, and their order
 
 
 class _Source(NamedTuple):
-    """The source of a loaded module: its file, the hash of its bytes, and the names it imports."""
+    """The source of a loaded module: its file, the hash of its bytes, and the names it imports.
+
+    `parts` is the end of a name in `hashes`, such as "::loss" -> its hash there.
+    """
 
     file: Path
     hash: str
+    parts: Mapping[str, str]
     imports: tuple[str, ...]
 
 
@@ -38,14 +44,32 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are recorded
     by their versions instead (see `fingerprint`), unless one is among the packages itself.
 
-    The hashes are of the bytes of the files, so that a changed comment counts. A file is read when
-    its module is first seen: one that is edited later keeps its hash, as the loaded module keeps
-    its code.
+    A file is read when its module is first seen: one that is edited later keeps its hash, as the
+    loaded module keeps its code.
 
-    Returns file -> the first 16 hex digits of its SHA-256, sorted. A file is named from the folder
-    that the import starts from, as "my_lab/nets.py".
+    Returns name -> the first 16 hex digits of a SHA-256, sorted by file. The names are those of the
+    files, from the folder that the import starts from, as "my_lab/nets.py", with the hash of all
+    bytes; of each function and class at the top of a file, as "my_lab/nets.py::loss"; and
+    "my_lab/nets.py::top level" for the other statements. These are hashed without comments and
+    docstrings, and not for installed libraries. `differing` compares such mappings.
     """
-    return {name: source.hash for name, source in sorted(_used(packages).items())}
+    found = {}
+    for file, source in sorted(_used(packages).items()):
+        found |= {file: source.hash, **{file + end: x for end, x in source.parts.items()}}
+    return found
+
+
+def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Returns the sorted names of `hashes` in which two codes differ, apart from their comments.
+
+    A file is named as a whole if only one of them has it, or the hashes of its functions, as those
+    of earlier versions.
+    """
+    found = set[str]()
+    for file in {x for x in {**old, **new} if "::" not in x and old.get(x) != new.get(x)}:
+        both = file + OUTSIDE in old and file + OUTSIDE in new
+        found |= {x for x in {**old, **new} if x.startswith(f"{file}::")} if both else {file}
+    return sorted(x for x in found if old.get(x) != new.get(x))
 
 
 def edited(packages: Sequence[str]) -> list[str]:
@@ -116,8 +140,33 @@ def _source(name: str) -> _Source | None:
         if file is None:
             return None
         content = file.read_bytes()
-        _sources[module] = _Source(file, _digest(content), tuple(_imports(name, content)))
+        imports, parts = tuple[str, ...](), {}
+        # It may have been edited since it was imported.
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            tree = ast.parse(content)
+            imports = tuple(_imports(name, tree))
+            parts = {} if _INSTALLED & set(file.parts) else _parts(tree)
+        _sources[module] = _Source(file, _digest(content), parts, imports)
     return _sources[module]
+
+
+class _Computed(ast.NodeTransformer):
+    """Removes docstrings, and other statements that are a constant."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+def _parts(tree: ast.Module) -> dict[str, str]:
+    """Returns the hashes of the functions, classes and other statements of a file; see `hashes`."""
+    texts: dict[str, list[str]] = {OUTSIDE: []}
+    for node in _Computed().visit(tree).body:
+        text = ast.unparse(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            texts.setdefault(f"::{node.name}", []).append(text)
+            text = node.name
+        texts[OUTSIDE].append(text)
+    return {name: _digest("\n".join(each).encode()) for name, each in texts.items()}
 
 
 def _file(name: str) -> Path | None:
@@ -154,13 +203,9 @@ def _is_in(name: str, folders: set[Path]) -> bool:
     return file is not None and _folder(name, file) in folders
 
 
-def _imports(name: str, content: bytes) -> Iterator[str]:
+def _imports(name: str, tree: ast.Module) -> Iterator[str]:
     """Yields the names that a module imports, and their parents; not all of them are modules."""
     package = getattr(sys.modules.get(name), "__package__", None) or ""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # the file was edited since it was imported
-        return
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -95,11 +95,10 @@ def _short(value: object) -> str:
 
 
 def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Names the entries in which two mappings of files to hashes differ."""
+    """Names the files, functions and classes in which two codes differ."""
     lines = [
         f"{name} {'is new' if name not in old else 'is gone' if name not in new else 'differs'}"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
+        for name in code.differing(old, new)
     ]
     more = [f"and {len(lines) - 3} more"] if len(lines) > 4 else []
     return ", ".join(lines[:3] + more if more else lines)
@@ -124,7 +123,7 @@ def fingerprint(
         seed: of the run.
         data_seed: that the data set is passed.
         batch_size: of all processes together, in examples.
-        code: of the user's packages, file -> hash, as `code.hashes` returns it.
+        code: of the user's packages, as `code.hashes` returns it.
         openblas_threads: how many threads OpenBLAS has; None for its default, as in the
             fingerprints of earlier versions, which do not have this key.
         data_shards: into how many parts the processes divide a batch.
@@ -161,7 +160,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Returns the differences between two fingerprints, the refused ones first.
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
-    record are ignored if `old` lacks them, and "data" if it is "" in one of them.
+    record are ignored if `old` lacks them, and "data" if it is "" in one of them. For "code", see
+    `code.differing`.
 
     Args:
         old: the fingerprint of the previous process, as read from run.json.
@@ -173,6 +173,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         if old.get(key) != new.get(key)
         and (key in old or key not in _ADDED)
         and not (key == "data" and "" in (old.get(key), new.get(key)))
+        and (key != "code" or code.differing(old.get(key) or {}, new.get(key) or {}))
     ]
     return sorted(changes, key=lambda change: change.kind == "bits")
 
