@@ -1,6 +1,7 @@
 """The entry point of the command line, `python -m trainer [COMMAND] ...`; see cli/options.py."""
 
 import argparse
+import errno
 import importlib.util
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 # Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
 # are those of this project's modules: `main` first checks that nothing shadows the two packages.
 
+_OF_THE_DISK = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)  # no mistakes of the user
 _OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
 
@@ -23,8 +25,8 @@ def script() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command with the arguments `argv`; None stands for those of the process.
 
-    Returns the exit code: 0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after
-    a checkpoint.
+    Returns the exit code: 0 done, 1 a failed run or disk, 2 a user's mistake, 75 stopped by a
+    signal after a checkpoint.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.flags.safe_path:
@@ -120,13 +122,13 @@ def _call_and_report(arguments: argparse.Namespace) -> int:
 def _call(arguments: argparse.Namespace) -> int:
     from trainer.cli import commands
     from trainer.cli.terminal import show
-    from trainer.messages import MISTAKE, UserError
+    from trainer.messages import FAILED, MISTAKE, UserError
 
     try:
         return commands.find(arguments.command)(arguments)
     except UserError as error:
         show(f"error: {error}", sys.stderr)
-        return MISTAKE
+        return FAILED if getattr(error.__cause__, "errno", None) in _OF_THE_DISK else MISTAKE
 
 
 if __name__ == "__main__":

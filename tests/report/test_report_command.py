@@ -283,6 +283,17 @@ def test_a_metric_that_no_run_has(computed, capsys):
     assert "No run has the metric 'accurcy'" in said and "there are accuracy and loss" in said
 
 
+def test_a_batch_size_that_is_none_is_no_traceback(computed, tmp_path, capsys):
+    run = shutil.copytree(next((computed / "final").glob("*/*")), tmp_path / "copy")
+    for name in ("config.yaml", "config_full.yaml"):
+        text = (run / name).read_text()
+        assert text.count("batch_size: 32") == 1
+        (run / name).write_text(text.replace("batch_size: 32", "batch_size: {a: 1}"))
+    report(capsys, run, f"--output={tmp_path / 'out'}")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "40 steps" in text and "examples a batch" not in text
+
+
 def test_a_run_that_was_copied_is_not_two_runs(computed, tmp_path, capsys):
     run = next((computed / "final").glob("*/*"))
     shutil.copytree(run, tmp_path / "copy")

@@ -200,6 +200,21 @@ def test_rows_that_were_edited_are_found(race, another, tmp_path):
     assert entry.steps is None and "files of the sweep disagree" in entry.offences[0]
 
 
+def test_an_entry_may_lack_a_group_of_the_baseline(another, tmp_path, capsys):
+    adamw = "optimizer: !optax.adamw {learning_rate: 0.01}"
+    rest = f"rest: !optim.group {{match: .*, {adamw}}}"
+    kernels = f"kernels: !optim.group {{match: .*/kernel, {adamw}}}"
+    groups = f"optimizer: !optim.optimizer {{groups: {{{kernels}, {rest}}}}}"
+    (tmp_path / "baseline.yaml").write_text(
+        BASE.replace("optimizer: !optax.adamw {learning_rate: 1e-3}", groups)
+        + "log_every: 5\neval_every: 5\n"
+    )
+    entry = another(f"{{set: {{optimizer.groups: {{{rest}}}, steps: 15}}}}")
+    assert main(["challenge", "check", str(entry)]) == 0
+    said = capsys.readouterr()
+    assert "It changes optimizer.groups.kernels" in said.out and "Traceback" not in said.err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("interval", "said"), [("1", "1, 2, 3, 4 and 11 others"), ("10", "10 and 15")]

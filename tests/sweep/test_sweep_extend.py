@@ -1,6 +1,8 @@
 """`sweep extend`: revisions of the plan in the folder of a sweep."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -308,6 +310,28 @@ REFUSED = {
         "The arms have different numbers of trials (first 4, second 5).",
     ),
 }
+
+
+def test_an_extension_that_is_repeated_after_its_commit_is_done(folder, capsys, monkeypatch):
+    sweep, _ = begun(folder, SWEEP_TEXT)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extension.Recorder, "add_plan", failing)  # after plan.json was replaced
+        code, new, _ = extend(folder, SWEEP_TEXT, "trials=7")
+    said = capsys.readouterr().err
+    assert code == 1 and "Input/output error" in said and "Traceback" not in said
+    assert new.revision == 2
+    before = (sweep / "plan.json").read_bytes()
+    for options in ((), ("--dry_run",)):
+        code, _, _ = extend(folder, SWEEP_TEXT, "trials=7", options=options)
+        assert code == 0 and "is already revision 2" in capsys.readouterr().out
+    assert (sweep / "plan.json").read_bytes() == before
+    # The plan of the first revision is none of this one.
+    assert extend(folder, SWEEP_TEXT)[0] == 2
+    assert "trials of first: 7 -> 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFUSED)

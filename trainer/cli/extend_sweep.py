@@ -34,7 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, vocabulary, search_paths(arguments))
-    plan = find_programs(definition, make_plan(definition), vocabulary)
+    plan = make_plan(definition)
+    if stored.revision > 1 and stored.revisions[-1].get("plan") == plan.content_digest:
+        show(f"The sweep in {folder} is already revision {stored.revision}, which this file makes.")
+        return DONE
+    plan = find_programs(definition, plan, vocabulary)
     found, allowed = code.hashes(vocabulary), arguments.allow_changed
     if arguments.dry_run:
         refuse_changed_code(folder, found, allowed)

@@ -13,7 +13,7 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m trainer",
         description="Trains the model that a config file describes. The default command is train.",
-        epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
+        epilog="Exit codes: 0 done; 1 a failed run or disk, or a metrics.jsonl that lost rows; 2 a "
         "mistake in the config or the command line; 75 stopped by a signal after a saved "
         "checkpoint: start the same command again.",
     )

@@ -43,11 +43,11 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
         planned = [run for run in (*workload.trials, *workload.finals) if run.steps]
         steps = sorted({run.planned for run in planned})
-        sizes = {
-            data.kwargs.get("batch_size") if isinstance(data, Call) else None
-            for data in (workload.configs[arm].kwargs.get("data") for arm in arms)
-        }
-        size = sizes.pop() if len(sizes) == 1 else None
+        given = (workload.configs[arm].kwargs.get("data") for arm in arms)
+        sizes = [
+            data.kwargs.get("batch_size") if isinstance(data, Call) else None for data in given
+        ]
+        size = sizes[0] if isinstance(sizes[0], int) and len(set(map(repr, sizes))) == 1 else None
         if steps:
             which = "Every run"
             if any(run.end != "done" for run in planned):
