@@ -2,6 +2,8 @@
 
 import csv
 import json
+import random
+import re
 import shutil
 from pathlib import Path
 
@@ -281,6 +283,82 @@ def test_a_metric_that_no_run_has(computed, capsys):
     assert "--mode is missing" in report(capsys, run, "--metric=accuracy", code=2)
     said = report(capsys, run, "--metric=accurcy", code=2)  # the metric first: its mode is no help
     assert "No run has the metric 'accurcy'" in said and "there are accuracy and loss" in said
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a run that has ended."""
+    home = tmp_path_factory.mktemp("alone")
+    (home / "base.yaml").write_text(BASE + "writers: []\nlog_every: 5\neval_every: 10\n")
+    assert trained(home / "run", home / "base.yaml") == 0
+    return home / "run"
+
+
+def trained(run: Path, config: Path, *words: str) -> int:
+    return main(["train", f"--config={config}", f"--workdir={run}", *words])
+
+
+def edit_a_digit(file: Path, draw: random.Random) -> None:
+    """Replaces one digit of a file, and not the first one of a number, which may be a zero."""
+    text = file.read_text()
+    at = draw.choice([x.end() - 1 for x in re.finditer(r"\d\d", text)])
+    file.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+FILES = ("summary.json", "metrics.jsonl", "config.yaml", "config_full.yaml", "run.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_whose_files_were_edited_is_not_judged(alone, name, tmp_path, capsys):
+    assert read_runs([str(alone)]).faults == ()
+    draw = random.Random(0)
+    for number in range(12):
+        copy = shutil.copytree(alone, tmp_path / str(number))
+        if name == "run.json":
+            record = json.loads((copy / name).read_text())
+            edits = {
+                "seed": 7,
+                "jax": "0.1",
+                "devices": "8 x gpu",
+                "cpu": "",
+                "data": "",
+                "cores": 3,
+            }
+            record["fingerprint"] |= [draw.choice([*edits.items()])]
+            (copy / name).write_text(json.dumps(record))
+        else:
+            edit_a_digit(copy / name, draw)
+        (fault,) = read_runs([str(copy)]).faults
+        assert fault == f"{copy / name} (it is not as the run left it)"
+    said = report(capsys, copy, f"--output={tmp_path / 'out'}")
+    assert "not judged, because files of the runs disagree: " in said and f"/{name} (it is" in said
+    assert "sweep check" not in said
+
+
+def test_the_summary_of_a_run_of_an_earlier_version_is_compared_with_its_rows(alone, tmp_path):
+    """Its run.json has the hash of metrics.jsonl at most."""
+    copy = shutil.copytree(alone, tmp_path / "run")
+    record = json.loads((copy / "run.json").read_text())
+    del record["lineage"][-1]["results"]["files"]
+    (copy / "run.json").write_text(json.dumps(record))
+    assert read_runs([str(copy)]).faults == ()
+    summary = json.loads((copy / "summary.json").read_text())
+    summary["metrics"]["validation/loss"] -= 0.1
+    (copy / "summary.json").write_text(json.dumps(summary))
+    (fault,) = read_runs([str(copy)]).faults
+    assert fault == f"{copy / 'summary.json'} (its validation/loss is not that of metrics.jsonl)"
+    del record["lineage"][-1]["results"]
+    (copy / "run.json").write_text(json.dumps(record))
+    assert read_runs([str(copy)]).faults == (fault,)
+
+
+def test_a_run_that_goes_on_after_it_has_ended_is_no_fault(alone, tmp_path):
+    copy = shutil.copytree(alone, tmp_path / "run")
+    words = ["--set=steps=30", "--allow_changed=config"]
+    assert trained(copy, alone.parent / "base.yaml", *words, "--until=25") == 75
+    assert read_runs([str(copy)]).faults == ()
+    assert trained(copy, alone.parent / "base.yaml", *words) == 0
+    assert read_runs([str(copy)]).faults == ()
 
 
 def test_a_batch_size_that_is_none_is_no_traceback(computed, tmp_path, capsys):

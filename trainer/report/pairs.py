@@ -217,10 +217,11 @@ def trials_of_search(workload: Workload, arm: str) -> int:
 def reason_not_to_judge(workload: Workload) -> str:
     """Returns why the arms must not be judged, in a sentence; "" if they may be."""
     if workload.faults:
+        what = "runs" if workload.path is None else "sweep"
+        check = f" `python -m trainer sweep check {workload.path}` names all of them."
         return (
-            "The results are not judged, because files of the sweep disagree:"
-            f" {joined(workload.faults, _NAMED)}. `python -m trainer sweep check {workload.path}`"
-            " names all of them."
+            f"The results are not judged, because files of the {what} disagree:"
+            f" {joined(workload.faults, _NAMED)}.{check if workload.path is not None else ''}"
         )
     if workload.picked:
         return f"Not judged. {workload.picked}"

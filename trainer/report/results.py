@@ -226,7 +226,7 @@ class Workload:
             extended.
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
-        faults: files of the sweep that disagree, each with what is wrong.
+        faults: files of the sweep or of the runs that disagree, each with what is wrong.
         code: name in the user's code -> the hashes that it had, in order, as far as a ledger has
             them.
         again: the trials that were computed again after their results had been removed -> whether

@@ -1,7 +1,8 @@
 """Finds single runs in folders, and reads their results, grouped by config."""
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,9 @@ from trainer.messages import UserError, plural
 from trainer.report.plots import Line, combine, read_points
 from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
 from trainer.report.wording import joined
+from trainer.sweep.evidence import unlike_rows
 from trainer.sweep.status import best_runs
+from trainer.workdir.finished import edited
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -35,6 +38,7 @@ def read_runs(
         _result(Path(folder), folder, arm) for arm, folders in groups.items() for folder in folders
     )
     _check_seeds(results)
+    faults = tuple(fault for run in results for fault in _faults(run))
     return Workload(
         name="runs",
         path=None,
@@ -45,6 +49,7 @@ def read_runs(
         spaces={},
         winners={},
         missing=tuple(_missing(results)),
+        faults=faults,
         picked=_picked(groups),
         configs={arm: root for arm, folders in groups.items() if (root := _config(folders[0]))},
     )
@@ -148,6 +153,16 @@ def _result(folder: Path, name: str, arm: str) -> Result:
     first = summary.first_step or 0
     run = Result(name, folder, arm, seed, None, steps=steps, first_step=first)
     return with_outcome(run, summary, record)
+
+
+def _faults(run: Result) -> Iterator[str]:
+    """Yields the files of a run that disagree with each other, each with what is wrong."""
+    names = edited(run.folder, read_record(run.folder / "run.json") or {})
+    for name in names:
+        yield f"{run.folder / name} (it is not as the run left it)"
+    if run.end != "missing" and not names:
+        for value in itertools.islice(unlike_rows(run.folder, run.summary), 1):
+            yield f"{run.folder / SUMMARY_FILE} (its {value} is not that of metrics.jsonl)"
 
 
 def _config(folder: str) -> Call | None:

@@ -300,7 +300,7 @@ class _Examination:
         if outcome is None:
             self._fault(f"{name}/{SUMMARY_FILE}", "it is missing or damaged")
             return
-        wrong = list(_unlike_rows(self._folder / name, outcome))
+        wrong = list(unlike_rows(self._folder / name, outcome))
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             self._fault(
@@ -332,8 +332,8 @@ def _trials_of_waves(folder: Path) -> Iterator[str]:
             yield from read_wave(file)["trials"]
 
 
-def _unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
-    """Yields the names of values in which the summary of a trial differs from its rows."""
+def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
+    """Yields the names of values in which the summary of a run differs from its rows."""
     newest: dict[str, float] = {}
     finite: dict[str, list[float]] = {name: [] for name in outcome.best}
     for row in iterate_metrics(trial):

@@ -13,24 +13,49 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.reading import check_files
 from trainer.config import Call
 from trainer.messages import UserError
-from trainer.workdir.fingerprint import compare
+from trainer.workdir.fingerprint import compare, digest
 from trainer.workdir.record import check_tokenizer
 from trainer.writers.files import read_regular
 from trainer.writers.run_record import read_record
-from trainer.writers.summary import read_summary
+from trainer.writers.summary import SUMMARY_FILE, read_summary
+
+# Of which run.json has the hashes, besides metrics.jsonl.
+_FILES = (SUMMARY_FILE, "config.yaml", "config_full.yaml")
 
 
 def results_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the SHA-256 of metrics.jsonl and the steps of the checkpoints, as run.json has them.
+    """Returns the SHA-256 of files and the steps of the checkpoints, as run.json has them.
 
-    None if the disk cannot be read.
+    None if the disk cannot be read, or there is no metrics.jsonl.
     """
     try:
-        digest = hashlib.sha256(read_regular(folder / "metrics.jsonl")).hexdigest()
+        rows = _sha256(folder / "metrics.jsonl")
+        files = {name: _sha256(folder / name) for name in _FILES if (folder / name).exists()}
         steps = list(step_directories(folder / "checkpoints"))
     except (OSError, CheckpointError):
         return None
-    return {"metrics_sha256": digest, "checkpoints": steps}
+    return {"metrics_sha256": rows, "files": files, "checkpoints": steps}
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(read_regular(file)).hexdigest()
+
+
+def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Returns the files of a run that are not as it left them when it ended.
+
+    `record` is the content of its run.json. Trials of sweeps have none, as their ledger has them,
+    nor has a run that goes on; earlier versions recorded no hash but that of metrics.jsonl.
+    """
+    last = next(reversed(record.get("lineage", ())), {})
+    if "sweep" in record or not last.get("results"):
+        return []
+    then, now = (
+        {"metrics.jsonl": each.get("metrics_sha256"), **each.get("files", {})}
+        for each in (last["results"], results_of(folder) or {})
+    )
+    found = [name for name, hash in then.items() if now.get(name) != hash]
+    return found + ["run.json"] * (last["fingerprint"] != digest(record["fingerprint"]))
 
 
 def is_untouched(
@@ -55,7 +80,8 @@ def is_untouched(
             return False
         last = next(reversed(record["lineage"]), {})
         results = last.get("results")
-        if last.get("exit") != "done" or results is None or results != results_of(folder):
+        now = results_of(folder) or {}
+        if last.get("exit") != "done" or not results or {**now, **results} != now:
             return False
         if compare(record["fingerprint"], fingerprint()):
             return False

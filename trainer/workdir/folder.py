@@ -228,7 +228,7 @@ class Workdir:
                 ended.
             **values: of JSON, to record as well.
         """
-        if exit_kind == "done":
+        if exit_kind in ("done", "failed"):  # a run that diverged has results
             values["results"] = results_of(self.path)
         try:
             self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now(), **values}
