@@ -306,7 +306,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "b2 of 1": line("b2", "optimizer", "!optax.adamw {learning_rate: 0.1, b2: 1.0}"),
     "leaf that is dropped": optimizer(
-        "mine.descent.*no update for the parameter", f"u = dict({KEEP}); u.pop(sorted(u)[0]); return u, state"
+        "mine.descent.*no update for the parameter",
+        f"u = dict({KEEP}); u.pop(sorted(u)[0]); return u, state",
     ),
     "update of another shape": optimizer(
         "shape", "return jax.tree.map(lambda x: x.sum(), updates), state"
