@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from optim.descent import scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
-from optim.parts.base import Need, Part
+from optim.parts.base import Length, Need, Part
 from optim.transformations import with_known_extras
 
 __all__ = ["ChainState", "PartNeeded", "chain"]
@@ -73,8 +73,9 @@ def chain(
 
     Raises:
         ValueError: a part of `optim.parts` stands on the wrong side of the learning rate, or where
-            what it does is undone by a later part, or it needs another part that is missing or
-            stands on its other side; at the update, if it is called without parameters.
+            a later part undoes what it does or does it again, or it needs another part that is
+            missing or stands on its other side; there is no part at all; at the update, if it is
+            called without parameters.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optax, optim
@@ -91,8 +92,12 @@ def chain(
         [[ 1.    -0.014]
          [-0.014  1.   ]] 1.414
     """
+    if not before and not after:
+        raise ArgumentError("The chain has no part: use optax.sgd, or name one.", "before")
     _check_sides("before", before)
     _check_sides("after", after)
+    _check_once("before", before)
+    _check_once("after", after)
     _check_lengths(before)
     _check_pins(after)
     _check_needs(before, after)
@@ -150,18 +155,45 @@ def _check_sides(side: str, parts: Sequence[optax.GradientTransformation]) -> No
             )
 
 
+# Transformations of optax whose directions do not depend on the lengths of those that they get.
+_SCALE_FREE: dict[str, Length] = {
+    "scale_by_sign": "ignores",
+    "scale_by_trust_ratio": "replaces",
+    "normalize_by_update_norm": "replaces",
+}
+
+
 def _check_lengths(before: Sequence[optax.GradientTransformation]) -> None:
-    """Raises ArgumentError for a part that sets lengths which a later one ignores."""
-    lengthened = None
-    for path, part in _with_inner("before", before):
-        if part.length == "sets":
-            lengthened = part
-        elif part.length == "ignores" and lengthened is not None:
-            raise ArgumentError(
-                f"{lengthened.name} sets the lengths of directions, and {part.name} after it"
-                f" ignores them. Put {lengthened.name} after {part.name}, or remove one of them.",
-                path,
-            )
+    """Raises ArgumentError for a part that sets lengths which a later one does not keep."""
+    lengthened = replacing = None
+    for at, part in enumerate(before):
+        rows = [(path, x.name, x.length) for path, x in _nested(f"before.{at}", part)]
+        name = getattr(part.update, "__qualname__", "").split(".")[0]
+        if not rows and name in _SCALE_FREE:
+            rows = [(f"before.{at}", f"optax.{name}", _SCALE_FREE[name])]
+        for path, name, length in rows:
+            if length == "ignores" and lengthened is not None:
+                raise ArgumentError(
+                    f"{lengthened} sets the lengths of directions, and {name} after it ignores"
+                    f" them. Put {lengthened} after {name}, or remove one of them.",
+                    path,
+                )
+            if length == "replaces" and replacing is not None:
+                raise ArgumentError(
+                    f"{replacing} sets the lengths of directions, and {name} after it replaces"
+                    " them. Remove one of them.",
+                    path,
+                )
+            lengthened = name if length in ("sets", "replaces") else lengthened
+            replacing = name if length == "replaces" else replacing
+
+
+def _check_once(side: str, parts: Sequence[optax.GradientTransformation]) -> None:
+    """Raises ArgumentError for a part that does again what an equal one did."""
+    names = [part.name if isinstance(part, Part) and part.once else "" for part in parts]
+    for at, name in enumerate(names):
+        if name and name in names[:at]:
+            raise ArgumentError(f"{name} stands twice in `{side}`. Remove one.", f"{side}.{at}")
 
 
 def _check_pins(after: Sequence[optax.GradientTransformation]) -> None:

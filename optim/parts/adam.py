@@ -111,7 +111,7 @@ def adam(
         moves, mean, variance = map_unzip(one, 3, updates, state.mean, state.variance)
         return moves, AdamState(count, mean, variance)
 
-    return Part(init, update, name="parts.adam")
+    return Part(init, update, name="parts.adam", once=True)
 
 
 class LapropState(NamedTuple):
@@ -198,7 +198,7 @@ def laprop(
         moves, mean, variance = map_unzip(one, 3, updates, state.mean, state.variance)
         return moves, LapropState(count, rate, mean, variance)
 
-    return Part(init, update, name="parts.laprop")
+    return Part(init, update, name="parts.laprop", once=True)
 
 
 class ProdigyState(NamedTuple):
@@ -332,4 +332,4 @@ def prodigy(
         kept = jax.tree.map(lambda x, old: jnp.where(counts, x, old), after, state)
         return jax.tree.map(direct, params, means[0], means[1]), kept
 
-    return Part(init, update, name="parts.prodigy", length="sets")
+    return Part(init, update, name="parts.prodigy", length="sets", once=True)

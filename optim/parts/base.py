@@ -15,7 +15,7 @@ from optim.matrices import Matrices
 __all__ = ["Need", "Part"]
 
 Place = Literal["before", "after"]
-Length = Literal["keeps", "sets", "ignores"]
+Length = Literal["keeps", "sets", "ignores", "replaces"]
 
 # What a part may say of itself, and another one may need, in words.
 _TRAITS = {
@@ -59,7 +59,9 @@ class Part(optax.GradientTransformationExtraArgs):
         place: "before" the learning rate, for a part that changes a direction, or "after" it, for
             one that changes the step.
         length: what it does with the lengths of directions: "ignores" those that it is given, as
-            `parts.polar` does; "sets" new ones, as `parts.floor` does; or "keeps" them.
+            `parts.polar` does; "sets" new ones, as `parts.floor` does; "replaces" them by others,
+            as `parts.match_norm` does; or "keeps" them.
+        once: whether a second one in a chain is a mistake, as after `parts.polar`.
         keeps_norm: whether it keeps the norms of the weights, or lets them change only with what is
             parallel to the weights.
         lets_decay: whether it lets them change so, as `parts.pin_radius` with `radial` does; a
@@ -74,6 +76,7 @@ class Part(optax.GradientTransformationExtraArgs):
     name: str
     place: Place
     length: Length
+    once: bool
     keeps_norm: bool
     lets_decay: bool
     keeps_zeros: bool
@@ -89,6 +92,7 @@ class Part(optax.GradientTransformationExtraArgs):
         name: str,
         place: Place = "before",
         length: Length = "keeps",
+        once: bool = False,
         keeps_norm: bool = False,
         lets_decay: bool = False,
         keeps_zeros: bool = False,
@@ -98,7 +102,7 @@ class Part(optax.GradientTransformationExtraArgs):
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
-        part.name, part.place, part.length = name, place, length
+        part.name, part.place, part.length, part.once = name, place, length, once
         part.keeps_zeros, part.decays, part.around = keeps_zeros, decays, around
         inner = around if isinstance(around, Part) else None
         part.keeps_norm = keeps_norm or inner is not None and inner.keeps_norm

@@ -46,7 +46,13 @@ def cautious_decay(
         return jax.tree.map(decay, updates, steps, params), state
 
     return Part(
-        inner.init, update, name="parts.cautious_decay", place="after", decays=True, around=around
+        inner.init,
+        update,
+        name="parts.cautious_decay",
+        place="after",
+        once=True,
+        decays=True,
+        around=around,
     )
 
 
@@ -99,5 +105,10 @@ def decay(rate: float, peak: float | None = None) -> optax.GradientTransformatio
         return jax.tree.map(shrink, updates, params), state
 
     return Part(
-        lambda params: optax.EmptyState(), update, name="parts.decay", place="after", decays=True
+        lambda params: optax.EmptyState(),
+        update,
+        name="parts.decay",
+        place="after",
+        once=True,
+        decays=True,
     )

@@ -225,7 +225,7 @@ def polar_of(
 
         return over.map(orthogonal, [updates])[0], state
 
-    return Part(init, update, name="parts.polar", length="ignores")
+    return Part(init, update, name="parts.polar", length="ignores", once=True)
 
 
 class NormalizeState(NamedTuple):
@@ -291,7 +291,7 @@ def normalize(
         moves, variance = over.map(change, [updates], [state.variance])
         return moves, NormalizeState(variance)
 
-    return Part(init, update, name="parts.normalize")
+    return Part(init, update, name="parts.normalize", length="sets", once=True)
 
 
 def _mean_square(x: jax.Array) -> jax.Array:

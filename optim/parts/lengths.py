@@ -102,7 +102,7 @@ def match_norm(
         return u * (scalar(ratio, u) * norm(w) / at_least(norm(u), eps))
 
     over = Matrices(matrices, "optim.parts.match_norm")
-    return of_matrices(match, over, name="parts.match_norm", length="sets", keeps_zeros=True)
+    return of_matrices(match, over, name="parts.match_norm", length="replaces", keeps_zeros=True)
 
 
 def match_rms(
@@ -132,7 +132,7 @@ def match_rms(
         return u * (scalar(rms, u) / at_least(norm(u) / size**0.5, eps))
 
     over = Matrices(matrices, "optim.parts.match_rms")
-    return of_matrices(match, over, name="parts.match_rms", length="sets")
+    return of_matrices(match, over, name="parts.match_rms", length="replaces")
 
 
 class GraftState(NamedTuple):
@@ -219,7 +219,7 @@ def graft(
         moves, _ = over.map(both, [updates, others])
         return moves, GraftState(count, kept)
 
-    return Part(init, update, name="parts.graft", length="sets")
+    return Part(init, update, name="parts.graft", length="replaces")
 
 
 def radial_brake(

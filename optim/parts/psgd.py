@@ -173,7 +173,7 @@ def psgd(
         count = jnp.asarray(optax.safe_increment(state.count))
         return steps, PsgdState(count, *fields)
 
-    return Part(init, update, name="parts.psgd")
+    return Part(init, update, name="parts.psgd", once=True)
 
 
 def probes(seed: int, count: ArrayLike, place: int, like: jax.Array) -> jax.Array:

@@ -155,4 +155,4 @@ def shampoo(
         moves, _, *fields = over.map(one_by_one(move), trees, state[1:])
         return moves, ShampooState(count, *fields)
 
-    return Part(init, update, name="parts.shampoo", length="ignores")
+    return Part(init, update, name="parts.shampoo", length="ignores", once=True)

@@ -30,6 +30,7 @@ from optim.eigenvectors import (
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, transpose
 from optim.parts.base import (
+    Length,
     Part,
     at_least,
     check_count,
@@ -181,7 +182,8 @@ def soap_of(
         sorts=sort,
     )
     update = _update_of(over, rule, "parts.soap")
-    return Part(init, update, name="parts.soap", length="ignores" if length == "free" else "keeps")
+    kept: Length = "ignores" if length == "free" else "keeps"
+    return Part(init, update, name="parts.soap", length=kept, once=True)
 
 
 def _adam_direction(
@@ -454,7 +456,7 @@ def _kl_part(
 
     rule = _Rule(direction, observe, keep, every, rotates_first=False, sorts=False)
     update = _update_of(over, rule, f"parts.{name}")
-    return Part(init, update, name=f"parts.{name}", length="ignores")
+    return Part(init, update, name=f"parts.{name}", length="ignores", once=True)
 
 
 def _whitened(g: jax.Array, bases: Sides, values: Sides, start: jax.Array) -> tuple[Sides, Sides]:

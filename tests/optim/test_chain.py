@@ -13,7 +13,8 @@ import pytest
 
 import optim
 from optim import parts
-from optim.chain import PartNeeded
+from optim.chain import _SCALE_FREE, PartNeeded
+from optim.factories import ArgumentError
 from optim.parts.base import Need, Part
 from tests import short
 from tests.recorded import Recorded, largest, made, mu, rate
@@ -330,6 +331,102 @@ def test_a_chain_asks_for_parameters():
     chain = optim.chain(0.1, [optax.identity()])
     with pytest.raises(ValueError, match=r"call update\(updates, state, params\)"):
         chain.update({"w": jnp.ones(2)}, chain.init({"w": jnp.zeros(2)}))
+
+
+# Chains in which a part does nothing, or does again what another one did.
+
+
+def one_by_one(part: Any, lengths: Sequence[float]) -> np.ndarray:
+    """Returns what a transformation makes of updates that are these multiples of random ones."""
+    params: Any = {"kernel": jnp.ones((3, 4))}
+    moves: Any = params
+    tx = optax.with_extra_args_support(part)
+    state = tx.init(params)
+    for step, length in enumerate(lengths):
+        updates = {"kernel": length * jax.random.normal(jax.random.key(step), (3, 4))}
+        moves, state = tx.update(updates, state, params, grad=updates, learning_rate=1.0)
+        params = {"kernel": params["kernel"] - 0.01 * moves["kernel"]}
+    return np.asarray(moves["kernel"])
+
+
+LENGTHS = {
+    "match_norm": (parts.match_norm(), "replaces"),
+    "match_rms": (parts.match_rms(), "replaces"),
+    "graft": (parts.graft(optax.scale_by_sign()), "replaces"),
+    "polar": (parts.polar(), "ignores"),
+    "normalize": (parts.normalize(), "sets"),
+    "momentum": (parts.momentum(0.9), "keeps"),
+    "adam": (parts.adam(), "keeps"),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_what_a_part_says_of_lengths_is_what_it_does(name: str):
+    """Only what ignores or replaces lengths gives the same for a longer last update."""
+    part, length = LENGTHS[name]
+    assert part.length == length
+    same = np.allclose(one_by_one(part, [1, 1, 1]), one_by_one(part, [1, 1, 7]), rtol=1e-4)
+    assert same == (length in ("ignores", "replaces"))
+
+
+def test_the_transformations_of_optax_that_ignore_lengths_are_known():
+    """All that optax has without a required argument, in the third of three updates."""
+    found = set()
+    for name in dir(optax):
+        make = getattr(optax, name)
+        if (
+            not name.startswith(("scale_by", "normalize"))
+            or name == "scale_by_backtracking_linesearch"
+        ):
+            continue
+        try:
+            part = make()
+            found_for = [one_by_one(part, [1, 1, x]) for x in (1.0, 7.0, 0.01)]
+        except (TypeError, ValueError):  # it needs an argument, or the value of the loss
+            continue
+        if np.allclose(found_for, found_for[0], rtol=1e-3):
+            found.add(name)
+    assert found == set(_SCALE_FREE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            ["match_norm", "match_rms"],
+            [],
+            "match_norm sets the lengths of directions, and parts.match",
+        ),
+        (["polar", "polar"], [], "parts.polar stands twice in `before`"),
+        (["soap", "soap"], [], "parts.soap stands twice in `before`"),
+        (
+            ["normalize", "polar"],
+            [],
+            "parts.normalize sets the lengths of directions, and parts.polar",
+        ),
+        (
+            ["match_norm", optax.scale_by_sign()],
+            [],
+            "and optax.scale_by_sign after it ignores them",
+        ),
+        (
+            ["match_norm", optax.normalize_by_update_norm()],
+            [],
+            "optax.normalize_by_update_norm after",
+        ),
+        (["momentum"], [parts.decay(0.1), parts.decay(0.2)], "parts.decay stands twice in `after`"),
+        ([], [], "The chain has no part"),
+    ],
+)
+def test_a_chain_in_which_a_part_does_nothing_is_refused(before: Any, after: Any, words: str):
+    made = [getattr(parts, x)() if isinstance(x, str) else x for x in before]
+    with pytest.raises(ArgumentError, match=words):
+        optim.chain(0.1, made, after)
+
+
+def test_a_part_may_set_lengths_that_another_one_raises():
+    for before in ([parts.match_norm(), parts.floor(0.5)], [parts.momentum(), parts.momentum()]):
+        optim.chain(0.1, before)
 
 
 # Lines of the config, where a mistake is made.
