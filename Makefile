@@ -60,7 +60,8 @@ ROOMS := $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 OF_ROOM = $(if $(filter $(ROOM),$(ROOMS)),$(wildcard tests/$(ROOM) trainer/$(ROOM) $(ROOM)),$(error \
 	there is no ROOM=$(ROOM): tests/ has $(ROOMS)))
 # As many processes as there are cores, and memory for them; a file of tests stays in one process.
-PYTEST := $(RUN) -m pytest -n auto --dist=loadfile
+# Files begin in the order of their names: xdist's own order ends with single slow tests.
+PYTEST := $(RUN) -m pytest -n auto --dist=loadfile --no-loadscope-reorder
 RUFF := $(RUN) -m ruff check .
 PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
 # pyright takes half a minute of one core: it runs beside the tests, and prints only what it finds.

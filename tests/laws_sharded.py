@@ -9,7 +9,11 @@ import json
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+# Without LLVM's optimizations, the programs compile sooner.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=4"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import traceback
 import warnings
