@@ -345,7 +345,58 @@ MISTAKES: dict[str, Mistake] = {
         "optimizer",
         "!optim.chain {learning_rate: 0.1, before: [!parts.polar {}, !parts.polar {}]}",
     ),
+    "lengths that sign ignores": line(
+        "optax.scale_by_sign after it ignores",
+        "optimizer",
+        "!optim.chain {learning_rate: 0.1, "
+        "before: [!optax.normalize_by_update_norm {}, !optax.scale_by_sign {}]}",
+    ),
+    "two decays": line(
+        "parts.decay stands twice",
+        "optimizer",
+        "!optim.chain {learning_rate: 0.1, before: [!parts.momentum {}], "
+        "after: [!parts.decay {rate: 0.1}, !parts.decay {rate: 0.1}]}",
+    ),
+    "chain of nothing": line(
+        "no part", "optimizer", "!optim.chain {learning_rate: 0.1, before: []}"
+    ),
+    "norm to clip that is negative": line(
+        "clip_norm", "optimizer", groups(".*").replace("{groups", "{clip_norm: -1.0, groups")
+    ),
+    # the rest of a run
+    "seed that is negative": more("run.yaml:11: .*seed", "seed: -1"),
+    "interval of 0": more("run.yaml:11: .*log_every", "log_every: 0"),
+    "decay of an average above 1": more("run.yaml:11: .*ema_decay", "ema_decay: 2.0"),
+    "dtype that is none": more("run.yaml:11: .*precision", "precision: float8"),
+    "writer misspelt": more(
+        "tensorboard",
+        "hooks: []",
+        command="explain --config=run.yaml --vocabulary=mine --set writers=[tensorbord]",
+    ),
+    "reaction that is none": more("halt.*skip.*rollback", "on_nonfinite: stop"),
+    "microbatches that do not divide": more("run.yaml:.*microbatches", "microbatches: 3"),
+    "mesh of devices that are not here": more("run.yaml:11: .*1 device|mesh", "mesh: {data: 64}"),
+    "pattern of sharding that matches nothing": more(
+        "heads/kernel", "sharding: {heads/kernel: fsdp}"
+    ),
+    "start from a run that is not there": more("nowhere", "warm_start: {from: nowhere}"),
+    "hook that is none": more("run.yaml:11: .*hooks", "hooks: [!metrics.accuracy {}]"),
+    "diagnostics misspelt": more("update_ratio", "diagnostics: [update_ration]"),
+    "no checkpoint kept": more("run.yaml:11: .*keep_latest", "keep_latest: 0"),
     # sweeps
+    "method misspelt": swept("method.random", "!method.random", "!method.randm"),
+    "arms without names": swept(
+        "no space", SWEEP[SWEEP.index("arms:") : SWEEP.index("trials")], "arms: {}\n"
+    ),
+    "difference that is none": swept("differs", "trials: 4", "trials: 4\ndiffers: [shedule]"),
+    "setting of a path that is not there": swept(
+        "optimiser", "set: {optimizer:", "set: {optimiser:"
+    ),
+    "target in words": swept("target", "metric: loss,", "metric: loss, target: low,"),
+    "space of two ends that are equal": swept(
+        "low|high", "low: 1e-3, high: 1e-1", "low: 0.1, high: 0.1"
+    ),
+    "two methods": swept("twice|method", "trials: 4", "trials: 4\nmethod: !method.grid {}"),
     "path of a space misspelt": swept(
         "learning_rat",
         "adamw:\n    space: {optimizer.learning_rate:",
@@ -425,13 +476,13 @@ def answer(mistake: Mistake, folder: Path) -> tuple[str, str]:
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
     ):
-        sys.path.append(str(folder))
+        path = sys.path.copy()
         try:
             code = main(words)
         except SystemExit as error:
             code = error.code
         finally:
-            sys.path.remove(str(folder))
+            sys.path[:] = path
             sys.modules.pop("mine", None)
     text = said.getvalue()
     found = re.search(mistake.says, text, re.DOTALL)

@@ -372,17 +372,12 @@ FAULTS = (
         file = _file(name)
         if file is None:
             return None
-        content = file.read_bytes()
-        _sources[module] = _Source(file, _digest(content), tuple(_imports(name, content)))
-    return _sources[module]
 """,
         """\
-    file = _file(name)
-    if file is None:
-        return _sources.get(module)
-    content = file.read_bytes()
-    _sources[module] = _Source(file, _digest(content), tuple(_imports(name, content)))
-    return _sources[module]
+    if module in sys.modules.values():
+        file = _file(name)
+        if file is None:
+            return _sources.get(module)
 """,
         "626b639",
     ),

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = options.parser().parse_args(words)
         arguments.vocabulary = [*dict.fromkeys(getattr(arguments, "vocabulary", ()))]
         if arguments.vocabulary and values.current_folder_exists():
-            sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
         # Not before, for `--help`: it looks through the packages that are installed.
         from trainer.engine.repeatable import use_deterministic_operations
 

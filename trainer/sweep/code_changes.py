@@ -17,7 +17,6 @@ from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.ledger import Ledger, Recorder
-from trainer.workdir import code
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
@@ -62,6 +61,8 @@ def check_code(
     be read. `found` is the code of this process, from `trainer.workdir.code.hashes`.
     Files that only one of the two has are not compared: a process may not have imported them.
     """
+    from trainer.workdir import code  # imports jax, which a sweep's status does without
+
     known = ledger.code()
     names = code.differing({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
