@@ -305,7 +305,7 @@ def test_trials_in_a_map_have_the_bits_of_single_runs(name):
     batches = program.feed.stack([next(program.feed.batches(i)) for i in range(6)], 8)
 
     def trial(state: Any) -> Any:
-        return loop_on_device(program.packed_step, state, batches, jnp.int32(6), stops=True)[0]
+        return loop_on_device(program.packed_step, state, batches, jnp.int32(6))[0]
 
     states = [program.init(seed) for seed in range(3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)

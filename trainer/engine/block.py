@@ -116,16 +116,16 @@ def step_function(traced: jax.stages.Traced) -> Step:
 
 
 def loop_on_device(
-    step: Step, state: Any, batches: Mapping[str, Any], count: Any, *, stops: bool
+    step: Step, state: Any, batches: Mapping[str, Any], count: Any
 ) -> tuple[Any, StepMetrics]:
     """Computes consecutive steps in a loop, as a pure function.
 
     Args:
-        step: (state, batch) -> (state, metrics), which have "finite".
+        step: (state, batch) -> (state, metrics); the loop ends after a step whose
+            `StepMetrics.proceeds` is false.
         state: the state before the first step.
         batches: field name -> array [steps, batch, ...].
         count: how many of the steps to compute, an int32 scalar; it may be traced.
-        stops: whether the loop ends after a step that is not finite.
 
     Returns:
         The state after the last step that was computed, and the metrics [steps]: those of steps
@@ -146,8 +146,7 @@ def loop_on_device(
             rows,
             metrics,
         )
-        proceed = metrics.column("finite") > 0 if stops else jnp.array(True)
-        return index + 1, proceed, state, rows
+        return index + 1, metrics.proceeds > 0, state, rows
 
     size = next(iter(batches.values())).shape[0]
     row = jax.eval_shape(step, state, batch_at(0))[1]

@@ -114,6 +114,8 @@ class Experiment:
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.
+        max_consecutive_skips: with on_nonfinite="skip", the run ends as diverged at the last of so
+            many steps in a row that were skipped. 0 and None skip any number of steps.
         watchdog: a line is logged if a block of steps takes longer, for each of its steps, than
             this multiple of the median step, above 1: at most one a minute, or one for each worker
             of a sweep. After five minutes without any progress, or with `--trace`, the stacks of
@@ -154,6 +156,7 @@ class Experiment:
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     on_nonfinite: Literal["halt", "skip", "rollback"] = "halt"
+    max_consecutive_skips: int | None = 10
     watchdog: float | None = 20.0
     hooks: Sequence[Callable[..., Any]] = ()
     writers: Sequence[str] = ("tensorboard", "console")
@@ -172,6 +175,11 @@ class Experiment:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
+        if (self.max_consecutive_skips or 0) < 0:
+            raise ValueError(
+                "max_consecutive_skips must be at least 1, or 0 or None for any number, got "
+                f"{self.max_consecutive_skips}."
+            )
         if (fault := every.wrong(self.eval_every)) is not None:
             raise ValueError(f"eval_every {fault}.")
         for name, seed in (("seed", self.seed), ("data_seed", self.data_seed)):

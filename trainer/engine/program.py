@@ -201,8 +201,7 @@ class Program:
             self._block = self._trace_block(state).lower().compile()
         else:
             self._step = self.trace(state).lower().compile()
-        if self.experiment.on_nonfinite == "halt":
-            self._compile_check(state)
+        self._compile_check(state)
         if computed(self.experiment.diagnostics):
             self._diagnose = self._trace_diagnose(state).lower().compile()
 
@@ -256,8 +255,7 @@ class Program:
         Args:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
         """
-        stops = self.experiment.on_nonfinite != "skip"
-        return partial(loop_on_device, step_function(self.trace(state)), stops=stops)
+        return partial(loop_on_device, step_function(self.trace(state)))
 
     def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
         """Computes one update, asynchronously.
@@ -286,8 +284,8 @@ class Program:
 
         Returns:
             The state after the block, and the metrics on the devices: one for each step, or one of
-            arrays [steps]. Unless on_nonfinite is "skip", the steps after one that is not finite
-            have no meaning, and neither has the state.
+            arrays [steps]. The steps after one whose `StepMetrics.proceeds` is false have no
+            meaning, and neither has the state.
         """
         if self.block_rule.form == "device_loop":
             if self._block is None:
@@ -305,10 +303,10 @@ class Program:
         return state, found
 
     def params_finite(self, state: State) -> jax.Array:
-        """Computes whether all trainable parameters are finite; for on_nonfinite="halt" only.
+        """Computes whether all trainable parameters are finite.
 
-        The step itself checks only loss and gradients there: reading every parameter at every step
-        costs 5% of a small model's step. `compile` compiles this check as well.
+        With on_nonfinite="halt" the step itself checks only loss and gradients: reading every
+        parameter at every step costs 5% of a small model's step. `compile` compiles this check too.
 
         Args:
             state: the state after a step.
@@ -474,6 +472,8 @@ class FirstState:
 
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}
+        if self._experiment.on_nonfinite == "skip":
+            run_state["skips"] = np.int32(0)
         if self._experiment.on_nonfinite == "rollback":
             # The fields of `Counters` in trainer/train/rollback.py, a package above this one.
             run_state["rollback"] = np.zeros(4, np.int32)

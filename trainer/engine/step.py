@@ -39,6 +39,7 @@ from trainer.engine.precision import in_precision, summed_apart
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples and
 # of halves of a batch draw other random numbers than the model.
 _ROUNDING, _EXAMPLES, _HALVES = 0x5EED, 0x5EEE, 0x5EEF
+_MOST = 2**31 - 1  # the largest int32: no run skips as many steps
 
 
 class State(NamedTuple):
@@ -56,7 +57,8 @@ class State(NamedTuple):
         hyperparams: the floats of the config that are inputs of the program, [inputs], in the order
             of `inputs.Inputs.values`.
         run_state: "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
-            `rollback.Counters`.
+            `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were
+            skipped up to this one.
     """
 
     step: Any
@@ -84,7 +86,9 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
         "<argument>/<group>" for every other argument that follows a schedule, and "finite". With
         `optim.ema_nesterov` also "lookahead.step_size", the displacement of the parameters after
         the update (see `optim.Optimizer.displacement`); with on_nonfinite="skip" also "skipped",
-        with "rollback" also "rollbacks": the number of steps of the run that were not finite.
+        with "rollback" also "rollbacks": the number of steps of the run that were not finite; and
+        with "skip" also "proceed": whether fewer than max_consecutive_skips steps in a row were
+        skipped up to this one.
         "finite" is whether the loss and the gradients are finite and,
         unless on_nonfinite is "halt", whether the parameters after the update are. A run that halts
         checks its parameters with `Program.params_finite` instead, at some steps only, because that
@@ -103,7 +107,7 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
             **found.extra(),
         )
     metrics = {"train/loss": found.loss, **train_rows(found.computed), "grad_norm": found.norm}
-    ema = state.ema
+    ema, run_state = state.ema, state.run_state
     if experiment.ema_decay is not None:
         ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
     if experiment.on_nonfinite == "skip":
@@ -115,7 +119,10 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
             (model_state, ema),
             (state.model_state, state.ema),
         )
+        skips = jnp.where(finite, 0, run_state["skips"] + 1)
+        run_state = {**run_state, "skips": skips}
         metrics["skipped"] = skipped
+        metrics["proceed"] = skips < (experiment.max_consecutive_skips or _MOST)
     elif experiment.on_nonfinite == "rollback":
         finite &= all_finite(optimizer.trainable(params))
     if "rollback" in state.run_state:
@@ -131,7 +138,7 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
         opt_state=opt_state,
         ema=ema,
         hyperparams=state.hyperparams,
-        run_state=state.run_state,
+        run_state=run_state,
     ), metrics
 
 
@@ -524,6 +531,11 @@ class StepMetrics(Mapping[str, Any]):
         """Returns a metric without waiting for it, [...]; it may be traced."""
         array, index = self._find(name)
         return array[..., index]
+
+    @property
+    def proceeds(self) -> Any:
+        """Whether a run goes on after each step: "proceed", or without it "finite", [...]."""
+        return self.column("proceed" if "proceed" in set(self) else "finite")
 
     def _find(self, name: str) -> tuple[Any, int]:
         """Returns the array that has a metric, and its index in the last axis."""

@@ -40,9 +40,7 @@ from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import named_writers
 from trainer.sweep.wave_check import check_folder, check_rows
-from trainer.train.loop_interface import Ended
 from trainer.train.restoring import restore_of, to_save
-from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
@@ -399,21 +397,15 @@ def run_alone(
         _check_not_lost(staged / "checkpoints")
     if code == STOPPED:
         return STOPPED
-    results = Results().read(staged)
-    counters = read_rollbacks(staged)
-    rollbacks = max((each.rollbacks for each in counters.values()), default=0)
-    if code == DONE:
-        end = Ended("done", DONE, experiment.steps)
-    elif rollbacks == MOST_ROLLBACKS:
-        end = Ended("diverged", FAILED, results.step, f"It went back {rollbacks} times.")
-    else:
+    if run.ended is None or (code == FAILED and run.ended.end != "diverged"):
         return FAILED
+    results = Results().read(staged)
     if code == DONE and per_example:
         state = restore_of(program, staged, experiment.steps)
         fence = wave.workdir.check_fence
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # The outcome is written before the checkpoints are removed: a run without both begins anew.
-    wave.write_outcome(trial, results.summary(end, experiment))
+    wave.write_outcome(trial, results.summary(run.ended, experiment))
     wave.finish({})
     return DONE
 

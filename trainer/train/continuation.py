@@ -24,7 +24,7 @@ from trainer.train.shared_path import SharedPath
 from trainer.train.warm_start import WarmStart, count_warm_starts, located, put
 
 _KEYS = ("from", "step", "continue", "optimizer", "follow", "sha256")
-_COUNTERS = "run_state/rollback"
+_COUNTERS, _SKIPS = "run_state/rollback", "run_state/skips"
 _SCALARS = "opt_state/scalars/int32"  # the last two: updates that were skipped, and all of them
 # What to do if leaves of a part of the state differ.
 _ADVICE = {
@@ -53,9 +53,9 @@ class Continuation:
     - "sha256": what `checkpoint.leaves_digest` returned for the checkpoint; refuses another one.
 
     Taken over are the step, the parameters, the state of the model, their moving average (EMA) and,
-    with on_nonfinite="rollback", its counters, so that the data go on at the batch where the other
-    run was. Hyperparameters and seeds are those of this run. With the config of the other run it
-    has the bits that the other run has after `step`.
+    with on_nonfinite="rollback" or "skip", its counters, so that the data go on at the batch where
+    the other run was. Hyperparameters and seeds are those of this run. With the config of the other
+    run it has the bits that the other run has after `step`.
 
     `config` has the file and line for errors; `vocabulary` are packages that the other run's config
     may name. Raises ConfigError if the checkpoint does not exist, was changed, or does not fit.
@@ -101,10 +101,12 @@ class Continuation:
         `program` may differ from the one of the constructor in its seed and its floats.
         """
         abstract = to_save(program.abstract_state())
-        own: dict[str, Any] = {"run_state/seed": np.uint32(program.experiment.seed)}
-        if _COUNTERS in flatten(abstract, verbatim=True):
-            own[_COUNTERS] = np.asarray(self._counters(), np.int32)
-        arrays = {**self._arrays, **own}
+        arrays = {
+            _SKIPS: np.int32(0),
+            **self._arrays,
+            "run_state/seed": np.uint32(program.experiment.seed),
+            _COUNTERS: np.asarray(self._counters(), np.int32),
+        }
         kept = abstract if self._keeps else abstract._replace(opt_state=())
         leaves = [
             place(np.asarray(arrays[path]), target)
@@ -184,7 +186,7 @@ class Continuation:
         wrong = [
             line
             for line in lines
-            if not line.startswith(f"{_COUNTERS}:")
+            if not line.startswith((f"{_COUNTERS}:", f"{_SKIPS}:"))
             and (self._keeps or not line.startswith("opt_state/"))
         ]
         # The state of the optimizer has the shapes of the parameters.

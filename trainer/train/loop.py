@@ -23,7 +23,7 @@ from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import NonFiniteLog, advise, describe, replay_command
+from trainer.train.nonfinite import NonFiniteLog, advise, describe, fault_at_end, replay_command
 from trainer.train.pending import CheckedBlock, PendingBlocks
 from trainer.train.restoring import to_save
 from trainer.train.rollback import (
@@ -220,7 +220,7 @@ class Loop:
             self._watchdog.end_block(block.last - block.first + 1)
             for step in block.bad:
                 self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
-            if block.bad and self.experiment.on_nonfinite != "skip":
+            if block.end is not None:
                 self._pending.clear()  # later steps build on the bad one
                 bad = block
                 continue
@@ -280,10 +280,14 @@ class Loop:
         return step - 1 + self._counters.skipped_batches  # steps count from 1, batches from 0
 
     def _not_finite(self, block: CheckedBlock) -> RollbackTarget | Halted:
-        bad = block.bad[0]
+        bad, policy = block.bad[-1], self.experiment.on_nonfinite
         values = block.row(bad)
-        found = f"At step {bad} {describe(values, (self._pending.params_finite_at + 1, bad))}."
-        if self.experiment.on_nonfinite == "rollback":
+        since = self._pending.params_finite_at + 1 if policy == "halt" else bad
+        found = f"At step {bad} {describe(values, (since, bad))}."
+        if policy == "skip":
+            most = plural(self.experiment.max_consecutive_skips or 0, "step")
+            found += f" With it, {most} in a row had to be skipped (max_consecutive_skips)."
+        if policy == "rollback":
             back = rollback_target(self._counters, bad, self.experiment.first_step)
             if back is not None:
                 self.log(f"{found} The run goes back to step {back.step} and skips the batch.")
@@ -302,7 +306,7 @@ class Loop:
 
     # The end.
 
-    def _finish(self, state: State, step: int, evaluated: bool) -> Ended:
+    def _finish(self, state: State, step: int, evaluated: bool) -> Ended | Halted:
         self.writer.flush()
         self._saves.save_last(state, step)
         if self.checkpoints.latest() != step:
@@ -316,6 +320,8 @@ class Loop:
             again = "the same command again" if self.consensus.stop else "it without --until"
             self.log(f"{text} Start {again} to resume.")
             return Ended("stopped", STOPPED, step, text)
+        if why := fault_at_end(self.program, state, self._evaluations.results):
+            return Halted(why, step)
         self.log(f"Done: {plural(step, 'step')}. {self._evaluations.describe()}")
         return Ended("done", DONE, step)
 

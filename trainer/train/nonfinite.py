@@ -13,10 +13,12 @@ from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.data_shards import WHOLE
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
+from trainer.engine.step import State
 from trainer.messages import started
 from trainer.train.batch_faults import find_fault
 from trainer.writers.files import Outage
 from trainer.writers.json_files import DamagedFile, read_json
+from trainer.writers.lines import PREFIXES
 
 NONFINITE_FILE = "nonfinite.json"
 ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
@@ -72,10 +74,25 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     text = " and ".join(f"{name} is {value}" for name, value in both.items())
     if not all(math.isfinite(value) for value in both.values()):
         return text
-    text += ", and yet the parameters after it are not finite"
     if steps[0] == steps[1]:
-        return text
+        return f"{text}, and yet its update makes parameters that are not finite"
+    text += ", and yet the parameters after it are not finite"
     return f"{text}, because of an update between step {steps[0]} and step {steps[1]}"
+
+
+def fault_at_end(program: Program, state: State, evaluated: Mapping[str, float]) -> str:
+    """Returns why a run with all of its steps has diverged; "" if it is done.
+
+    It is done if the trainable parameters of its last state are finite, and so is the loss of
+    every split in `evaluated`, the results of the last evaluation. Other metrics may be NaN, such
+    as the mean of a class of which a split has no example.
+    """
+    if not bool(program.params_finite(state)):
+        return "The parameters after the last step are not finite."
+    for name in (f"{prefix}loss" for prefix in PREFIXES.values()):
+        if not math.isfinite(evaluated.get(name, 0.0)):
+            return f"In the last evaluation, {name} is {evaluated[name]}."
+    return ""
 
 
 class NonFiniteLog:
@@ -152,7 +169,7 @@ def advise(program: Program, batch_index: int) -> str:
     experiment = program.experiment
     batch = program.feed.batch(batch_index)
     fault = find_fault(program, batch)
-    skip = "" if experiment.on_nonfinite == "rollback" else ", or set on_nonfinite='skip'"
+    skip = ", or set on_nonfinite='skip'" if experiment.on_nonfinite == "halt" else ""
     if fault is not None:
         return f"{fault}. Correct the data or the model{skip}."
     return f"{ADVICE[:-1]}{skip}."

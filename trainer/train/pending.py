@@ -25,8 +25,9 @@ class CheckedBlock(NamedTuple):
     Attributes:
         first, last: its first and its last step, counted from 1.
         metrics: [steps], on the host.
-        bad: the steps that are not finite; only the first of them, unless on_nonfinite is "skip".
+        bad: the steps that are not finite, up to `end`.
         diagnosed: the diagnostics of the last step; empty if it has none.
+        end: the step after which the run cannot go on; None if it can.
     """
 
     first: int
@@ -34,11 +35,13 @@ class CheckedBlock(NamedTuple):
     metrics: StepMetrics
     bad: list[int]
     diagnosed: Mapping[str, float]
+    end: int | None = None
 
     def row(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step, as they are logged."""
         values = {name: float(x[step - self.first]) for name, x in self.metrics.items()}
         del values["finite"]
+        values.pop("proceed", None)
         return {**values, **(self.diagnosed if step == self.last else {})}
 
 
@@ -93,16 +96,19 @@ class PendingBlocks:
         block = self._blocks.popleft()
         last = block.first + block.steps - 1
         metrics = StepMetrics.stack_on_host(block.metrics)
-        finite = metrics.column("finite")[: block.steps]
-        bad = [block.first + int(index) for index in np.flatnonzero(finite == 0)]
-        if self._policy != "skip":
-            bad = bad[:1]
+        bad, ends = (
+            [block.first + int(index) for index in np.flatnonzero(column[: block.steps] == 0)]
+            for column in (metrics.column("finite"), metrics.proceeds)
+        )
+        end = min(ends, default=None)
+        # After it, the steps of a block may have been computed, or not.
+        bad = [step for step in bad if end is None or step <= end]
         if not bad and block.params_finite is not None and not block.params_finite:
-            bad = [last]
+            bad, end = [last], last
         if not bad and (block.params_finite is not None or self._policy != "halt"):
             self.params_finite_at = last
         diagnosed = {name: float(x) for name, x in (block.diagnosed or {}).items()}
-        return CheckedBlock(block.first, last, metrics, bad, diagnosed)
+        return CheckedBlock(block.first, last, metrics, bad, diagnosed, end)
 
     def clear(self) -> None:
         """Removes every block."""

@@ -35,7 +35,7 @@ from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
 from trainer.train.multihost import StopSaveConsensus
-from trainer.train.nonfinite import NonFiniteLog
+from trainer.train.nonfinite import NonFiniteLog, fault_at_end
 from trainer.train.profile import Advance, Profile
 from trainer.train.restoring import check_fits, restore, to_save
 from trainer.train.rollback import RollbackLog, RollbackTarget
@@ -141,6 +141,9 @@ class Run:
         compiled: whether the program is compiled already.
         slow_lines: limits the lines about slow steps; None for one a minute.
         identity: returns what loggers call the run; None names it after its folder.
+
+    Attributes:
+        ended: how the run ended, after `start`; None if it had ended before, or an error ended it.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class Run:
         self._compiled = compiled
         self._slow_lines = slow_lines or SlowLines()
         self._identity = identity
+        self.ended: Ended | None = None
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -279,7 +283,8 @@ class Run:
             summary = read_summary(workdir)
         except OSError:
             return  # opening the folder raises this error again, with advice
-        if summary is None or summary.end != "done" or not file.exists():
+        ended = summary is not None and summary.end in ("done", "diverged")
+        if not ended or not file.exists():
             return
         lines = config_changes(file, self.config.root)
         # Other writers are allowed: a logger that is added receives the rows so far.
@@ -340,7 +345,7 @@ class Run:
         identity = self._identity or of_folder
         shared = make_shared(folder, self.program, self.signals, self.log, identity)
         try:
-            ended = self._attempts(shared, until, observe, began)
+            self.ended = ended = self._attempts(shared, until, observe, began)
         except Exception as error:
             # The errors of components, such as a batch that does not fit, get a line of the config.
             named = with_place(error, self.config) if isinstance(error, ComponentError) else error
@@ -408,6 +413,10 @@ class Run:
                 self.log(_nothing_to_do(self.experiment))
                 done = Ended("done", DONE, self.experiment.steps)
                 # Loggers may lack the end of the run, such as one that was added since.
+                fault = fault_at_end(self.program, state, rows.results.newest)
+                if multihost.broadcast_from_host0(bool(fault)):  # only process 0 has the rows
+                    self.log(f"error: {fault or 'Process 0 says why the run has diverged.'}")
+                    done = Halted(fault, done.step).ended()
                 writer.finish(rows.results.summary(done, self.experiment))
                 return rows.end(done)
             self._compile(state)

@@ -40,8 +40,9 @@ class Summary:
     as `Result.summary`, and `sweep check` compares what is named perf/ with the rows.
 
     Attributes:
-        end: "done"; "diverged" if a step was not finite and the run halted; "failed" if it could
-            not be computed or saved; "stopped" if a signal or --until ended it after a checkpoint.
+        end: "done"; "diverged" if the run ended at a step that was not finite, or its last
+            parameters or the loss of its last evaluation are not finite; "failed" if it could not
+            be computed or saved; "stopped" if a signal or --until ended it after a checkpoint.
         exit: the exit code of the process; for a trial of a sweep, that of its run alone. None in
             files of earlier versions, like other fields that may be None.
         step: the last step; the one that was not finite if the run diverged.

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+import clu.metrics
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ from optim.paths import flatten
 __all__ = [
     "points",
     "poisoned",
+    "spoiled",
     "impure",
     "counted",
     "sleepy",
@@ -29,6 +32,7 @@ __all__ = [
     "branching",
     "note",
     "broken_hook",
+    "Undefined",
     "Evaluated",
     "raising",
     "deadly",
@@ -83,6 +87,15 @@ class Poisoned(Points):
         if batch_index in self.at:
             batch["image"] = batch["image"] * np.float32(self.factor)
         return batch
+
+
+class Spoiled(Poisoned):
+    """Has a pixel that is not a number in the test split, besides what `poisoned` does."""
+
+    def evaluate(self):
+        for batch in super().evaluate():
+            batch["image"][0, 0, 0, 0] = np.nan
+            yield batch
 
 
 class Mislabelled(Points):
@@ -164,6 +177,10 @@ def poisoned(at: Sequence[int] = (), factor: float = float("nan")) -> Poisoned:
     return Poisoned(at, factor)
 
 
+def spoiled(at: Sequence[int] = (), factor: float = float("nan")) -> Spoiled:
+    return Spoiled(at, factor)
+
+
 def mislabelled(at: Sequence[int] = (), add: int = 7) -> Mislabelled:
     """Gives labels that are no classes."""
     return Mislabelled(at, add)
@@ -181,16 +198,19 @@ def sleepy(at: int = 20, seconds: float = 2.0, every: bool = False) -> Sleepy:
 class Idle:
     """A classifier of one layer, with a parameter that the outputs do not depend on."""
 
+    def __init__(self, root: float):
+        self.root = root
+
     def init(self, key, batch):
         kernel = 0.1 * jax.random.normal(key, (16, 3))
-        return {"head": {"kernel": kernel}, "idle": jnp.ones(4)}, {}
+        return {"head": {"kernel": kernel}, "idle": jnp.full(4, self.root) ** 2}, {}
 
     def apply(self, params, state, batch, *, key, train):
         return batch["image"].reshape(-1, 16) @ params["head"]["kernel"], state
 
 
-def idle() -> Idle:
-    return Idle()
+def idle(root: float = 1.0) -> Idle:
+    return Idle(root)
 
 
 def loss():
@@ -331,6 +351,15 @@ def raising(seed: int, at: int = 6) -> Raising:
 
 def deadly(seed: int, at: int = 0) -> Deadly:
     return Deadly(seed, at)
+
+
+@flax.struct.dataclass
+class Undefined(clu.metrics.Average):
+    """A metric that is 0 / 0 for this data set, as that of a class without examples is."""
+
+    @classmethod
+    def from_model_output(cls, **kwargs):
+        return cls(total=jnp.zeros(()), count=jnp.zeros(()))
 
 
 class Evaluated:
