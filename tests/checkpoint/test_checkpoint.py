@@ -1273,13 +1273,11 @@ def test_parameters_load_without_a_program(saved: Path, tmp_path: Path) -> None:
         make_state(1).params
     )
     _truncate(run / "checkpoints" / "2")
-    assert checkpoint.digests(checkpoint.load_params(run)) == checkpoint.digests(
-        make_state(1).params
-    ), "The newest whole one."
-    with pytest.raises(CheckpointError, match="step 2: .*bytes instead of"):
-        checkpoint.load_params(run, step=2)
+    for step in (None, 2):
+        with pytest.raises(checkpoint.CorruptCheckpoint, match="bytes instead of"):
+            checkpoint.load_params(run, step=step)
     with pytest.raises(CheckpointError, match="no leaf under 'weights'"):
-        checkpoint.load_params(run, prefix="weights")
+        checkpoint.load_params(run, step=1, prefix="weights")
 
 
 TREE = {"encoder": {"a": 1, "b": 2}, "head": {"kernel": 3}}

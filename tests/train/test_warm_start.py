@@ -1,8 +1,10 @@
 """Runs that begin with the parameters of another run."""
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,10 @@ def warm(folder: Path, other: Path, entries: str, *more: str) -> int:
     text = f"experiment.warm_start = {{'from': '{other}', {entries}}}\n"
     config = runs.write_config(folder / "warm", text)
     return runs.train(config, folder / "run", "--until=1", *more)
+
+
+def began_from(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "run.json").read_text())["lineage"][0]["began_from"]
 
 
 def stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +127,43 @@ def test_the_example_of_the_page_is_read(tmp_path, language):
     }
 
 
+@pytest.mark.parametrize("damage", ["cut", "inverted", "without a manifest"])
+def test_a_damaged_newest_checkpoint_is_an_error_that_names_the_others(
+    tmp_path, other, monkeypatch, capsys, damage
+):
+    copy = Path(shutil.copytree(other, tmp_path / "copy"))
+    state = copy / "checkpoints" / "8" / "state.safetensors"
+    content = state.read_bytes()
+    if damage == "without a manifest":
+        (state.parent / "manifest.json").unlink()
+    elif damage == "cut":
+        state.write_bytes(content[: len(content) // 2])
+    else:
+        state.write_bytes(content[:64] + bytes(255 - byte for byte in content[64:]))
+    assert warm(tmp_path, copy, "") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"The checkpoint of step 8 in {copy} is damaged: " in said and "run.gin:1: " in said
+    assert "Choose another one with 'step': there are 4." in said
+    assert not (tmp_path / "run").exists()
+    shutil.rmtree(copy / "checkpoints" / "4")
+    shutil.rmtree(tmp_path / "warm")
+    assert warm(tmp_path, copy, "") == 2
+    assert "There is no other one." in capsys.readouterr().err
+
+
+def test_a_warm_start_says_and_records_which_step_it_took(tmp_path, other, monkeypatch, capsys):
+    stop_at_once(monkeypatch)
+    for entries, step in (("", 8), ("'step': 4", 4)):
+        (folder := tmp_path / str(step)).mkdir()
+        assert warm(folder, other, entries) == 75
+        assert f"Begins with the parameters of {other} at step {step}." in capsys.readouterr().err
+        assert began_from(folder / "run") == [{"run": str(other), "step": step}]
+        ours, theirs = params(folder / "run", 0), params(other, step)
+        assert {k: x.tobytes() for k, x in ours.items()} == {
+            k: x.tobytes() for k, x in theirs.items()
+        }
+
+
 @pytest.mark.long
 def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     copy = Path(shutil.copytree(other, tmp_path / "copy"))
@@ -148,6 +191,7 @@ def test_the_trials_of_a_sweep_begin_as_their_runs_alone_do(tmp_path, other, alo
     for trial, run in ((each, tmp_path / f"solo{i}") for i, each in enumerate(trials)):
         assert_equal(trial, solo(trial, run), 12)
         assert count_warm_starts(trial) == count_warm_starts(run) == 1
+        assert began_from(trial) == began_from(run) == [{"run": str(other), "step": 8}]
 
 
 @pytest.mark.long

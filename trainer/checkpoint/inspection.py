@@ -228,29 +228,22 @@ def load_params(
 
     Args:
         workdir: the other run's workdir, or its checkpoints/ directory.
-        step: of the checkpoint; None for the newest intact one.
+        step: of the checkpoint; None for the newest one.
         prefix: path of the subtree of the state to read.
 
     Returns:
         Nested dicts of numpy arrays.
 
     Raises:
-        CheckpointError: there is no intact checkpoint, or it has no leaf under `prefix`.
+        CheckpointError: there is no such checkpoint, or it has no leaf under `prefix`.
+        CorruptCheckpoint: it is damaged.
         OSError: the disk cannot be read.
     """
-    problems = []
-    for number, path in sorted(_steps(workdir, step).items(), reverse=True):
-        try:
-            tree = _subtree(path, read_manifest(path), prefix)
-        except CorruptCheckpoint as e:
-            problems.append(f"step {number}: {e}")
-            continue
-        if not tree:
-            raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
-        return tree
-    raise CheckpointError(
-        f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
-    )
+    _, path = max(_steps(workdir, step).items())
+    tree = _subtree(path, read_manifest(path), prefix)
+    if not tree:
+        raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
+    return tree
 
 
 def load_parts(

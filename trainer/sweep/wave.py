@@ -45,7 +45,7 @@ from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
 from trainer.train.signals import StopSignals
-from trainer.train.warm_start import count_warm_starts
+from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, fingerprint
 from trainer.workdir.code import commits
@@ -391,8 +391,8 @@ def run_alone(
     # summary is not. It allows changed code, because the wave has compared the code.
     allowed = ["code"]
     code = run.start(staged, allow_changed=allowed, summarize=False, take_over=wave.take_over)
-    if warm_starts := count_warm_starts(staged):  # the trial gets the record of the wave
-        wave.workdir.record(warm_starts=warm_starts)
+    if start := recorded_start(staged):  # the trial gets the record of the wave
+        wave.workdir.record(**start)
     if code == FAILED:
         _check_not_lost(staged / "checkpoints")
     if code == STOPPED:

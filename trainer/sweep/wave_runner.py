@@ -160,8 +160,11 @@ class WaveRunner:
             key = repr(program.experiment.warm_start)
             if key not in starts:
                 starts[key] = begin_with(program, trial.config, self._vocabulary)
+                self._log(starts[key].describe())
             states[trial] = starts[key].first_state(program)
-        self._wave.workdir.record(warm_starts=max(each.number for each in starts.values()))
+        number = max(each.number for each in starts.values())
+        sources = [each.source for each in starts.values()]
+        self._wave.workdir.record(warm_starts=number, began_from=sources)
         return states
 
     def _waiting_state(self, trial: Trial, program: Program) -> State | None:

@@ -61,6 +61,7 @@ class Continuation:
     may name. Raises ConfigError if the checkpoint does not exist, was changed, or does not fit.
 
     Attributes:
+        source: the other run's folder and the step of its checkpoint, as run.json has them.
         number: how many warm starts led to this run, 1 if the other run was not warm-started.
     """
 
@@ -72,6 +73,7 @@ class Continuation:
         self._check_options()
         self._folder = Path(self._options["from"])
         self._step: int = self._options["step"]
+        self.source = {"run": self._options["from"], "step": self._step}
         self._keeps = self._options.get("optimizer", "keep") == "keep"
         if program.experiment.steps <= self._step:
             steps = plural(program.experiment.steps, "step")

@@ -230,7 +230,7 @@ class Run:
         try:
             multihost.check_seen(folder.run_file)
             self.log(f"{workdir}: {self._describe()}")
-            if isinstance(self._warm_start, Continuation):
+            if self._warm_start is not None:
                 self.log(self._warm_start.describe())
             for warning in self.plan.warnings:
                 self.log(f"warning: {warning}")
@@ -369,7 +369,8 @@ class Run:
         checkpoints, rollback_log = shared.checkpoints, shared.rollback_log
         check_not_lost(shared.folder.checkpoints)  # before metrics are dropped
         if self._warm_start is not None:
-            shared.folder.record(warm_starts=self._warm_start.number)
+            begun = self._warm_start
+            shared.folder.record(warm_starts=begun.number, began_from=[begun.source])
         first = True
         with checkpoints:
             while True:
@@ -412,11 +413,11 @@ class Run:
                 checkpoints.prune()
                 self.log(_nothing_to_do(self.experiment))
                 done = Ended("done", DONE, self.experiment.steps)
-                # Loggers may lack the end of the run, such as one that was added since.
                 fault = fault_at_end(self.program, state, rows.results.newest)
                 if multihost.broadcast_from_host0(bool(fault)):  # only process 0 has the rows
                     self.log(f"error: {fault or 'Process 0 says why the run has diverged.'}")
                     done = Halted(fault, done.step).ended()
+                # Loggers may lack the end of the run, such as one that was added since.
                 writer.finish(rows.results.summary(done, self.experiment))
                 return rows.end(done)
             self._compile(state)

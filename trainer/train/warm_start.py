@@ -27,7 +27,7 @@ class WarmStart:
     The field `warm_start` of an experiment is a mapping with these keys:
 
     - "from": the other run's folder.
-    - "step": one of its checkpoints; by default the newest.
+    - "step": one of its checkpoints; by default the newest, which must not be damaged.
     - "rename": patterns and replacements, as in `checkpoint.rename`.
     - "fresh": a list of patterns of this run's parameters that are initialized, with other random
       numbers than a run of the same seed that is not warm-started. If the other run has such a
@@ -39,9 +39,10 @@ class WarmStart:
     continues the other one: see `continuation.Continuation`.
 
     `config` has the file and line for errors. Raises ConfigError if a rule has no effect, a
-    parameter is missing or does not fit, or the other run has no intact checkpoint.
+    parameter is missing or does not fit, or the other run has no checkpoint or a damaged one.
 
     Attributes:
+        source: the other run's folder and the step of its checkpoint, as run.json has them.
         number: how many warm starts led to this run, 1 if the other run was not warm-started.
     """
 
@@ -49,6 +50,11 @@ class WarmStart:
         self._options: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
         self._check_keys()
+        self._folder = self._options["from"]
+        # Chosen once: the other run may save while its parts are read, one after the other.
+        step = self._options.get("step")
+        self._step = self._steps()[-1] if step is None else step
+        self.source = {"run": self._folder, "step": self._step}
         wanted = program.abstract_state()
         # Compiled once, for all trials of a sweep. Without out_shardings a compiled `init` loses
         # the shardings of most optimizers' states.
@@ -64,7 +70,7 @@ class WarmStart:
             if self._keeps(part)
         }
         self._position = self._read_position() if self._keeps("schedule") else 0
-        self.number = 1 + count_warm_starts(Path(self._options["from"]))
+        self.number = 1 + count_warm_starts(Path(self._folder))
 
     def first_state(self, program: Program) -> State:
         """Computes a state at step 0 with the values that were read.
@@ -119,9 +125,25 @@ class WarmStart:
                     part, f"{part} must be 'keep' or 'reset', got {self._options[part]!r}."
                 )
 
+    def describe(self) -> str:
+        """Returns a line for the log of the run."""
+        return f"Begins with the parameters of {self._folder} at step {self._step:,}."
+
+    def _steps(self) -> list[int]:
+        try:
+            return [info.step for info in checkpoint.ls(self._folder)]
+        except (checkpoint.CheckpointError, OSError) as error:
+            raise self._error("from", str(error)) from error
+
     def _read(self, prefix: str) -> dict[str, np.ndarray]:
         try:
-            tree = checkpoint.load_params(self._options["from"], self._options.get("step"), prefix)
+            tree = checkpoint.load_params(self._folder, self._step, prefix)
+        except checkpoint.CorruptCheckpoint as error:
+            others = ", ".join(str(step) for step in self._steps() if step != self._step)
+            advice = f"Choose another one with 'step': there are {others}."
+            what = f"The checkpoint of step {self._step} in {self._folder} is damaged: {error}."
+            text = f"{what} {advice if others else 'There is no other one.'}"
+            raise self._error("step", text) from error
         except (checkpoint.CheckpointError, OSError) as error:
             raise self._error("from", str(error)) from error
         return flatten(tree)
@@ -221,14 +243,21 @@ def located(sources: Mapping[str, Source], key: str, text: str) -> CannotBegin:
     return CannotBegin(text, source)
 
 
-def count_warm_starts(folder: Path) -> int:
-    """Returns how many warm starts led to the run, or the trial of a sweep, in a folder.
+def recorded_start(folder: Path) -> dict[str, Any]:
+    """Returns what run.json in a folder has of the warm start of the run, or trial of a sweep.
 
-    It is 0 if the run began with initial values. Raises UserError if its run.json is damaged.
+    That is "warm_starts", how many of them led to it, and "began_from", the `source` of each of its
+    wave; empty if the run began with initial values. Raises UserError if run.json is damaged.
     """
     record = read_record(folder / "run.json") or {"lineage": []}
-    numbers = [entry.get("warm_starts") for entry in record["lineage"]]
-    return max((n for n in numbers if isinstance(n, int)), default=0)
+    names = ("warm_starts", "began_from")
+    return {name: entry[name] for entry in record["lineage"] for name in names if name in entry}
+
+
+def count_warm_starts(folder: Path) -> int:
+    """Returns how many warm starts led to the run, or the trial of a sweep, in a folder."""
+    number = recorded_start(folder).get("warm_starts")
+    return number if isinstance(number, int) else 0
 
 
 def _without_effect(
