@@ -291,7 +291,7 @@ def normalize(
         moves, variance = over.map(change, [updates], [state.variance])
         return moves, NormalizeState(variance)
 
-    return Part(init, update, name="parts.normalize", length="sets", once=True)
+    return Part(init, update, name="parts.normalize", once=True)
 
 
 def _mean_square(x: jax.Array) -> jax.Array:

@@ -13,9 +13,10 @@ import pytest
 
 import optim
 from tests.laws_harness import FAST
+from tests.laws_table import ROWS
 from trainer import models
 from trainer.__main__ import main
-from trainer.engine.plan_widths import width_warnings
+from trainer.engine.plan_widths import divisor, width_warnings
 from trainer.models.attention import CausalAttention
 from trainer.models.layers import Mlp
 
@@ -176,21 +177,42 @@ def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool
     assert not warned(functools.partial(optim.frozen), None)
 
 
-NOT_OPTIMIZERS = {"Group", "GroupError", "Optimizer", "OptimizerState", "frozen", "group"}
-NOT_OPTIMIZERS |= {"optimizer", "schedules", "parts"}
-NOT_OPTIMIZERS |= {"ema_nesterov", "outer_nesterov", "weight_ema"}  # they wrap all groups
-NOT_OPTIMIZERS |= {"cautious", "grams", "chain"}  # which consist of others
+# Optimizers by how the spectral norm of an update grows with the width, by their papers: with the
+# width itself if each element has the size of the learning rate, and not at all if the update is
+# orthogonal. Of the rest it is not known: updates have the size of the gradients or of the weights,
+# or of a learning rate that the optimizer finds.
+GROWTH = {
+    4.0: """optax.adabelief optax.adam optax.adamax optax.adamaxw optax.adamw optax.adan
+        optax.amsgrad optax.lion optax.nadam optax.nadamw optax.optimistic_adam optax.radam
+        optax.optimistic_adam_v2 optax.rmsprop optax.rprop optax.sign_sgd optax.signum optax.yogi
+        optax.contrib.acprop optax.contrib.ademamix optax.contrib.adopt optim.mars optim.rprop
+        optax.contrib.schedule_free_adamw optim.cautious optim.grams optim.chain/(parts.laprop)
+        optim.chain/(adam,/decay) optim.chain/(parts.adam/with/Nesterov,/decay)""",
+    1.0: "optim.muon optax.contrib.muon",
+    None: """optax.sgd optax.lamb optax.lars optax.fromage optax.novograd optax.noisy_sgd
+        optax.adafactor optax.contrib.prodigy optax.contrib.dadapt_adamw optax.contrib.sophia
+        optim.chain/(parts.prodigy) optim.chain/(NorMuonH)""",
+}
+KNOWN = {row.name: row.recipe for row in ROWS}
 
 
-@pytest.mark.parametrize("name", sorted({*optim.__all__} - NOT_OPTIMIZERS))
-def test_it_is_known_how_the_rate_of_each_optimizer_depends_on_the_width(name: str):
-    hidden = optim.group("block.*kernel", functools.partial(getattr(optim, name), 0.01))
-    groups = {"hidden": hidden, "rest": optim.group(".*", ADAM)}
-    told = " ".join(warnings_of(optim.optimizer(groups), scan_layers=True))
-    if name in {"muon", "scion", "shampoo", "soap"}:  # muon's is that of all widths
-        assert not told
-    else:
-        assert "4 times as wide" in told, f"Is {name} elementwise? See plan_widths.py."
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # of optimistic_adam
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        (name.replace("/", " "), factor)
+        for factor, names in GROWTH.items()
+        for name in names.split()
+    ],
+)
+def test_it_is_measured_how_the_updates_of_an_optimizer_grow_with_the_width(name, factor):
+    assert divisor(KNOWN[name], 4.0) == factor
+
+
+def test_a_learning_rate_that_begins_at_zero_is_no_size_of_updates():
+    schedule = optax.linear_schedule(0.0, 1e-3, 100)
+    assert divisor(functools.partial(optax.adamw, schedule, weight_decay=0.1), 4.0) == 4
+    assert divisor(functools.partial(optim.cautious, functools.partial(optax.adamw, schedule)), 4.0)
 
 
 @pytest.mark.long

