@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.doubts import DEPTHWISE, ModelShapes
+from optim.doubts import DEPTHWISE, Doubt, ModelShapes
 from optim.layouts import Layout, Rule, layouts, rules
 from optim.paths import flatten
 
@@ -31,12 +31,14 @@ class Declaration(NamedTuple):
             matrix.
         doubts: sentences about probable mistakes, guessed from its arguments and from the names and
             shapes of its parameters.
+        wrong: those of them that are no guesses.
     """
 
     optimizer: str
     layouts: dict[str, Layout]
     named: frozenset[str]
     doubts: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
 
 
 # Collects what optimizers declare at init; None outside of `declarations`.
@@ -77,9 +79,11 @@ def declare(
     if not again and (listener is None or any(found == one.layouts for one in listener)):
         return
     named = frozenset(path for path in found if any(rule.takes(path) for rule in known))
-    doubts = (*doubts, *_doubts(found, named, optimizer, length))
+    of_matrices = dict(_doubts(found, named, optimizer, length))
+    doubts = (*doubts, *of_matrices)
     if listener is not None:
-        listener.append(Declaration(optimizer, found, named, doubts))
+        wrong = tuple(text for text, certain in of_matrices.items() if certain)
+        listener.append(Declaration(optimizer, found, named, doubts, wrong))
         return
     for doubt in doubts:
         warnings.warn(doubt, OptimizerWarning, stacklevel=4)
@@ -134,8 +138,8 @@ def _doubts(
     named: Set[str],
     optimizer: str,
     length: Callable[[Layout], float] | None,
-) -> Iterator[str]:
-    """Yields a sentence for each kind of parameter whose matrices are probably wrong.
+) -> Iterator[tuple[str, bool]]:
+    """Yields a sentence for each kind of wrong matrices, and whether that is certain.
 
     A rule takes the paths of `named`; of the others, the last two axes are the matrix. For
     `length`, see `declare`.
@@ -143,7 +147,7 @@ def _doubts(
     whole = _MODEL.get()
     shapes = {path: layout.shape for path, layout in found.items()}
     model = ModelShapes({**(whole or {}), **shapes}, whole is not None)
-    kinds: dict[str, list[tuple[str, str | None]]] = {}
+    kinds: dict[str, list[tuple[str, Doubt]]] = {}
     for path, layout in found.items():
         if 0 in layout.shape:
             continue
@@ -153,16 +157,17 @@ def _doubts(
             summed = tuple(layout.shape[axis] for axis in layout.rows)
             doubt = DEPTHWISE if layout.window > 1 and model.is_depthwise(path, summed) else None
         if doubt is not None:
-            kinds.setdefault(doubt.text, []).append((path, doubt.spec))
+            kinds.setdefault(doubt.text, []).append((path, doubt))
     for text, those in kinds.items():
-        path, spec = those[0]
+        path, doubt = those[0]
         axes = "the matrix" if path in named else "the last two axes"
         others = f" (and {len(those) - 1} like it)" if len(those) > 1 else ""
-        yield (
+        said = (
             f"{optimizer} works on {axes} of {path} [{'x'.join(map(str, found[path].shape))}]"
             f"{others}: {counted(found[path])}. {text.replace('<path>', repr(path))}"
-            f"{_longer(path, found[path], spec, length)}"
+            f"{_longer(path, found[path], doubt.spec, length)}"
         )
+        yield said, doubt.certain
 
 
 def _longer(

@@ -25,10 +25,12 @@ class Doubt(NamedTuple):
         text: what it probably is and what to do, with "<path>" in place of its path, so that equal
             layers have equal texts.
         spec: the value of `matrices` that would be right; None if there is none.
+        certain: whether it is no guess: a convolution, whose bias has the axes of its outputs.
     """
 
     text: str
     spec: str | None = None
+    certain: bool = False
 
 
 # Names for the axes that a layer sums over, and for its output axes, by how many there are.
@@ -36,6 +38,7 @@ _INPUTS = {1: "in", 2: "length in", 3: "height width in", 4: "depth height width
 _OUTPUTS = {1: "out", 2: "heads head_dim", 3: "parts heads head_dim"}
 _CHANGE = "Set matrices={<path>: %r}, whose keys are patterns,"
 _DENSE = "or 'dense' if the last two axes are the matrix."
+_CONVOLUTIONS = ("conv1d", "conv", "conv3d")
 _LARGEST_WINDOW = 64
 _WINDOWS_1D = (3, 5, 7, 9, 11)  # an even size is more likely a number of stacked layers
 
@@ -132,7 +135,9 @@ class ModelShapes:
         summed = self._summed(path)
         if summed is not None:
             doubt = self._by_bias(path, *summed)
-            return heads if doubt and heads else doubt
+            if doubt and heads:
+                return heads
+            return doubt and doubt._replace(certain=doubt.spec in _CONVOLUTIONS)
         # The outermost module: it has the most parameters.
         module = next((x for x in reversed(_modules(path)) if x in self._stacks), None)
         axis = None if module is None else self._stacks[module]

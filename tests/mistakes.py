@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.__main__ import main
@@ -153,14 +153,18 @@ def optimizer(says: str, body: str, **rest) -> Mistake:
     return line(says, "optimizer", "!mine.descent {learning_rate: 0.1}", code=code, **rest)
 
 
-def module(says: str, body: str, **rest) -> Mistake:
-    """A mistake in a flax model of the user's, whose `__call__` has the body `body`."""
+def module(says: str, body: str, more: Sequence[tuple[str, str]] = ()) -> Mistake:
+    """A mistake in a flax model of the user's, whose `__call__` has the body `body`.
+
+    `more` are further changes of `RUN`.
+    """
     code = (
         "\n\nclass Net(nn.Module):\n    @nn.compact\n    def __call__(self, x, train):\n"
         f"        {body}\n"
     )
     value = "!models.from_linen {module: !mine.Net {}, inputs: x}"
-    return line(says, "model", value, code=code, **rest)
+    found = line(says, "model", value, code=code)
+    return replace(found, run=[*found.run, *more])
 
 
 def groups(*patterns: str) -> str:
@@ -175,6 +179,11 @@ def of(command: str, says: str, warns: bool = False) -> Mistake:
     return Mistake(says, command=command, warns=warns)
 
 
+MUON = (
+    "!optim.optimizer {groups: {a: !optim.group {match: .*Conv.*kernel, optimizer: !optim.muon "
+    "{learning_rate: 0.1}}, b: !optim.group {match: .*, optimizer: !optax.sgd "
+    "{learning_rate: 0.1}}}}"
+)
 KEEP = "jax.tree.map(lambda x: -0.1 * x, updates)"
 TEST_ONLY = "rows = rows if seed == 0 else"
 MISTAKES: dict[str, Mistake] = {
@@ -350,6 +359,11 @@ MISTAKES: dict[str, Mistake] = {
         "optimizer",
         "!optim.chain {learning_rate: 0.1, "
         "before: [!optax.normalize_by_update_norm {}, !optax.scale_by_sign {}]}",
+    ),
+    "convolution under Muon": module(
+        r"matrices=\{'Conv_0/kernel': 'conv'\}",
+        "return nn.Dense(3)(nn.Conv(8, (2, 2))(x.reshape(-1, 2, 2, 1)).reshape(len(x), -1))",
+        more=[("!optax.adamw {learning_rate: 0.01}", MUON)],
     ),
     "two decays": line(
         "parts.decay stands twice",

@@ -22,6 +22,7 @@ from optim.soap import soap
 from tests import short
 from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
+from trainer.config import ConfigError
 from trainer.engine.plan import find_matrices
 
 MHDPA = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
@@ -440,3 +441,26 @@ def test_a_wrong_spec_in_a_config_is_reported_with_file_and_line(tmp_path, capsy
         assert main(["explain", f"--gin_file={tmp_path / 'a.gin'}"]) == 2
         said = capsys.readouterr().err
         assert words in said and "a.gin:" in said and said.count("\n") <= 3, said
+
+
+def test_a_convolution_whose_layout_is_not_named_is_an_error_of_the_plan():
+    """The bias has the axes of the outputs, so that the others are summed over: flax's nn.Conv."""
+    kernel, bias = jnp.ones((5, 1, 24)), jnp.ones(24)
+    params = {"Conv_0": {"kernel": kernel, "bias": bias}}
+
+    def planned(**options: Any) -> list[str]:
+        recipe = partial(optim.muon, 0.02, **options)
+        groups = {
+            "convs": optim.group(".*kernel", recipe),
+            "rest": optim.group(".*", optax.sgd(1.0)),
+        }
+        return find_matrices(optim.optimizer(groups), params).lines
+
+    with pytest.raises(
+        ConfigError, match=r"5 matrices of 1x24.*matrices={'Conv_0/kernel': 'conv1d'}"
+    ):
+        planned()
+    assert "1 matrix of 5x24" in planned(matrices="conv1d")[0]
+    assert (
+        "5 of 1x24" in planned(matrices="dense")[0] or "5 matrices" in planned(matrices="dense")[0]
+    )

@@ -184,7 +184,8 @@ class Matrices(NamedTuple):
 def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
     """Finds the matrices that each group's optimizer works on.
 
-    `params` may be shapes and dtypes: nothing is computed with them.
+    `params` may be shapes and dtypes: nothing is computed with them. Raises ComponentError for the
+    kernel of a convolution whose last two axes were taken for its matrix.
     """
     labels = flatten(optimizer.label(params))
     found = [one for one in declarations(optimizer.init, params) if one.layouts]
@@ -199,6 +200,8 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
         lines.append(
             f"In group {group!r}, {one.optimizer} works on {_description(one)} (inputs by outputs)."
         )
+        if one.wrong:
+            raise ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
         warnings += [f"In group {group!r}, {doubt}" for doubt in one.doubts]
     if any(cell.endswith(_UNNAMED) for cell in cells.values()):
         lines.append(
