@@ -166,26 +166,31 @@ _SCALE_FREE: dict[str, Length] = {
 def _check_lengths(before: Sequence[optax.GradientTransformation]) -> None:
     """Raises ArgumentError for a part that sets lengths which a later one does not keep."""
     lengthened = replacing = None
+    for path, name, length in _lengths(before):
+        if length == "ignores" and lengthened is not None:
+            raise ArgumentError(
+                f"{lengthened} sets the lengths of directions, and {name} after it ignores them."
+                f" Put {lengthened} after {name}, or remove one of them.",
+                path,
+            )
+        if length == "replaces" and replacing is not None:
+            raise ArgumentError(
+                f"{replacing} sets the lengths of directions, and {name} after it replaces them."
+                " Remove one of them.",
+                path,
+            )
+        lengthened = name if length in ("sets", "replaces") else lengthened
+        replacing = name if length == "replaces" else replacing
+
+
+def _lengths(before: Sequence[optax.GradientTransformation]) -> Iterator[tuple[str, str, Length]]:
+    """Yields the path and the name of what is known, and what it does with lengths, in order."""
     for at, part in enumerate(before):
-        rows = [(path, x.name, x.length) for path, x in _nested(f"before.{at}", part)]
+        for path, each in _nested(f"before.{at}", part):
+            yield path, each.name, each.length
         name = getattr(part.update, "__qualname__", "").split(".")[0]
-        if not rows and name in _SCALE_FREE:
-            rows = [(f"before.{at}", f"optax.{name}", _SCALE_FREE[name])]
-        for path, name, length in rows:
-            if length == "ignores" and lengthened is not None:
-                raise ArgumentError(
-                    f"{lengthened} sets the lengths of directions, and {name} after it ignores"
-                    f" them. Put {lengthened} after {name}, or remove one of them.",
-                    path,
-                )
-            if length == "replaces" and replacing is not None:
-                raise ArgumentError(
-                    f"{replacing} sets the lengths of directions, and {name} after it replaces"
-                    " them. Remove one of them.",
-                    path,
-                )
-            lengthened = name if length in ("sets", "replaces") else lengthened
-            replacing = name if length == "replaces" else replacing
+        if name in _SCALE_FREE:
+            yield f"before.{at}", f"optax.{name}", _SCALE_FREE[name]
 
 
 def _check_once(side: str, parts: Sequence[optax.GradientTransformation]) -> None:

@@ -38,9 +38,9 @@ def with_known_extras(
     `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
     one, and raises at any other.
     """
-    named, tx = tx, optax.with_extra_args_support(tx)
-    if tx is not named:  # `optim.chain` knows some by their names
-        tx.update.__qualname__ = getattr(named.update, "__qualname__", "")  # type: ignore[attr-defined]
+    given, tx = tx, optax.with_extra_args_support(tx)
+    if tx is not given:  # a new function, whose name tells `optim.chain` what it wraps
+        tx.update.__qualname__ = getattr(given.update, "__qualname__", "")  # type: ignore[attr-defined]
     parameters = inspect.signature(tx.update).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return tx

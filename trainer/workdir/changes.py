@@ -15,7 +15,7 @@ _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
     "of yours may yield other batches; those of Lockstep yield the same.\n"
 )
-_SHOWN = 4  # lines of differences in an error, which should have at most seven lines
+_SHOWN = 4  # lines of differences in an error
 
 
 class RunChanged(UserError):
