@@ -27,15 +27,13 @@ from trainer.writers.loggers import LoggerWriter, Reporter, Row
 from trainer.writers.summary import Summary, read_summary
 from trainer.writers.wandb_logger import read_offline
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # in the code of wandb and mlflow
+pytestmark = [
+    pytest.mark.usefixtures("lab"),
+    pytest.mark.filterwarnings("ignore"),  # in the code of wandb and mlflow
+]
 
 BOTH = ["--set", "writers=[wandb, mlflow]"]
 NAMES = ("wandb", "mlflow")
-
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
 
 
 def read(folder: Path) -> dict[str, dict[str, logged.Logged]]:
