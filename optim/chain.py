@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim.declarations import doubt
 from optim.descent import scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
@@ -101,11 +102,14 @@ def chain(
     _check_once("after", after)
     _check_pins(after)
     _check_needs(before, after)
+    decays = _two_decays(before, after)
     firsts, lasts = ([with_known_extras(part) for part in parts] for parts in (before, after))
     # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate)
 
     def init(params: optax.Params) -> ChainState:
+        if decays:
+            doubt("optim.chain", decays)
         wide = widen(params)
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         first, last = (tuple(part.init(wide) for part in parts) for parts in (firsts, lasts))
@@ -219,6 +223,24 @@ def _check_pins(after: Sequence[optax.GradientTransformation]) -> None:
                     " its argument `around`, or remove it.",
                     f"after.{i}",
                 )
+
+
+def _two_decays(
+    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
+) -> str:
+    """Returns a sentence if different parts make weights smaller, else an empty one."""
+    found = []
+    for side, parts in (("before", before), ("after", after)):
+        for at, part in enumerate(parts):
+            found += [f"{x.name} ({path})" for path, x in _nested(f"{side}.{at}", part) if x.decays]
+            if getattr(part.update, "__qualname__", "").startswith("add_decayed_weights."):
+                found.append(f"optax.add_decayed_weights ({side}.{at})")
+    if len(found) < 2:
+        return ""
+    return (
+        f"{' and '.join(found)} of a chain decay the same weights, each at its own rate."
+        " Remove one, unless both are meant."
+    )
 
 
 def _check_needs(

@@ -22,11 +22,11 @@ class OptimizerWarning(UserWarning):
 
 
 class Declaration(NamedTuple):
-    """The layouts that an optimizer of matrices uses.
+    """The layouts that an optimizer of matrices uses, or a doubt about another one's arguments.
 
     Attributes:
         optimizer: its name, such as "optim.muon".
-        layouts: path name of a parameter -> its layout.
+        layouts: path name of a parameter -> its layout; empty for an optimizer without matrices.
         named: the path names whose layout the user named; of all others the last two axes are the
             matrix.
         doubts: sentences about probable mistakes, guessed from its arguments and from the names and
@@ -81,12 +81,22 @@ def declare(
     named = frozenset(path for path in found if any(rule.takes(path) for rule in known))
     of_matrices = dict(_doubts(found, named, optimizer, length))
     doubts = (*doubts, *of_matrices)
+    wrong = tuple(text for text, certain in of_matrices.items() if certain)
+    _report(Declaration(optimizer, found, named, doubts, wrong))
+
+
+def doubt(optimizer: str, sentence: str) -> None:
+    """Reports, in an optimizer's `init`, a sentence about arguments that concern no parameter."""
+    _report(Declaration(optimizer, {}, frozenset(), (sentence,)))
+
+
+def _report(declaration: Declaration) -> None:
+    listener = _LISTENER.get()
     if listener is not None:
-        wrong = tuple(text for text, certain in of_matrices.items() if certain)
-        listener.append(Declaration(optimizer, found, named, doubts, wrong))
+        listener.append(declaration)
         return
-    for doubt in doubts:
-        warnings.warn(doubt, OptimizerWarning, stacklevel=4)
+    for sentence in declaration.doubts:
+        warnings.warn(sentence, OptimizerWarning, stacklevel=5)
 
 
 @contextmanager
@@ -110,7 +120,7 @@ def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Decla
         params: a pytree of arrays, or of shapes and dtypes; nothing is computed.
 
     Returns:
-        One declaration for each optimizer of matrices.
+        One declaration for each optimizer of matrices, and one for each `doubt`.
 
     Example:
         >>> import jax, optim

@@ -35,7 +35,7 @@ Schedule = Callable[[Any], jax.Array]
 
 def warmup_cosine(
     peak_value: float,
-    warmup_steps: Steps = 0,
+    warmup_steps: Steps,
     decay_steps: Steps = "100%",
     init_value: float = 0.0,
     end_value: float = 0.0,
@@ -55,7 +55,8 @@ def warmup_cosine(
 
     Args:
         peak_value: the value at step `warmup_steps`, if `decay_steps` is larger.
-        warmup_steps: the length of the warm-up, in steps; 0 for none.
+        warmup_steps: the length of the warm-up, in steps. It has no default: write 0 for a decay
+            from the first step on.
         decay_steps: the step at which the decay ends, counted from step 0; at least 1.
         init_value: the value at step 0, if there is a warm-up.
         end_value: the value from step `decay_steps` on.

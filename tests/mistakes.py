@@ -344,10 +344,22 @@ MISTAKES: dict[str, Mistake] = {
         "optimizer",
         "!optax.sgd {learning_rate: !schedules.warmup_cosine {peak_value: 1, warmup_steps: 40}}",
     ),
+    "decay without the length of its warm-up": line(
+        "warmup_steps",
+        "optimizer",
+        "!optax.sgd {learning_rate: !schedules.warmup_cosine {peak_value: 1}}",
+    ),
     "two normalizations": line(
         "parts",
         "optimizer",
         "!optim.chain {learning_rate: 0.1, before: [!parts.match_norm {}, !parts.match_rms {}]}",
+    ),
+    "two kinds of decay": line(
+        "decay the same",
+        "optimizer",
+        "!optim.chain {learning_rate: 0.1, before: [!parts.momentum {}], "
+        "after: [!parts.decay {rate: 0.1}, !parts.cautious_decay {rate: 0.1}]}",
+        warns=True,
     ),
     "two polar factors": line(
         "parts.polar",

@@ -190,7 +190,7 @@ MISTAKES = {
     "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0, but must be at least 1"], 9),
     "no steps of a schedule": (
         changed("= 1e-2", "= @schedules.warmup_cosine()").replace("steps = 4", "steps = '0 epochs'")
-        + "schedules.warmup_cosine.peak_value = 0.1\n",
+        + "schedules.warmup_cosine.peak_value = 0.1\nschedules.warmup_cosine.warmup_steps = 0\n",
         [],
         ["steps is 0, '0 epochs', but must be at least 1"],
         9,

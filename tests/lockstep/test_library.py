@@ -39,7 +39,8 @@ optimizer: !optim.optimizer
   groups:
     matrices: !optim.group
       match: .*/kernel
-      optimizer: !optim.muon {learning_rate: !schedules.warmup_cosine {peak_value: 0.02}}
+      optimizer: !optim.muon
+        learning_rate: !schedules.warmup_cosine {peak_value: 0.02, warmup_steps: 0}
     rest: !optim.group {match: .*, optimizer: !optax.adamw {learning_rate: 3e-3}}
 steps: 24
 log_every: 1
@@ -51,7 +52,7 @@ writers: []
 
 def mlp() -> ls.Config:
     call = ls.call
-    rate = call.schedules.warmup_cosine(peak_value=0.02)
+    rate = call.schedules.warmup_cosine(peak_value=0.02, warmup_steps=0)
     return ls.make_config(
         model=call.models.mlp(width=16, depth=2),
         data=call.data.digits(batch_size=64, validation=0.2),

@@ -20,7 +20,8 @@ MLP = """
 model: !models.mlp {width: 8}
 data: !data.digits {batch_size: 32, crop: 0}
 loss: !losses.softmax_cross_entropy
-optimizer: !optax.adamw {learning_rate: !schedules.warmup_cosine {peak_value: 1e-3}}
+optimizer: !optax.adamw
+  learning_rate: !schedules.warmup_cosine {peak_value: 1e-3, warmup_steps: 0}
 mesh: {data: 2, fsdp: 4}
 steps: 4
 """

@@ -1,5 +1,6 @@
 """Chains of parts against the programs of their authors, closed forms and `optim.muon`."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 import optim
 from optim import parts
 from optim.chain import _SCALE_FREE, PartNeeded
+from optim.declarations import OptimizerWarning
 from optim.factories import ArgumentError
 from optim.parts.base import Need, Part
 from tests import short
 from tests.recorded import Recorded, largest, made, mu, rate
+from trainer.engine.plan import find_matrices
 
 FIGURES = np.load(Path(__file__).with_name("chain_figures.npz"))
 KERNELS = range(3)  # [3, 5], [4, 4] and [6, 2]: [inputs, outputs]
@@ -417,6 +420,31 @@ def test_a_chain_in_which_a_part_does_nothing_is_refused(before: Any, after: Any
     made = [getattr(parts, x)() if isinstance(x, str) else x for x in before]
     with pytest.raises(ArgumentError, match=words):
         optim.chain(0.1, made, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        ([], [parts.decay(0.1), parts.cautious_decay(0.1)], "parts.decay (after.0)"),
+        ([], [parts.cautious_decay(0.1, parts.decay(0.1))], "parts.cautious_decay (after.0)"),
+        (
+            [optax.add_decayed_weights(0.1)],
+            [parts.decay(0.1)],
+            "optax.add_decayed_weights (before.0)",
+        ),
+    ],
+)
+def test_a_chain_with_two_decays_is_a_warning(before: Any, after: Any, first: str):
+    tx = optim.chain(0.1, [*before, parts.momentum()], after)
+    with pytest.warns(OptimizerWarning, match=re.escape(f"{first} and ")):
+        tx.init(jnp.ones((2, 2)))
+    one = optim.optimizer({"all": optim.group(".*", tx)})
+    assert first in find_matrices(one, {"kernel": jnp.ones((2, 2))}).warnings[0]
+
+
+def test_a_chain_with_one_decay_is_none(recwarn: pytest.WarningsRecorder):
+    optim.chain(0.1, [parts.momentum()], [parts.decay(0.1)]).init(jnp.ones((2, 2)))
+    assert not recwarn.list
 
 
 def test_a_part_may_set_lengths_that_another_one_raises():

@@ -224,7 +224,7 @@ def test_a_run_of_one_or_two_steps_has_room_for_a_warm_up():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: schedules.warmup_cosine(1.0), "decay_steps is '100%'.*only in a config"),
+        (lambda: schedules.warmup_cosine(1.0, 0), "decay_steps is '100%'.*only in a config"),
         (lambda: schedules.warmup_cosine(1.0, "5%", 10), "warmup_steps is '5%'"),
         (lambda: schedules.warmup_cosine(1.0, -1, 10), "warmup_steps must be .* got -1"),
         (lambda: schedules.warmup_cosine(1.0, 11, 10), "larger than warmup_steps"),

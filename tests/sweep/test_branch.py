@@ -301,7 +301,7 @@ def arm(run: Path, folder: Path, text: str) -> dict[str, object]:
     ],
 )
 def test_an_optimizer_that_is_not_that_of_the_run_begins_anew(run, tmp_path, text, optimizer):
-    text = text.replace("{}", "{peak_value: 0.1}")
+    text = text.replace("{}", "{peak_value: 0.1, warmup_steps: 0}")
     follow = 4 if optimizer == "reset" else None
     assert arm(run, tmp_path, text) == {"optimizer": optimizer, "follow": follow}
 

@@ -188,9 +188,11 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
     kernel of a convolution whose last two axes were taken for its matrix.
     """
     labels = flatten(optimizer.label(params))
-    found = [one for one in declarations(optimizer.init, params) if one.layouts]
     cells, lines, warnings = {}, [], []
-    for one in found:
+    for one in declarations(optimizer.init, params):
+        if not one.layouts:
+            warnings += one.doubts
+            continue
         # Wrappers such as optax's split_real_and_imaginary add to the paths.
         inner = f"{next(iter(one.layouts))}/"
         group = next((labels[path] for path in labels if inner.startswith(f"{path}/")), "?")
