@@ -248,6 +248,9 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
         assert runs.train(config, workdir, vocabulary) == 2
         said = capfd.readouterr().err
         assert f"code: {file}::{name} differs" in said and "--allow_changed=code" in said, said
+        same = "step is the same, and so are the data; evaluation was not compared."
+        step = same if name == "peak" else "step is another one, too."
+        assert f"The program of a training {step}\n" in said
         assert len(said.splitlines()) <= 6 and "Traceback" not in said
         assert {path: path.read_bytes() for path in before} == before
         (lab / file).write_text(old)

@@ -7,6 +7,7 @@ from, and `SharedByAttempts` are the files and threads that serve all attempts o
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -304,7 +305,7 @@ class Run:
             full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=self._fingerprint,
+            fingerprint=self._fingerprint | {"step_program": self._step_program()},
             commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
             take_over=take_over,
@@ -323,6 +324,13 @@ class Run:
             openblas_threads=self._threads,
             data_shards=data_shard(self.program.mesh).size,
         )
+
+    def _step_program(self) -> str | None:
+        """Returns the digest of the program of a step, if it depends on code of the user's."""
+        if not self.vocabulary:
+            return None
+        traced = self.program.trace(self.program.abstract_state())
+        return hashlib.sha256(traced.lower().as_text().encode()).hexdigest()[:16]
 
     def _describe(self) -> str:
         plan = self.plan

@@ -9,7 +9,7 @@ from typing import Any
 from trainer import config as configs
 from trainer.config.tree import Call
 from trainer.messages import UserError
-from trainer.workdir.fingerprint import REFUSED, Change
+from trainer.workdir.fingerprint import REFUSED, Change, compare
 
 _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
@@ -79,8 +79,15 @@ def as_changes(lines: Sequence[str]) -> list[Change]:
     ]
 
 
-def refuse_changes(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
-    """Raises RunChanged if --allow_changed does not allow a change to the program or the data."""
+def refuse_changes(
+    path: Path, old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]
+) -> None:
+    """Raises RunChanged if --allow_changed does not allow a change to the program or the data.
+
+    `old` is the fingerprint of the run in `path`, and `new` that of this process. Their configs are
+    not compared.
+    """
+    changes = [change for change in compare(old, new) if change.key != "config"]
     refused = [
         change
         for change in changes
@@ -90,15 +97,28 @@ def refuse_changes(path: Path, changes: Sequence[Change], allowed: Sequence[str]
         and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
     ]
     if refused:
-        note = _PROCESSES if any(change.key == "processes" for change in refused) else ""
+        keys = [change.key for change in refused]
+        note = _PROCESSES if "processes" in keys else ""
+        note += _step_note(old, new) if "code" in keys else ""
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"
             + indented([str(change) for change in refused]),
             f"{note}Restore the old value, choose another --workdir, or resume with "
-            "--allow_changed=" + ",".join(change.key for change in refused) + ".",
-            [change.key for change in refused],
+            f"--allow_changed={','.join(keys)}.",
+            keys,
         )
+
+
+def _step_note(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Says whether changed code changes the program of a training step; "" if it is not known."""
+    before, now = old.get("step_program"), new.get("step_program")
+    if not before or not now:
+        return ""
+    if before != now:
+        return "The program of a training step is another one, too.\n"
+    data = ", and so are the data" if old.get("data") and old["data"] == new.get("data") else ""
+    return f"The program of a training step is the same{data}; evaluation was not compared.\n"
 
 
 def config_changes(file: Path, config: Call) -> list[str]:

@@ -285,11 +285,10 @@ class Workdir:
             refuse_config(self.path, changes, allowed)
         differing = as_changes(changes)
         if record is not None:
-            others = compare(record["fingerprint"], fingerprint)
-            others = [change for change in others if change.key != "config"]  # checked above
+            old = record["fingerprint"]
             if begun:
-                refuse_changes(self.path, others, allowed)
-            differing += others
+                refuse_changes(self.path, old, fingerprint, allowed)
+            differing += [x for x in compare(old, fingerprint) if x.key != "config"]
         return record, differing, begun
 
     def _holds_results(self) -> bool:
