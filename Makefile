@@ -3,6 +3,8 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input -qq
+# Python compiles what is imported, a small part of the packages; pip would compile all of them.
+INSTALL := $(PIP) install --no-compile
 CONFIG := configs/muon_vit.gin
 
 # Prints the first Python of those offered that can make a virtual environment for us.
@@ -156,37 +158,37 @@ clean:
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)
 	@python=$$($(FIND_PYTHON)) && "$$python" -m venv --clear $(VENV)
 	@echo "Installing the locked packages in $(VENV) for $$($(RUN) -V) (about a minute)."
-	@$(PIP) install -r requirements.lock
+	@$(INSTALL) -r requirements.lock
 	@touch $@
 
 $(VENV)/.project: $(VENV)/.locked pyproject.toml
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.project requirements-test.lock
 	@echo "Installing what the tests need."
-	@$(PIP) install -r requirements-test.lock
+	@$(INSTALL) -r requirements-test.lock
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.project requirements-docs.lock
 	@echo "Installing what building the pages needs."
-	@$(PIP) install -r requirements-docs.lock
+	@$(INSTALL) -r requirements-docs.lock
 	@touch $@
 
 # Not in the lock: 150 MB, for those who log with them. Nothing that is locked changes for it.
 loggers: $(VENV)/.test
 	@echo "Installing W&B and MLflow, for the tests of the writers of these names."
-	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[wandb,mlflow]' \
+	@$(INSTALL) -c requirements.lock -c requirements-test.lock --editable '.[wandb,mlflow]' \
 		--no-build-isolation
 
 # Not in the lock: 300 MB, for those who have a cluster of it. Nothing that is locked changes for it.
 ray: $(VENV)/.test
 	@echo "Installing Ray, for the tests of sweeps on a cluster of it."
-	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[ray]' \
+	@$(INSTALL) -c requirements.lock -c requirements-test.lock --editable '.[ray]' \
 		--no-build-isolation
 
 # Not in the lock: large, and known answers only. Nothing that is locked changes for it.
 torch: $(VENV)/.test
 	@echo "Installing torch and optimizers for it, for the tests that compare with them."
-	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[torch]' \
+	@$(INSTALL) -c requirements.lock -c requirements-test.lock --editable '.[torch]' \
 		--no-build-isolation
