@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import inspect
 import json
 import os
@@ -861,3 +862,11 @@ def test_an_error_of_a_traced_value_is_whole(how, line, said, tmp_path, capsys, 
     assert said in shown and "write jnp.where in place of an if" in shown, shown
     assert shown.count("...") == 1 and "while tracing" not in shown  # of the setting
     assert re.search(rf"and leave out float\(\) and numpy \(\S*traced_lab.py:{line}\)\n$", shown)
+
+
+@pytest.mark.parametrize("words", [[], ["sweep"], ["checkpoint", "export"]])
+def test_every_command_prints_the_version(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"lockstep {importlib.metadata.version('lockstep-jax')}\n"

@@ -1,11 +1,16 @@
 """Which tests the short suite runs: the covering arrays, and that they leave out nothing."""
 
+import argparse
+import ast
+import re
+from collections.abc import Iterator
 from itertools import combinations, product
 
 import pytest
 
-from tests import laws_table, short
+from tests import laws_table, runs, short
 from tests.laws_table import CHECKS, ROWS, SHORT, Check
+from trainer.cli import options
 
 
 def test_a_covering_array_has_every_value_and_every_pair_and_few_cases() -> None:
@@ -69,3 +74,38 @@ def test_the_ways_to_call_a_step_are_tested_in_the_short_suite(layout: str) -> N
     quick = [x.values for x in laws_table.ways(layout) if not x.marks]
     assert {row.family for row, _ in quick} == {row.family for row in ROWS}
     assert {how for _, how in quick} == set(laws_table.HOWS[layout])
+
+
+def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yields each command with the spellings of each of its options that --help shows."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, each in action.choices.items():
+                yield from commands(each, f"{name} {word}".strip())
+        elif action.help != argparse.SUPPRESS and action.option_strings:
+            yield name, action.option_strings
+
+
+def short_words() -> set[str]:
+    """Returns the words in the texts of all files of tests, but for functions that are long."""
+    words = set()
+    for file in (runs.ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(file.read_text())
+        if any(ast.unparse(x) == "pytestmark = pytest.mark.long" for x in tree.body):
+            continue
+        for node in tree.body:
+            decorators = getattr(node, "decorator_list", [])
+            if any(ast.unparse(x) == "pytest.mark.long" for x in decorators):
+                continue
+            texts = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant)]
+            for text in filter(lambda x: isinstance(x, str), texts):
+                words |= {*re.findall(r"--\w+|[a-z_]+", text)}
+    return words
+
+
+def test_every_command_and_every_option_occurs_in_the_short_suite() -> None:
+    words, found = short_words(), list(commands(options.parser()))
+    assert len({name for name, _ in found}) > 25 and len(found) > 200
+    assert [name for name, _ in found if not words >= {*name.split()}] == []
+    missing = [(name, names) for name, names in found if not words.intersection(names)]
+    assert missing == []

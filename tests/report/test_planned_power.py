@@ -171,7 +171,11 @@ def test_a_pilot_that_tells_nothing_about_the_sweep_is_refused(folder, capsys, p
     assert "has 1 search of each arm" in err and "name a sweep with searches: 3 or more" in err
     err = said(folder, capsys, five, f"--pilot={tmp_path / 'begun'}", code=2)
     assert "is not finished. The search is not complete: no result yet of 40 trials" in err
-    err = said(folder, capsys, five, f"--pilot={tmp_path / 'nothing'}", code=2)
+
+
+def test_a_pilot_that_does_not_exist_is_refused(folder, capsys):
+    five = text(more="searches: 5\n")
+    err = said(folder, capsys, five, f"--pilot={folder / 'nothing'}", code=2)
     assert "There is no folder" in err and "--workdir of python -m trainer sweep" in err
 
 

@@ -91,6 +91,12 @@ def test_settings_are_read_for_the_launcher_slurm_only(tmp_path: Path) -> None:
             launcher_settings(_parse(*words))
 
 
+def test_settings_are_read_for_the_launcher_ray_only(tmp_path: Path) -> None:
+    for words in (["--ray", "num_gpus=1"], [f"--ray_file={tmp_path}"], ["--ray_file="]):
+        with pytest.raises(UserError, match="--launcher=ray only"):
+            launcher_settings(_parse(*words))
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", ""])
 def test_a_number_of_workers_is_at_least_one(
     capsys: pytest.CaptureFixture[str], number: str

@@ -158,9 +158,10 @@ def test_a_peer_timeout_below_five_seconds_is_a_user_error(tmp_path, capsys):
     assert "--peer_timeout must be at least 5 seconds, got 4." in capsys.readouterr().err
 
 
-def test_timeouts_without_distributed_are_a_user_error(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--peer_timeout=5", "--join_timeout=5"])
+def test_timeouts_without_distributed_are_a_user_error(tmp_path, capsys, option):
     config = runs.write_config(tmp_path)
-    assert main(runs.options(config, tmp_path / "run", "--peer_timeout=5")) == 2
+    assert main(runs.options(config, tmp_path / "run", option)) == 2
     assert "are read with --distributed only" in capsys.readouterr().err
 
 

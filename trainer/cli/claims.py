@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trainer.cli.terminal import show
-from trainer.messages import DONE, FAILED, plural
+from trainer.messages import DONE, FAILED, UserError, plural
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     """Checks a claim; 1 if it is refuted, or what was drawn is not shown to be as it says."""
     from trainer.studies.claim import Wanted, verify_claim
     from trainer.studies.claim_text import sentences
+    from trainer.studies.claim_tolerance import FEWEST
 
+    if arguments.measured < FEWEST:
+        raise UserError(
+            f"--measured={arguments.measured} is too few to know how far results are apart: it"
+            f" takes at least {FEWEST}."
+        )
     wanted = Wanted(measured=arguments.measured)
     if arguments.runs is not None:
         wanted = wanted._replace(segments=None, runs=arguments.runs)
