@@ -12,7 +12,7 @@ import pytest
 from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
-from trainer.report.run_results import _picked, read_runs
+from trainer.report.run_results import read_runs
 from trainer.report.sweep_results import read_sweep
 
 SWEEP = """base: base.yaml
@@ -95,8 +95,11 @@ def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsy
 
 @pytest.mark.long
 def test_runs_are_arms_by_config(computed, tmp_path, capsys):
-    runs = sorted((computed / "final").glob("*/*"))
     options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
+    runs = [
+        shutil.copytree(run, tmp_path / "runs" / run.parent.name / run.name)
+        for run in sorted((computed / "final").glob("*/*"))
+    ]
     said = report(capsys, *runs, *options)
     assert "over 4 seeds" in said
     with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
@@ -203,22 +206,29 @@ def test_sweeps_with_runs_in_common_are_refused(computed, tmp_path, capsys):
     assert "such as trials/adamw/0001/0 and trials/adamw/0001/0" in said
 
 
-def test_runs_that_were_picked_from_those_of_a_sweep_are_not_judged(computed, tmp_path, capsys):
-    """Of many seeds of one optimizer, five good and five bad ones make it better than itself."""
-    every = sorted((computed / "final").glob("*/*"))
+def test_runs_of_a_sweep_are_judged_by_its_own_report_only(computed, tmp_path, capsys):
+    """Named one by one, they had no other arms, no earlier looks and no ledger."""
+    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
+    every = sorted((folder / "final").glob("*/*"))
     options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
-    picked = [run for run in every if run.name != "10002"]
-    said = report(capsys, *picked, *options)
-    assert said.startswith(
-        "Not judged. The runs of adamw are 3 of 4 in final/adamw of the sweep"
-        f" {computed}, and which ones are named may decide who is better: name all of them, or the"
-        " sweep. The mean accuracy on the test split: "
+    said = report(capsys, *every, *options, "--formats=csv")
+    why = (
+        f"These runs are of the sweep {folder}, and which ones are named may decide who is better:"
+        f" `python -m trainer report {folder}` judges by the plan."
     )
+    assert said.startswith(f"Not judged. {why} The mean accuracy on the test split: ")
     assert "p = " not in said and not p_values(tmp_path, "out")
-    assert "p = " in report(capsys, *every, *options)
-    # Winners of several searches are beside each other, each with a config of its own.
-    groups = {"one": [str(every[0])], "two": [str(run) for run in every[1:4]]}
-    assert _picked(groups) == "" and "are 1 of 4 in final/adamw" in _picked({"one": groups["one"]})
+
+    def picked(runs: list[Path]) -> str:
+        return read_runs(list(map(str, runs)), "accuracy", "max").picked
+
+    assert picked(every[1:]) == why
+    away = [Path(shutil.copytree(x, tmp_path / f"{x.parent.name}_{x.name}")) for x in every]
+    (tmp_path / "link").symlink_to(every[0])
+    assert picked([tmp_path / "link", *away[1:]]) == why.replace("These", "Some of these")
+    shutil.rmtree(every[0])
+    assert picked(every[1:]) == why
+    assert picked(away) == ""
 
 
 def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):

@@ -81,27 +81,23 @@ def _runs(workdir: Path) -> list[str]:
 
 
 def _picked(groups: Mapping[str, Sequence[str]]) -> str:
-    """Returns a sentence if only some of the seeds of a point in a sweep were named; "" if not.
+    """Returns a sentence if some runs are of sweeps; "" if none is.
 
-    Which of them were named may have been decided by their results. `groups` are the arms with the
-    folders of their runs. The runs of a point are in one folder, those of winners in that of their
-    arm, with their seeds as names.
+    Which runs are named may have been decided by their results, and only the plan and the ledger of
+    a sweep say among how many arms they are and how often they were judged. `groups` are the arms
+    with the folders of their runs.
     """
-    named = {Path(folder).resolve() for folders in groups.values() for folder in folders}
-    for arm, folders in groups.items():
-        for place in dict.fromkeys(Path(folder).resolve().parent for folder in folders):
-            sweep = next((each for each in place.parents if (each / "plan.json").exists()), None)
-            if sweep is None:
-                continue
-            every = {file.parent for file in place.glob(f"*/{SUMMARY_FILE}")}
-            here = {folder for folder in named if folder.parent == place}
-            if left := every - here:
-                return (
-                    f"The runs of {arm} are {len(here):,} of {len(here | left):,} in"
-                    f" {place.relative_to(sweep)} of the sweep {sweep}, and which ones are named"
-                    " may decide who is better: name all of them, or the sweep."
-                )
-    return ""
+    places = [Path(folder).resolve() for folders in groups.values() for folder in folders]
+    above = [next((x for x in run.parents if (x / "plan.json").exists()), None) for run in places]
+    sweeps = list(dict.fromkeys(str(sweep) for sweep in above if sweep is not None))
+    if not sweeps:
+        return ""
+    return (
+        f"{'Some of these' if None in above else 'These'} runs are of the"
+        f" {'sweep' if len(sweeps) == 1 else 'sweeps'} {joined(sweeps)}, and which ones are named"
+        f" may decide who is better: `python -m trainer report {' '.join(sweeps)}` judges by the"
+        " plan."
+    )
 
 
 def _check_seeds(results: Sequence[Result]) -> None:
