@@ -28,12 +28,15 @@ final: {seeds: 4}
 """
 
 
+# After 20 steps, some units count as collapsed.
+LONGER = BASE.replace("steps: 20", "steps: 40") + "log_every: 5\neval_every: 10\n"
+
+
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a sweep that is complete."""
     home = tmp_path_factory.mktemp("computed")
-    longer = BASE.replace("steps: 20", "steps: 40")  # after 20, some units count as collapsed
-    (home / "base.yaml").write_text(longer + "log_every: 5\neval_every: 10\n")
+    (home / "base.yaml").write_text(LONGER)
     (home / "sweep.yaml").write_text(SWEEP)
     assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
     return home / "sweep"
@@ -140,6 +143,7 @@ def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, led
         (folder / "ledger.jsonl").unlink()
     before = report(capsys, folder)
     assert "not judged" not in before and len(p_values(folder)) == 1
+    assert ("There is no ledger.jsonl, which would show that no file" in before) != ledger
     name = "final/sgd/10000/summary.json"
     content = json.loads((folder / name).read_text())
     content["metrics"]["eval/accuracy"] /= 2
@@ -229,6 +233,61 @@ def test_runs_of_a_sweep_are_judged_by_its_own_report_only(computed, tmp_path, c
     shutil.rmtree(every[0])
     assert picked(every[1:]) == why
     assert picked(away) == ""
+
+
+def extended(folder: Path, text: str) -> None:
+    """Extends a sweep to a file; the seeds of its winners are not computed."""
+    file = folder.parent / "extended.yaml"
+    (folder.parent / "base.yaml").write_text(LONGER)
+    file.write_text(text)
+    assert main(["sweep", "extend", str(folder), f"--config={file}"]) == 0
+
+
+def test_what_a_verdict_means_is_not_chosen_after_the_results(computed, tmp_path, capsys):
+    """A later `relevant` made arms equivalent, and a later `differs` hid a warning."""
+    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
+    before = report(capsys, folder, "--formats=csv").split("\n\n")[0]
+    assert "The file does not name these differences (weight_decay)" in before
+    later = SWEEP.replace("target: 0.2", "target: 0.2, relevant: 0.9")
+    extended(folder, f"{later}differs: [weight_decay]\n")
+    assert report(capsys, folder, "--formats=csv").split("\nNote: ")[0] == (
+        f"{before} After results were known, the file changed goal.relevant from (none) to 0.9 and"
+        " differs from (none) to weight_decay, which does not count."
+    )
+
+
+def test_what_a_verdict_means_may_be_chosen_before_the_results(planned, capsys):
+    later = SWEEP.replace("target: 0.2", "target: 0.2, relevant: 0.9").replace("s: 3", "s: 4")
+    (planned.parent / "base.yaml").write_text(BASE)
+    (planned.parent / "sweep.yaml").write_text(f"{later}differs: [weight_decay]\n")
+    file = f"--config={planned.parent / 'sweep.yaml'}"
+    assert main(["sweep", "extend", str(planned), file]) == 0
+    found = read_sweep(planned)
+    assert (found.goal.relevant, found.differs) == (0.9, ("weight_decay",)) and not found.caveats
+
+
+@pytest.mark.parametrize("removed", ["ledger.jsonl", "final final.json ledger.jsonl"])
+def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
+    computed, tmp_path, capsys, removed
+):
+    """The ledger that it begins says nothing of what was known, and a fresh t test needs that."""
+    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
+    for name in removed.split():
+        shutil.rmtree(folder / name) if name == "final" else (folder / name).unlink()
+    extended(folder, SWEEP.replace("seeds: 4", "seeds: 8"))
+    said = capsys.readouterr().out
+    assert "power: the results are judged again at 8 final seeds" in said
+    found = read_sweep(folder)
+    assert [each.compared_known for each in found.revisions] == [False, True]
+    count = len(list(folder.glob("trials/*/*/*"))) + len(list(folder.glob("final/*/*")))
+    why = (
+        f"ledger.jsonl began at revision 2 of the plan, when there were {count} results, and says"
+        " nothing of what was before it."
+    )
+    assert found.caveats == (why,)
+    assert main(["sweep", "check", str(folder)]) == 0 and why in capsys.readouterr().out
+    (folder / "ledger.jsonl").unlink()
+    assert [each.compared_known for each in read_sweep(folder).revisions] == [False, True]
 
 
 def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):

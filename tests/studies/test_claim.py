@@ -177,6 +177,18 @@ def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
     assert "Nothing shows" not in " ".join(sentences(_check(copied, count=0)))
 
 
+def test_a_ledger_that_began_late_is_named_by_a_check(copied):
+    (copied / "sweep" / "ledger.jsonl").unlink()
+    assert main(["sweep", "work", str(copied / "sweep")]) == 0
+    write_claim(copied / "sweep", copied / "claim.json")
+    checked = _check(copied, count=0)
+    why = (
+        "ledger.jsonl began at revision 1 of the plan, when there were 5 results, and says nothing"
+    )
+    assert not checked.refuted and why in " ".join(sentences(checked))
+    assert why in " ".join(read_claim(copied / "claim.json").verdict)
+
+
 def test_a_check_records_by_what_it_drew(copied):
     """Of three verifiers, each has a number of their own, and nobody can choose another later."""
     text = " ".join(sentences(_check(copied, count=0, public="07-19-22")))

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         stored, revision = write_extension(
             folder, definition, plan, arguments.locks, found, allowed
         )
-    power = power_of_extension(stored, revision)
+    power = power_of_extension(folder, stored, revision)
     unlike = difference_lines(plan)
     show(render_extension(folder, stored, revision, power, unlike), end="")
     if arguments.dry_run:

@@ -36,7 +36,7 @@ def conditions(workload: Workload) -> list[str]:
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
-    return [*sentences, *changed_code(workload), *_machines(workload)]
+    return [*sentences, *workload.caveats, *changed_code(workload), *_machines(workload)]
 
 
 def _cuts(workload: Workload) -> Iterator[str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainer.messages import plural
 from trainer.report.conditions import unlike_losses
-from trainer.report.results import Goal, Result, Workload
+from trainer.report.results import Goal, Result, Workload, planned_revision
 from trainer.report.statistics import (
     LEVEL,
     PLANNED_LEVEL,
@@ -262,7 +262,7 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     changed = [each.number for each in with_both if set(arms) & set(each.new_winners)]
     if workload.looks == "any":
         return looks_at_any(units, len(changed)) if units > 2 else None
-    plan = [*itertools.takewhile(lambda each: not each.compared_known, workload.revisions)][-1]
+    plan = planned_revision(workload.revisions)
     after = [each for each in with_both if each.number > plan.number]
     counts = {each.units for each in after if each.number >= max([0, *changed])}
     numbers = tuple(sorted(n for n in counts if 1 < n <= units))

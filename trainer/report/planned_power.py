@@ -26,7 +26,7 @@ from trainer.report.statistics import (
 from trainer.report.sweep_results import read_sweep
 from trainer.report.wording import joined, shown
 from trainer.sweep.ladder import rung_of
-from trainer.sweep.ledger import compared_known
+from trainer.sweep.ledger import began_late, compared_known, read_ledger
 from trainer.sweep.plan import Plan, searches_of
 
 POWER = 0.8
@@ -208,15 +208,16 @@ def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str
     return [text]
 
 
-def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
+def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     """Returns sentences on what units can find that are added after winners were chosen.
 
-    There are none if no units are added to what was judged or will be. `stored` is the plan before,
-    and `revision` what is added, from `extension.make_extension`.
+    There are none if no units are added to what was judged or will be. `stored` is the plan before
+    in a folder, and `revision` what is added, from `extension.make_extension`.
     """
+    in_order = not began_late(read_ledger(folder))
     every = [*stored.revisions, revision]
     until = [every[: number + 1] for number in range(len(every))]
-    planned = [*itertools.takewhile(lambda each: not compared_known(each), until)][-1][-1]
+    planned = [*itertools.takewhile(lambda each: not compared_known(each, in_order), until)][-1][-1]
     before, now = _units(stored.revisions[-1]), _units(revision)
     arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
     if arms < 2 or now <= before or planned is revision or stored.looks == "any":

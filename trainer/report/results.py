@@ -1,5 +1,6 @@
 """The results that a report compares: those of a sweep, or of single runs grouped by config."""
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -202,6 +203,11 @@ class Revision:
     spaces: Mapping[str, Space] = field(default_factory=dict)
 
 
+def planned_revision(revisions: Sequence[Revision]) -> Revision:
+    """Returns the last revision before any compared run was known: all until it are one plan."""
+    return [*itertools.takewhile(lambda each: not each.compared_known, revisions)][-1]
+
+
 @dataclass(frozen=True)
 class Workload:
     """What one sweep computed, or a set of single runs.
@@ -240,7 +246,9 @@ class Workload:
             added points; see `trainer.sweep.tuned`.
         listed_seeds: "seeds" or "final seeds" -> those that the file lists, where it does not count
             them.
-        differs: the kinds of differences between arms that the file names.
+        differs: the kinds of differences between arms that the file names, as it did before any
+            compared run was known.
+        caveats: sentences on what the ledger does not show, and what the file changed too late.
         picked: why runs of sweeps that a user named are not judged, in a sentence; "" if they may
             be.
         ablated: the arm with which all others are compared, which are without one of its parts; ""
@@ -284,6 +292,7 @@ class Workload:
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
     listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
     differs: Sequence[str] = ()
+    caveats: tuple[str, ...] = ()
     picked: str = ""
     ablated: str = ""
     ladder: PlannedLadder | None = None

@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
-from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
+from trainer.report.results import (
+    Goal,
+    Result,
+    Revision,
+    Space,
+    Workload,
+    planned_revision,
+    with_outcome,
+)
 from trainer.report.wording import joined
 from trainer.sweep.confounders import listed_seeds
 from trainer.sweep.evidence import Evidence, examine
@@ -60,6 +68,13 @@ def read_sweep(
         _check_metric(folder, metric, (*trials, *finals))
     goal, searches = _goal(plan, finals, target, metric, better), len(plan.offsets)
     evidence = _evidence(folder, status)
+    tested, in_order = goal.report_on != goal.select_on, not evidence.began_late
+    revisions = tuple(
+        _revision(plan, n, choices, in_order, tested) for n in range(1, plan.revision + 1)
+    )
+    planned = plan.revisions[planned_revision(revisions).number - 1]
+    if not goal.primary:
+        goal = replace(goal, relevant=planned["goal"].get("relevant"))
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
@@ -70,10 +85,7 @@ def read_sweep(
         finals=finals,
         spaces=_spaces(plan.revisions[-1]),
         winners=winners,
-        revisions=tuple(
-            _revision(plan, n, choices, tested=goal.report_on != goal.select_on)
-            for n in range(1, plan.revision + 1)
-        ),
+        revisions=revisions,
         completed=_completed(plan, choices, trials, finals),
         searches=searches,
         units=tuple(units),
@@ -91,7 +103,8 @@ def read_sweep(
         warnings=plan.warnings,
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
         listed_seeds=listed_seeds(plan.seeds, plan.final_seeds, TO_FINAL_SEEDS),
-        differs=plan.differs,
+        differs=tuple(planned.get("differs", ())),
+        caveats=tuple(filter(None, (evidence.began_late, _changed_late(plan, planned)))),
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
@@ -303,7 +316,28 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
             yield with_outcome(run, outcome, _record(run.folder))
 
 
-def _revision(plan: Plan, number: int, choices: Sequence[Choice], tested: bool) -> Revision:
+def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
+    """Returns a sentence if the file changed what a verdict means after results were known.
+
+    `planned` is the last revision before that.
+    """
+    before, now = (
+        {"goal.relevant": each["goal"].get("relevant"), "differs": each.get("differs", [])}
+        for each in (planned, plan.revisions[-1])
+    )
+    changes = [
+        f"{name} from {shown(before[name])} to {shown(value)}"
+        for name, value in now.items()
+        if value != before[name]
+    ]
+    if not changes:
+        return ""
+    return f"After results were known, the file changed {joined(changes)}, which does not count."
+
+
+def _revision(
+    plan: Plan, number: int, choices: Sequence[Choice], in_order: bool, tested: bool
+) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
     searches = searches_of(content)
@@ -321,7 +355,7 @@ def _revision(plan: Plan, number: int, choices: Sequence[Choice], tested: bool) 
         trials=Counter(trial[0] for trial in content["trials"]),
         known=None if known is None else len(known["finished"]),
         winners_known=bool(known and known["final"]),
-        compared_known=compared_known(revisions[:number], tested),
+        compared_known=compared_known(revisions[:number], in_order, tested),
         changes=tuple(changes),
         arms=tuple(content["arms"]),
         units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),

@@ -207,6 +207,7 @@ class Checked:
         last: how many last segments were computed again, those of all compared runs and winners.
         claim: the SHA-256 of the claim, by which segments were drawn.
         public: the public number, by which they were drawn as well.
+        began_late: what the ledger does not show, in a sentence; "" if it began with the plan.
     """
 
     refuted: tuple[str, ...]
@@ -219,6 +220,7 @@ class Checked:
     last: int = 0
     claim: str = ""
     public: str = ""
+    began_late: str = ""
 
     @property
     def total(self) -> int:
@@ -339,6 +341,7 @@ def verify_claim(
         last=len(last),
         claim=hashlib.sha256(content).hexdigest(),
         public=public,
+        began_late=evidence.began_late,
     )
 
 

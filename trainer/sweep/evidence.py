@@ -27,6 +27,7 @@ from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     LEDGER_FILE,
     Ledger,
+    began_late,
     file_digest,
     read_ledger,
     results_in,
@@ -67,7 +68,8 @@ class Evidence:
         files: how many files were compared with the ledger.
         absent: how many files of states the ledger has that are not here.
         head: the last hash of the ledger; "" if there is none.
-        found: how many results there were when the ledger was begun.
+        began_late: what the ledger, or none, does not show, in a sentence; "" if it began with the
+            plan.
         changes: the changes of the user's code, which were allowed.
         code: name in the user's code -> the hashes that it had, in order.
         again: the trials that were computed again after their results had been removed -> whether
@@ -80,7 +82,7 @@ class Evidence:
     files: int
     absent: int
     head: str
-    found: int
+    began_late: str
     changes: tuple[CodeChange, ...]
     code: Mapping[str, tuple[str, ...]]
     again: Mapping[str, bool]
@@ -150,14 +152,13 @@ class _Examination:
             self._fault(name, why)
         self._check_choices(CUTS_FILE, lambda plan: wrong_cuts(self._folder, plan))
         self._check_choices(FINAL_FILE, self._wrong_winners)
-        first = ledger.of("plan")[:1] if ledger is not None else []
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
             files=files - self._absent,
             absent=self._absent,
             head="" if ledger is None else ledger.head,
-            found=sum(entry.content.get("found", 0) for entry in first),
+            began_late=began_late(ledger),
             changes=tuple(changes_in(ledger)),
             code=versions_in(ledger),
             again=_computed_again(ledger),
@@ -402,20 +403,12 @@ def report_of(evidence: Evidence) -> list[str]:
         return [f"{fault.file}: {fault.why}." for fault in evidence.faults]
     results = f"{evidence.results:,} results"
     if not evidence.head:
-        return [
-            f"The {results} agree with their rows and with final.json. There is no ledger.jsonl,"
-            " which would show that no file was changed."
-        ]
-    begun = (
-        f" It began when there were {evidence.found:,} results, and says nothing of what was before"
-        " it."
-        if evidence.found
-        else ""
-    )
+        return [f"The {results} agree with their rows and with final.json. {evidence.began_late}"]
     absent = [f"{plural(evidence.absent, 'file')} of states that it has are not here."]
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
-        f" whose last hash is {evidence.head}.{begun}",
+        f" whose last hash is {evidence.head}.",
+        *([evidence.began_late] if evidence.began_late else []),
         *(absent if evidence.absent else []),
         *sentences_about_repeats(evidence.again),
         *sentences(evidence.changes),

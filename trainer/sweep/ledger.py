@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.messages import plural
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.halving import CUTS_FILE
@@ -127,7 +128,29 @@ def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> Known
     )
 
 
-def compared_known(revisions: Sequence[Mapping[str, Any]], tested: bool = False) -> bool:
+def began_late(ledger: Ledger | None) -> str:
+    """Returns what a ledger, or none, does not show, in a sentence; "" if it began with the plan.
+
+    Sweeps of earlier versions have none, or one that began when there were results.
+    """
+    if ledger is None:
+        return (
+            "There is no ledger.jsonl, which would show that no file was changed, and which results"
+            " were known before an extension."
+        )
+    for entry in ledger.of("plan")[:1]:
+        revision, found = entry.content["revision"], entry.content.get("found", 0)
+        if revision > 1 or found:
+            return (
+                f"ledger.jsonl began at revision {revision} of the plan, when there were"
+                f" {plural(found, 'result')}, and says nothing of what was before it."
+            )
+    return ""
+
+
+def compared_known(
+    revisions: Sequence[Mapping[str, Any]], in_order: bool, tested: bool = False
+) -> bool:
     """Returns whether compared runs had ended when the last of some revisions was made.
 
     In a sweep with `final: null` these are its trials, where they are judged: if each search has
@@ -135,11 +158,15 @@ def compared_known(revisions: Sequence[Mapping[str, Any]], tested: bool = False)
 
     Args:
         revisions: of the plan, from the first.
+        in_order: whether a ledger that began with the plan has the results in their order. If not,
+            they may have been removed before an extension, and count as known to it.
         tested: whether trials have the metric on the test split.
     """
     known, before = revisions[-1].get("known"), revisions[:-1]
-    if not known or known["final"]:
-        return bool(known)
+    if not before or not known:
+        return False
+    if known["final"] or not in_order:
+        return True
     points = {(arm, *search, number) for x in before for arm, number, _, _, *search in x["trials"]}
     one_each = len({point[:-1] for point in points}) == len(points)
     return not before[-1]["final_seeds"] and (tested or one_each) and bool(known["finished"])
