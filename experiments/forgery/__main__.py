@@ -133,16 +133,12 @@ def _deeds() -> Iterator[str]:
         ("edit a file of a run, and not the ledger", f"{check}: its hash", "1"),
         ("remove a result, and not its line", f"{check}: it is missing", "1"),
         ("compute a result again", "its second line, named beside the verdict", "1"),
-        (
-            "remove results and the ledger, and begin another",
-            f"{check}: the ledger began late",
-            "1",
-        ),
+        ("remove results and the ledger, and begin another", f"{check}: it began late", "1"),
         ("name another environment in run.json", f"{check}: the ledger lacks it", "1"),
         ("change seeds, spaces, goal or rule", "the hash of the plan, if published before", "1"),
         ("write the ledger and the claim anew", "the hash of either, if published before", "1"),
         ("do so, and edit the last evaluation of a compared run", verify, "1"),
-        ("do so, and edit the metrics before the first step", f"{verify}: by more than 5%", "1"),
+        ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(
             (
                 f"do so, and let {runs} to a better state",

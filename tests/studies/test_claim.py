@@ -187,6 +187,8 @@ def test_a_ledger_that_began_late_is_named_by_a_check(copied):
     )
     assert not checked.refuted and why in " ".join(sentences(checked))
     assert why in " ".join(read_claim(copied / "claim.json").verdict)
+    # As the ledger of a sweep that an earlier version computed.
+    assert "has no metrics before the first steps" in checked.caveats[1]
 
 
 def test_a_check_records_by_what_it_drew(copied):
@@ -256,6 +258,26 @@ def test_metrics_before_the_first_step_are_evaluated_again(copied):
     )
 
 
+@pytest.mark.parametrize("left", ["no line", "no values", "another metric"])
+def test_metrics_before_the_first_step_that_are_not_there_are_missed(copied, left):
+    """Without them no unit counts as collapsed, and a t test decides."""
+    file = copied / "sweep" / "ledger.jsonl"
+    (line,) = [x for x in file.read_text().splitlines() if '"event":"initial"' in x]
+    entry = json.loads(line)
+    entry["values"] = {"eval/accuracy": entry["values"]["eval/accuracy"]} if left[0] == "a" else {}
+    new = "" if left == "no line" else json.dumps(entry, separators=(",", ":")) + "\n"
+    file.write_text(file.read_text().replace(f"{line}\n", new))
+    _rewrite_ledger(copied / "sweep")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    (found,) = _check(copied, count=0).refuted
+    assert re.fullmatch(
+        r"ledger.jsonl lacks \w+/\w+ before the first step of base, and the config and code give"
+        r" [0-9.]+ here.",
+        found,
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -271,8 +293,9 @@ def test_metrics_before_the_first_step_are_of_a_run_of_the_arm(copied, before, a
     _rewrite_ledger(copied / "sweep")
     (copied / "claim.json").unlink()
     write_claim(copied / "sweep", copied / "claim.json")
-    (found,) = _check(copied, count=0).refuted
+    found, *others = _check(copied, count=0).refuted
     assert "which does not begin as they do." in found
+    assert ["before the first step of base" in x for x in others] == [True] * ("other" in after)
 
 
 @pytest.mark.long

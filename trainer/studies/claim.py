@@ -34,7 +34,7 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
-from trainer.sweep.ledger import Ledger, files_in, read_ledger
+from trainer.sweep.ledger import Ledger, began_late, files_in, read_ledger
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
@@ -207,7 +207,7 @@ class Checked:
         last: how many last segments were computed again, those of all compared runs and winners.
         claim: the SHA-256 of the claim, by which segments were drawn.
         public: the public number, by which they were drawn as well.
-        began_late: what the ledger does not show, in a sentence; "" if it began with the plan.
+        caveats: sentences on what the ledger does not show.
     """
 
     refuted: tuple[str, ...]
@@ -220,7 +220,7 @@ class Checked:
     last: int = 0
     claim: str = ""
     public: str = ""
-    began_late: str = ""
+    caveats: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -341,7 +341,7 @@ def verify_claim(
         last=len(last),
         claim=hashlib.sha256(content).hexdigest(),
         public=public,
-        began_late=evidence.began_late,
+        caveats=tuple(_caveats(ledger)),
     )
 
 
@@ -465,12 +465,21 @@ def _unfounded(
 def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) -> Iterator[str]:
     """Yields which metrics before the first step the ledger has otherwise than configs have here.
 
-    They decide which runs collapsed. Other environments differ by rounding only. `words` are the
-    packages whose code the configs may call.
+    They decide which runs collapsed. Other environments differ by rounding only. Ledgers of earlier
+    versions have none. `words` are the packages whose code the configs may call.
     """
     programs = {plan.example_of(shared).folder: shared for shared in plan.programs}
-    for entry in ledger.of("initial") if ledger is not None else ():
-        trial, arms = entry.content["trial"], entry.content["arms"]
+    noted = [
+        (x.content["trial"], x.content["arms"], x.content["values"])
+        for x in (ledger.of("initial") if ledger is not None else ())
+    ]
+    known = {arm for _, arms, _ in noted for arm in arms}
+    for trial, shared in programs.items() if _notes_initial(ledger) else ():
+        warm = shared.first_step or "warm_start" in plan.example_of(shared).config.root.kwargs
+        if left := sorted(shared.arms - known):
+            noted += [] if warm else [(trial, left, {})]
+            known |= set(left)
+    for trial, arms, values in noted:
         shared = programs.get(trial)
         if shared is None or not {*arms} <= {*shared.arms}:
             yield (
@@ -480,14 +489,33 @@ def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) ->
             continue
         program = load_located(plan.example_of(shared).config, words)
         here = program.evaluation.run_splits(program.init())
-        for name, value in entry.content["values"].items():
+        lacks = {name: x for name, x in here.items() if math.isfinite(x) and name not in values}
+        for name, value in {**values, **dict.fromkeys(lacks)}.items():
             found = here.get(name, math.nan)
-            if not math.isclose(value, found, rel_tol=_ROUNDING):
+            if value is None or not math.isclose(value, found, rel_tol=_ROUNDING):
+                has = f"lacks {name}" if value is None else f"has {name} {value:.4g}"
                 yield (
-                    f"ledger.jsonl has {name} {value:.4g} before the first step of {listing(arms)},"
-                    f" and the config and code give {found:.4g} here."
+                    f"ledger.jsonl {has} before the first step of {listing(arms)}, and the config"
+                    f" and code give {found:.4g} here."
                 )
                 break
+
+
+def _caveats(ledger: Ledger | None) -> Iterator[str]:
+    """Yields what a ledger does not show, and those of other sweeps do."""
+    if late := began_late(ledger):
+        yield late
+    if not _notes_initial(ledger):
+        yield (
+            "ledger.jsonl has no metrics before the first steps, as those of earlier versions have"
+            " none: nothing shows which runs collapsed."
+        )
+
+
+def _notes_initial(ledger: Ledger | None) -> bool:
+    """Returns whether a ledger is of a version that notes metrics before the first step."""
+    entries = ledger.entries if ledger is not None else ()
+    return any(entry.event in ("initial", "environment") for entry in entries)
 
 
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:

@@ -31,8 +31,7 @@ def sentences(checked: Checked) -> Iterator[str]:
         "The files agree with the ledger, plan and ledger with the claim, the configs with the"
         f" plan, and the verdict is the one that the rows of {plural(checked.runs, 'run')} give."
     )
-    if checked.began_late:
-        yield checked.began_late
+    yield from checked.caveats
     if checked.public:
         yield (
             f"Drawn by the claim with the SHA-256 {checked.claim} and by the public number"
