@@ -168,6 +168,14 @@ def test_every_field_of_a_claim_is_compared(copied, field, value, words):
     assert words in sentence
 
 
+def test_a_field_that_nothing_checks_is_refused(copied):
+    """Whoever reads the claim beside "Verified" believes it."""
+    content = json.loads((copied / "claim.json").read_text())
+    (copied / "claim.json").write_text(json.dumps(content | {"replicated_by": "NIST"}))
+    with pytest.raises(UserError, match="has replicated_by, which no claim of format 1 has"):
+        _check(copied)
+
+
 def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
     content = json.loads((copied / "claim.json").read_text())
     (copied / "claim.json").write_text(json.dumps(content | {"lockstep": "99.0"}))

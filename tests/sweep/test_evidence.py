@@ -120,6 +120,10 @@ def test_the_checkpoint_of_another_run_is_a_fault(tmp_path):
     assert faults(folder) == {f"{runs_of[0]}/checkpoints/{manifest}": why}
     shutil.rmtree(one)  # to save space
     assert not faults(folder)
+    shutil.copytree(two / step.name, one / "11")
+    why = "ledger.jsonl does not have it"
+    assert faults(folder) == {f"{runs_of[0]}/checkpoints/11/{Path(manifest).name}": why}
+    shutil.rmtree(one)
     kept.rename(one)
     assert not faults(folder)
 
@@ -136,6 +140,12 @@ def test_links_among_the_results_are_faults(copied, tmp_path):
     (copied / trial / "summary.json").symlink_to(summary)  # of the same content
     why = "it is a link, and not a file of the sweep"
     assert faults(copied) == {f"{trial}/{x}": why for x in ("state", "endless", "summary.json")}
+
+
+def test_a_link_in_the_place_of_all_trials_is_a_fault(copied):
+    (copied / "trials").rename(copied / "moved")
+    (copied / "trials").symlink_to("moved")
+    assert faults(copied) == {"trials": "it is a link, and not a file of the sweep"}
 
 
 def test_the_files_are_named_and_the_exit_code_is_2(copied, capsys):

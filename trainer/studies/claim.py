@@ -137,6 +137,11 @@ def read_claim(file: Path) -> Claim:
     if content.get("format") != FORMAT:
         raise UserError(f"{file} is not a claim of format {FORMAT}: {_ADVICE}")
     check_json(content, Claim, file, _ADVICE)
+    if strange := [x for x in content if x not in Claim.__dataclass_fields__]:
+        raise UserError(
+            f"{file} has {listing(strange)}, which no claim of format {FORMAT} has, so that nothing"
+            f" checks it: remove it, or {_ADVICE}"
+        )
     return as_dataclass(content, Claim)
 
 

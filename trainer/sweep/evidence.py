@@ -25,10 +25,12 @@ from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
 from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
+    CHECKPOINTS,
     LEDGER_FILE,
     Ledger,
     began_late,
     file_digest,
+    files_in,
     read_ledger,
     results_in,
 )
@@ -232,6 +234,9 @@ class _Examination:
         for name, digest in (wanted | files).items():
             if name.rpartition("/")[0] not in gone:
                 self._check_digest(name, digest)
+        for name, listed in trials.items() if self._thorough else ():
+            if (self._folder / name).is_dir():
+                self._check_checkpoints(name, listed)
         if not ledger.damage:
             left = [name for name in self._results if name not in trials]
             chosen = (CUTS_FILE, FINAL_FILE)
@@ -241,14 +246,25 @@ class _Examination:
                     self._fault(name, "ledger.jsonl has no line about it")
         return set(trials), len(wanted) + len(files)
 
+    def _check_checkpoints(self, name: str, listed: Mapping[str, str]) -> None:
+        """Names checkpoints of a trial that its line lacks, such as one of another trial.
+
+        The lines of earlier versions have none.
+        """
+        if any(file.startswith(CHECKPOINTS) for file in listed):
+            found = (x for x in files_in(self._folder / name) if x.startswith(CHECKPOINTS))
+            for file in sorted(set(found) - listed.keys()):
+                self._fault(f"{name}/{file}", "ledger.jsonl does not have it")
+
     def _check_links(self) -> None:
         """Names links among the results, whose files may be anywhere on this machine."""
         for top in sorted({name.partition("/")[0] for name in self._results}):
-            for place, folders, files in os.walk(self._folder / top):
-                for each in (Path(place, name) for name in (*folders, *files)):
-                    if each.is_symlink():
-                        name = each.relative_to(self._folder).as_posix()
-                        self._fault(name, "it is a link, and not a file of the sweep")
+            below = os.walk(self._folder / top)
+            places = (Path(place, x) for place, folders, files in below for x in (*folders, *files))
+            for each in (self._folder / top, *places):
+                if each.is_symlink():
+                    name = each.relative_to(self._folder).as_posix()
+                    self._fault(name, "it is a link, and not a file of the sweep")
 
     def _check_conditions(self, ledger: Ledger) -> None:
         """Checks that the ledger has code and environment of each trial after its first such line.

@@ -37,7 +37,7 @@ from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 LEDGER_FILE = "ledger.jsonl"
 _EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
-_CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
+CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
 # These tell two computations of a trial apart. run.json has times to the second: a small run that
 # failed may be computed again within one. The summary has how long each took.
 _COMPUTATION = ("run.json", SUMMARY_FILE)
@@ -436,7 +436,7 @@ def files_in(folder: Path, below: str = "") -> Iterator[str]:
         for entry in entries:
             name = below + entry.name
             if entry.is_file():
-                if not below.startswith(_CHECKPOINTS) or entry.name.startswith(_MANIFEST):
+                if not below.startswith(CHECKPOINTS) or entry.name.startswith(_MANIFEST):
                     yield name
             elif entry.is_dir(follow_symlinks=False):
                 yield from files_in(folder, f"{name}/")
