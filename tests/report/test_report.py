@@ -454,6 +454,33 @@ def test_a_run_that_failed_makes_no_verdict():
     assert judged(replace(every, finals=both)).startswith("Not decided. final/a/0 (RESOURCE_EXH")
 
 
+def test_trials_of_a_search_that_failed_make_no_verdict():
+    """Three of four trials without memory leave the best of one against the best of four."""
+    values = {"a": [0.5 + 0.01 * n for n in range(6)], "b": [0.6 + 0.02 * n for n in range(6)]}
+    values["c"] = [2.0 - 0.01 * n for n in range(6)]
+    trials = {arm: [(0.1, 0.5), (0.2, 0.6), (0.3, None), (0.4, 0.7)] for arm in values}
+    work = workload(values, trials, path=Path("sweeps/x"))
+    assert all(pair.decided for pair in compare_arms(work))  # one diverged, which is a result
+    failing = tuple(
+        replace(run, summary=Summary("failed", 3, {}, "out of memory"))
+        if run.arm == "b" and run.number in (1, 3)
+        else run
+        for run in work.trials
+    )
+    some = replace(work, trials=failing)
+    pairs = {(p.better, p.worse): p for p in compare_arms(some)}
+    assert pairs["a", "c"].decided
+    assert not pairs["a", "b"].looks and not pairs["b", "c"].decided
+    said = (
+        "trials/b/0001/0 (out of memory) and 1 more runs failed. A failed run is no result, and b"
+        " is not judged: `python -m trainer sweep work sweeps/x --failed` computes them again."
+    )
+    assert said in judged(some)
+    two = replace(some, arms=("a", "b"), finals=tuple(run for run in some.finals if run.arm != "c"))
+    text = judged(two)
+    assert text.startswith("Not decided. The mean loss") and said in text and "p =" not in text
+
+
 def test_the_better_of_two_arms_is_better_on_the_compared_seeds():
     # Over all seeds a has the smaller mean, but on the seeds that both have b does.
     a = [1.0, 1.01, 1.005, 0.1, 0.11, 0.12, 0.1]

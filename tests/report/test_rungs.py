@@ -12,10 +12,12 @@ from scipy import stats
 from tests.report_cases import RATE, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.ladder import Climb, match, slope
+from trainer.report.pairs import compare_arms
 from trainer.report.panels.ladder import speedup_sentences
 from trainer.report.results import Result, Workload
 from trainer.report.sweep_results import on_rungs
 from trainer.sweep.ladder import PlannedLadder
+from trainer.writers.summary import Summary
 
 LABELS = ("1x", "2x", "4x", "8x", "16x")
 STEPS = (100, 200, 400, 800, 1600)
@@ -29,12 +31,14 @@ def ladder(
     arms: Sequence[str] = ("adamw", "muon"),
     rates: Mapping[str, Sequence[float]] | None = None,
     retuned: Loss | None = None,
+    failing: Sequence[Result] = (),
     **more: object,
 ) -> list[Workload]:
     """Returns the rungs of a ladder whose arms are searched on each of them.
 
     `rates` is arm -> the best rate on each rung; every search has it among four. With `retuned`,
     arms are searched on the lowest rung and on 4x, where the searched ones have these losses.
+    `failing` replaces the trials of the same names.
     """
     planned = PlannedLadder(
         "steps",
@@ -67,6 +71,7 @@ def ladder(
                         place = f"trials/{name}/{chain}.{n:04d}/{chain}"
                         fields = {"steps": steps, "search": chain, "values": {RATE: rate}}
                         trials.append(run(place, name, chain, 1.0 + n, n, **fields))
+    trials = [next((x for x in failing if x.name == each.name), each) for each in trials]
     whole = workload({name: [0.0] for name in names})
     revision = replace(whole.revisions[0], arms=tuple(names), units=chains)
     spaces = {name: whole_space() for name in names}
@@ -98,6 +103,24 @@ def power_law(speedup: Callable[[int], float], noise: float = 0.0, seed: int = 0
         return 2.0 + 4.0 * (steps * times) ** -0.3 + noise * random.standard_normal()
 
     return loss
+
+
+def test_a_rung_is_not_judged_if_trials_failed_where_its_values_were_searched():
+    law = power_law(lambda steps: 2.0, noise=1e-3)
+    rungs = ladder(law, retuned=law)
+    assert {work.rung: compare_arms(work)[0].decided for work in rungs if len(work.arms) > 1} == {
+        rung: True for rung in ("1x", "2x", "4x", "8x", "4x-retuned")
+    }
+    trials = tuple(
+        replace(each, arm="muon@1x", summary=Summary("failed", 3, {}, "out of memory"))
+        for each in rungs[0].trials
+        if each.name == "trials/muon@1x/2.0001/2"
+    )
+    assert trials
+    rungs = ladder(law, retuned=law, failing=trials)
+    assert {work.rung: compare_arms(work)[0].decided for work in rungs if len(work.arms) > 1} == {
+        rung: rung == "4x-retuned" for rung in ("1x", "2x", "4x", "8x", "4x-retuned")
+    }
 
 
 def test_a_match_is_where_the_curve_of_the_baseline_has_the_value():

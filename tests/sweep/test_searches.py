@@ -1,6 +1,7 @@
 """Independent searches of each arm: their plan, their winners, and what is added to them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,20 @@ from tests.sweep.test_sweep_plan import BASE, planned
 from tests.sweep.test_sweep_status import finish, printed, refused
 from trainer.__main__ import main
 from trainer.config import dump
+from trainer.messages import UserError
 from trainer.report.pairs import compare_arms, looks_of
 from trainer.report.panels.cost import cost_block
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.panels.method_text import methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
+from trainer.sweep.folder import SweepFolder
+from trainer.sweep.methods import Cuts
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.status import SweepReader
 from trainer.writers.json_files import DamagedFile
+from trainer.writers.summary import Summary
 
 SWEEP = """base: base.yaml
 arms:
@@ -86,6 +91,43 @@ def test_each_search_has_points_and_seeds_of_its_own_which_all_arms_share(folder
     # The same coordinates in the unit cube: the second space is ten times the first.
     for ours, theirs in zip(rates[:12], rates[12:], strict=True):
         assert theirs == pytest.approx(10 * ours)
+
+
+def test_trials_that_failed_are_computed_again_and_the_winners_of_their_searches(folder):
+    sweep, plan = begun(folder, SWEEP)
+    finish_search(sweep)
+    lost = next(t.folder for t in plan.trials if (t.arm, t.search, t.number) == ("second", 1, 0))
+    fail(sweep / lost)
+    finals = final_trials(sweep, plan)
+    assert finals is not None
+    with pytest.raises(UserError, match="have not ended. Let `python -m trainer sweep work"):
+        SweepFolder(sweep).forget_failed()
+    finish_finals(sweep)
+    fail(sweep / finals[0].folder)  # of another search: the run alone
+    again = [t.folder for t in finals if (t.arm, t.search) == ("second", 1)]
+    assert len(again) == 2
+    chosen, before = (sweep / "final.json").read_text(), {t.folder for t in finals}
+    # After an extension, results of these winners have been judged.
+    (sweep / "final.json").write_text(json.dumps(2 * json.loads(chosen)))
+    with pytest.raises(UserError, match="Compute the sweep anew in another folder"):
+        SweepFolder(sweep).forget_failed()
+    (sweep / "final.json").write_text(chosen)
+    (sweep / "cuts.json").touch()
+    opened = SweepFolder(sweep)
+    arm = replace(opened.plan.arms["second"], cuts=Cuts((10,), 2))
+    opened.plan = replace(opened.plan, arms={**opened.plan.arms, "second": arm})
+    with pytest.raises(UserError, match="at the cuts others went on in their place"):
+        opened.forget_failed()
+    (sweep / "cuts.json").unlink()
+    found = SweepFolder(sweep).forget_failed()
+    assert found == [lost, finals[0].folder, *again]
+    assert not (sweep / "final.json").exists() and not (sweep / lost).exists()
+    kept = {name for name in before if (sweep / name).exists()}
+    assert kept == before - {finals[0].folder, *again}
+
+
+def fail(folder: Path) -> None:
+    (folder / "summary.json").write_text(Summary("failed", 3, {}, "out of memory").text())
 
 
 def test_each_search_has_a_winner_that_runs_on_fresh_seeds_of_its_own(folder):

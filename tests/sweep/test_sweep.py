@@ -409,6 +409,34 @@ def test_runs_of_winners_that_failed_are_no_result_until_they_are_computed_again
     assert words in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_winners_are_chosen_again_after_trials_that_failed(tmp_path, capsys, monkeypatch):
+    """The trial that failed is as good as the other one, and comes first."""
+    base = replaced("data", "!unruly.raising {seed: 0}")
+    space = "data.seed: !space.values {values: [0, 99]}"
+    file = write_sweep(tmp_path, base, space, trials=2)
+    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    workdir, run = tmp_path / "sweep", tmp_path / "sweep/final/base/10000"
+    work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
+    assert sweep(file, workdir) == 0 and "seed: 99" in (run / "config.yaml").read_text()
+    other = rows(workdir / "trials/base/0001/0")
+    capsys.readouterr()
+    assert main(["report", "--formats=markdown", str(workdir)]) == 0
+    said = capsys.readouterr().out
+    assert "trials/base/0000/0 (RuntimeError: this batch cannot be read" in said
+    assert "base is not judged" in said and f"sweep work {workdir} --failed` computes" in said
+    monkeypatch.setattr("unruly.Raising.end", lambda self: None)
+    assert main([*work, "--failed"]) == 0
+    names = "trials/base/0000/0, final/base/10000, final/base/10001"
+    assert f"Computing again: {names}." in capsys.readouterr().err
+    assert "seed: 0" in (run / "config.yaml").read_text()
+    assert rows(workdir / "trials/base/0000/0") == other
+    assert main(["sweep", "check", str(workdir)]) == 0
+    assert "Runs that had failed were computed again: trials/base/0000/0." in (
+        capsys.readouterr().out
+    )
+
+
 def test_a_result_that_was_removed_and_computed_again_is_named(tmp_path, capsys):
     """Or else somebody removes a run until its result is a better one."""
     file = write_sweep(tmp_path, trials=1)

@@ -471,8 +471,8 @@ def _sweep(sweep: argparse.ArgumentParser, config: Parser) -> None:
     work.add_argument(
         "--failed",
         action="store_true",
-        help="first remove the results of runs that failed, so that they are computed again: those"
-        " of the winners or, before these are chosen, trials of the search",
+        help="first remove the results of runs that failed, so that they are computed again;"
+        " after trials of the search, the winners are chosen again",
     )
     _watched(work)  # for the workers of one command, which shows how far they are
     vocabulary(work)

@@ -176,11 +176,13 @@ def compare_arms(workload: Workload) -> list[Pair]:
 
 
 def failed(workload: Workload) -> list[Result]:
-    """Returns the compared runs that failed.
+    """Returns the runs that failed: compared ones, and trials among which winners were chosen.
 
-    They are no results: an arm with one of them is not judged until it was computed again.
+    They are no results: an arm with one of them is not judged until it was computed again. Without
+    a trial, an arm has had fewer of them than the others.
     """
-    return [run for run in workload.finals if run.end == "failed"]
+    runs = (*workload.finals, *workload.trials, *workload.failed_below)
+    return [run for run in {run.name: run for run in runs}.values() if run.end == "failed"]
 
 
 def comparisons_of(workload: Workload) -> int:

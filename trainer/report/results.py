@@ -260,6 +260,7 @@ class Workload:
         families: among how many workloads of the sweep the error of a verdict is divided.
         chosen_from: arm -> the number of points of each search on lower rungs, for a rung on which
             the arms have the hyperparameters of these; empty otherwise.
+        failed_below: the trials of these searches that failed, with the arms of the rung.
         branch: the state of a run that all runs continue, or None.
         cuts: arm -> the steps at which its worse trials are stopped; without arms that are not cut.
         orders: arm and search -> the cuts that were made, in order.
@@ -299,6 +300,7 @@ class Workload:
     rung: str = ""
     families: int = 1
     chosen_from: Mapping[str, int] = field(default_factory=dict)
+    failed_below: tuple[Result, ...] = ()
     branch: PlannedBranch | None = None
     cuts: Mapping[str, Cuts] = field(default_factory=dict)
     orders: Mapping[tuple[str, int], Sequence[Cut]] = field(default_factory=dict)

@@ -176,6 +176,13 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
             names[arm]: len({run.number for run in workload.trials_of(source)})
             for arm, source in moved.items()
         },
+        failed_below=tuple(
+            replace(run, arm=names[arm])
+            for arm in moved
+            for source in ladder.sources(arm)
+            for run in workload.trials_of(source)
+            if run.end == "failed"
+        ),
     )
 
 

@@ -94,13 +94,14 @@ def _without_runs(workload: Workload) -> str:
 
 
 def _failed_runs(workload: Workload) -> Iterator[str]:
-    """Yields a sentence about the compared runs that failed, if there are any."""
-    runs = failed(workload)
+    """Yields a sentence about the compared runs and the trials that failed, if there are any."""
+    runs, compared = failed(workload), {run.name for run in workload.finals}
     if not runs:
         return
     first = runs[0].summary.why.partition(". ")[0].rstrip(".")
     why = f" ({first[:_LONGEST]})" if first else ""
-    others = f" and {len(runs) - 1:,} more compared runs" if len(runs) > 1 else ""
+    which = "compared runs" if all(run.name in compared for run in runs) else "runs"
+    others = f" and {len(runs) - 1:,} more {which}" if len(runs) > 1 else ""
     arms = list(dict.fromkeys(run.arm for run in runs))
     how = "repeat them"
     if workload.path is not None:

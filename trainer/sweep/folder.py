@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from trainer.config import hparams
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
-from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials
+from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials, read_choices
 from trainer.sweep.halving import CUTS_FILE, Halving, waiting_folder
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
@@ -410,11 +410,11 @@ class SweepFolder:
     def forget_failed(self) -> list[str]:
         """Removes the results of runs that failed, so that they are computed again.
 
-        These are runs of the winners or, before the winners are chosen, trials of the search. The
-        ledger keeps that they were computed before. Returns their folders.
+        If trials of the search are among them, the winners are chosen again, and their runs in
+        these searches are removed, too. The ledger keeps that they were computed before. Returns
+        their folders. Raises UserError if the winners cannot be chosen again.
         """
-        runs = self.final_trials() or self._tuning
-        found = [name for name in runs if self._has_failed(name)]
+        found = [name for name in self.trials() if self._has_failed(name)]
         if found:
             self._waves.mkdir(mode=0o700, exist_ok=True)
             self.limits.forget_faults(found)
@@ -422,12 +422,48 @@ class SweepFolder:
         with self.presence.exclusive():
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             still = [name for name in found if self._has_failed(name)]
-            self._ledger.add_trials(self._events(still))
-            for name in still:
+            winners = self._chosen_among(still)
+            self._ledger.add_trials(self._events([*still, *winners]))
+            if winners:
+                (self.path / FINAL_FILE).unlink()
+                self._final = None
+            for name in dict.fromkeys((*still, *winners)):
                 removed.append(set_aside_result(self.path / name, self._waves))
         for each in removed:
             remove(each)
-        return still
+        return [*dict.fromkeys((*still, *winners))]
+
+    def _chosen_among(self, failed: Sequence[str]) -> list[str]:
+        """Returns the runs of winners that were chosen from searches with trials that failed.
+
+        Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
+        extended after they were chosen, and then their results were judged.
+        """
+        finals, plan = self.final_trials(), self.plan
+        lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
+        if any(arm in plan.cuts for arm, _ in lost) and (self.path / CUTS_FILE).exists():
+            raise UserError(
+                f"Trials of the search failed, such as {failed[0]}, and at the cuts others went on"
+                " in their place. Compute the sweep anew in another folder. Nothing was changed."
+            )
+        if not lost or not finals:
+            return []
+        if not self.is_complete():
+            raise UserError(
+                f"Trials of the search failed, such as {failed[0]}, and the winners that were"
+                f" chosen without them have not ended. Let `python -m trainer sweep work"
+                f" {self.path}` end first, without --failed. Nothing was changed."
+            )
+        if len(read_choices(self.path, plan)) > 1:
+            raise UserError(
+                f"Trials of the search failed, such as {failed[0]}, and the sweep was extended"
+                " after winners had been chosen without them: these cannot be chosen again."
+                " Compute the sweep anew in another folder. Nothing was changed."
+            )
+        for arm in plan.arms if plan.ladder else ():  # those that take what was found below
+            of = () if plan.ladder is None or arm in plan.searched else plan.ladder.sources(arm)
+            lost |= {(arm, search) for source, search in lost if source in of}
+        return [name for name, trial in finals.items() if (trial.arm, trial.search) in lost]
 
     def _has_failed(self, trial: str) -> bool:
         outcome = read_outcome(self.path / trial)
