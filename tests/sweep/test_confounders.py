@@ -112,6 +112,11 @@ def searched(path: str, space: str = LOG) -> str:
     return f"space: {{{path}: {space}}}"
 
 
+def calls(*rates: float) -> str:
+    listed = ", ".join(f"!optax.sgd {{learning_rate: {rate}}}" for rate in rates)
+    return f"!space.values {{values: [{listed}]}}"
+
+
 SGD = "!optax.sgd {learning_rate: 0.1, momentum: 0.9}"
 
 
@@ -187,6 +192,31 @@ SGD = "!optax.sgd {learning_rate: 0.1, momentum: 0.9}"
             {"space"},
         ),
         (searched(RATE), "", {"!tuned"}),
+        (searched(RATE), searched(RATE, "!space.log_uniform {low: 0.2, high: 20}"), {"space"}),
+        (searched(RATE), searched(RATE, "!space.log_uniform {low: 0.1, high: 10}"), set()),
+        (
+            searched(RATE, f"{LOG}, optimizer.eps: !space.values {{values: [1.0e-8]}}"),
+            searched(RATE, f"{LOG}, optimizer.eps: !space.values {{values: [100.0]}}"),
+            {"space"},
+        ),
+        (
+            searched(RATE, f"{LOG}, optimizer.nesterov: !space.values {{values: [true]}}"),
+            searched(RATE, f"{LOG}, optimizer.nesterov: !space.values {{values: [false]}}"),
+            {"space"},
+        ),
+        (
+            searched("optimizer", calls(1, 2, 3, 4)),
+            searched("optimizer", calls(5, 6, 7, 8)),
+            {"space"},
+        ),
+        (searched("optimizer", calls(1, 2, 3, 4)), searched("optimizer", calls(4, 5, 6, 7)), set()),
+        # Spaces of arguments of other functions may be anywhere.
+        (
+            searched(RATE),
+            f"set: {{optimizer: !optax.nadamw {{learning_rate: 1}}}},"
+            f" {searched(RATE, '!space.log_uniform {low: 0.2, high: 20}')}",
+            set(),
+        ),
     ],
 )
 def test_the_kinds_of_differences(first, second, kinds, folder):
@@ -215,6 +245,85 @@ def test_a_schedule_is_compared_by_its_shape_and_by_group(folder):
         folder, first, f"set: {{optimizer: !optax.sgd {{learning_rate: {cosine(0.1, 0.01)}}}}}"
     )
     assert single == {"!schedule": "schedule constant and warmup_cosine (a) and warmup_cosine (b)"}
+
+
+GROUPED = (
+    "set: {{optimizer: !optim.optimizer {{groups: {{x: !optim.group {{match: '.*/kernel',"
+    " optimizer: !optax.{}}}, y: !optim.group {{match: '.*', optimizer: !optax.adamw {}}}}}}}}}"
+).format
+PLAIN = "{learning_rate: 0.1}"
+COSINE_OF_1E_7 = "{learning_rate: !schedules.warmup_cosine {peak_value: 1e-7, warmup_steps: 2}}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "texts"),
+    [
+        # What both arms have beside the optimizers that they compare.
+        (
+            GROUPED("sgd " + PLAIN, "{learning_rate: 0.1, eps: 1}"),
+            GROUPED("lion {learning_rate: 0.5, b1: 0.8, weight_decay: 0}", PLAIN),
+            ["optimizer.groups.y.optimizer.eps 1 (a) and 1e-08 (b)"],
+        ),
+        (
+            GROUPED("sgd " + PLAIN, PLAIN),
+            GROUPED("rmsprop " + PLAIN, "{learning_rate: 1e-7}"),
+            ["optimizer.groups.y.optimizer.learning_rate 0.1 (a) and 1e-07 (b)"],
+        ),
+        (
+            GROUPED("sgd " + PLAIN, PLAIN),
+            GROUPED("rmsprop " + PLAIN, PLAIN).replace("'.*/kernel'", "'.*/kernels'"),
+            ["optimizer.groups.x.match '.*/kernel' (a) and '.*/kernels' (b)"],
+        ),
+        # One optimizer in all groups: the arguments of one are what is compared, unless two have
+        # other ones.
+        (
+            GROUPED("sgd " + PLAIN, PLAIN),
+            GROUPED("sgd {learning_rate: 0.5, momentum: 0.9}", PLAIN),
+            [],
+        ),
+        (
+            GROUPED("sgd " + PLAIN, PLAIN),
+            GROUPED("sgd {learning_rate: 0.5}", "{learning_rate: 1e-7}"),
+            [
+                "optimizer.groups.x.optimizer.learning_rate 0.1 (a) and 0.5 (b)",
+                "optimizer.groups.y.optimizer.learning_rate 0.1 (a) and 1e-07 (b)",
+            ],
+        ),
+        # What both search, and groups that only one has.
+        (
+            GROUPED("sgd " + PLAIN, PLAIN)
+            + ", "
+            + searched("optimizer.groups.y.optimizer.learning_rate"),
+            GROUPED("rmsprop " + PLAIN, "{learning_rate: 1e-7}")
+            + ", "
+            + searched("optimizer.groups.y.optimizer.learning_rate"),
+            [],
+        ),
+        (
+            GROUPED("sgd " + PLAIN, PLAIN),
+            GROUPED("sgd " + PLAIN, "{learning_rate: 1e-7}").replace(" y:", " z:"),
+            [],
+        ),
+    ],
+)
+def test_arguments_beside_the_optimizers_that_are_compared_differ(first, second, texts, folder):
+    result = differences_on(planned(folder, arms(first, second)), "")
+    assert [text for kind, text in result.others if kind == "arguments"] == texts
+    # Two groups of one optimizer are one thing, which the plan names as what is compared.
+    several = len(texts) > 1
+    assert result.unnamed(()) == (["arguments"] if texts and not several else [])
+    assert result.optimizers is not several
+
+
+def test_a_sabotaged_group_is_in_the_plan(folder):
+    first, second = GROUPED("sgd " + PLAIN, PLAIN), GROUPED("rmsprop " + PLAIN, COSINE_OF_1E_7)
+    said = "\n".join(difference_lines(planned(folder, arms(first, second))))
+    assert "optimizer.groups.y.optimizer.learning_rate 0.1 (a) and 1e-07 (b)" in said
+    assert "differs: [schedule, arguments]." in said
+    said = "\n".join(
+        difference_lines(planned(folder, arms(first, second), "differs=[schedule, arguments]"))
+    )
+    assert "As the file says, the arms differ in" in said and "warning" not in said
 
 
 def test_what_the_file_does_not_name_is_a_warning_of_its_plan(folder, capsys):

@@ -1,12 +1,14 @@
 """Finds in what the arms of a sweep differ besides what they compare. Start with `differences`."""
 
+import contextlib
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trainer.config import Call, Tree
-from trainer.config.tree import child_trees, join
+from trainer.config.tree import child_trees, join, split_path
 from trainer.config.wording import brief
 from trainer.messages import joined
 from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments, values_text
@@ -26,6 +28,7 @@ Kind = Literal[
     "data",
     "loss",
     "settings",
+    "arguments",
     "space",
     "tuned",
     "nothing",
@@ -84,7 +87,7 @@ class Differences(NamedTuple):
 
     Attributes:
         optimizers: whether they have different optimizers, which they then compare, or different
-            rates of one; also where that is not known.
+            arguments or rates of one; also where that is not known.
         others: all other differences: the kind, and the values with the arms that have them; for
             the kinds "space" and "tuned" a sentence.
     """
@@ -129,7 +132,7 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     """
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
     found = [("tuned", text) for text in unequally_tuned(tunings, past)]
-    found += [("space", text) for text in _widths(sides, past)]
+    found += [("space", text) for text in (*_widths(sides, past), *_apart(sides, past))]
     roots = {arm: _comparable(side) for arm, side in sides.items() if side.tree is not None}
     if len(roots) < 2:
         return Differences(True, found)
@@ -143,8 +146,8 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     optimizers = {arm: _Optimizer(root.kwargs.get("optimizer")) for arm, root in roots.items()}
     for kind in _ARGUMENTS:
         found += [(kind, text) for text in _unlike(kind, optimizers)]
-    own = [each.own for each in optimizers.values()]
-    return Differences(any(each != own[0] for each in own), found)
+    compared, texts = _besides(optimizers)
+    return Differences(compared, found + [("arguments", text) for text in texts])
 
 
 def _comparable(side: Side) -> Any:
@@ -193,11 +196,13 @@ class _Optimizer:
         groups: the names of its groups.
         kinds: kind -> group, or "" outside of groups -> its values; those of rates are shapes.
         own: path -> value of the other arguments, the scales of rates among them.
+        functions: those of `own` that are functions.
     """
 
     def __init__(self, tree: Tree):
         self.kinds: dict[str, dict[str, set[_Shape]]] = {kind: {} for kind in _ARGUMENTS}
         self.own: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
         groups = child_trees(tree).get("groups")
         self.groups = list(map(str, groups)) if isinstance(groups, dict) else []
         self._walk(tree, "", "")
@@ -219,6 +224,8 @@ class _Optimizer:
         else:
             if name or not isinstance(tree, list | dict):
                 self.own[place] = name or _plain(tree)
+            if name:
+                self.functions[place] = name
             number = 0
             for key, child in children.items():
                 kind = next((k for k, of in _ARGUMENTS.items() if of.fullmatch(str(key))), None)
@@ -237,6 +244,39 @@ class _Optimizer:
         elif tree is None or tree == 0:
             return
         self.kinds[kind].setdefault(group, set()).add(value)
+
+
+def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
+    """Returns whether arms compare optimizers, and texts of arguments that differ besides these.
+
+    Two arms compare the groups in which they have different functions. Those with the same ones in
+    all groups compare the arguments of one; if they differ in several, all are returned.
+    """
+    compared, found = False, {}
+    for pair in itertools.combinations(optimizers, 2):
+        a, b = (optimizers[arm] for arm in pair)
+        other = {*a.groups} ^ {*b.groups}  # or of which only one has
+        places = [each for each in (*a.own, *b.own) if a.own.get(each) != b.own.get(each)]
+        other |= {
+            _group_of(each) for each in places if a.functions.get(each) != b.functions.get(each)
+        }
+        rest = [each for each in places if _group_of(each) not in other]
+        if other or len({*map(_group_of, rest)}) == 1:
+            compared = True
+            rest = rest if other else []
+        for place in rest:
+            found.setdefault(place, {}).update({arm: optimizers[arm].own for arm in pair})
+    texts = []
+    for place, own in found.items():
+        values = {arm: each.get(place, "absent") for arm, each in own.items()}
+        texts.append(f"{join('optimizer', place)} {values_text(values)}")
+    return compared, texts
+
+
+def _group_of(place: str) -> str:
+    """Returns the group of whose optimizer an argument is; "" for all others."""
+    found = re.match(r"groups\.(.+?)\.optimizer(\.|$)", place)
+    return found[1] if found else ""
 
 
 def _is_own(tree: Tree) -> bool:
@@ -343,3 +383,57 @@ def _width(side: Side, path: str) -> tuple[float, str]:
     if len(numbers) < len(values) or not numbers:
         return 0.0, "other values"
     return math.log10(max(numbers) / min(numbers)), "values"
+
+
+def _apart(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
+    """Yields sentences about spaces of an argument of one function that have nothing in common."""
+    of_all = [each for side in sides.values() for each in (side.space, *side.points)]
+    for path in dict.fromkeys(path for each in of_all for path in each):
+        of = {
+            (arm, *_functions(side.tree, path)): found
+            for arm, side in sides.items()
+            if side.tree is not None and (found := _range(side, path))
+        }
+        apart: dict[str, str] = {}
+        for one, other in itertools.combinations(of, 2):
+            a, b = of[one], of[other]
+            overlap = max(a.low, b.low) <= min(a.high, b.high) or a.texts & b.texts
+            if one[1:] == other[1:] != () and not overlap:
+                apart |= {one[0]: a.text, other[0]: b.text}
+        if apart:
+            verb = "searched" if past else "search"
+            yield f"The arms {verb} spaces of {path} that do not overlap: {values_text(apart)}."
+
+
+class _Range(NamedTuple):
+    """The values of a space: the ends of its numbers, its other values, and all of it as text."""
+
+    low: float
+    high: float
+    texts: frozenset[str]
+    text: str
+
+
+def _range(side: Side, path: str) -> _Range | None:
+    """Returns the values of a path that is searched; None if it is not."""
+    space = bounds(side.space.get(path, ""))
+    values = [each[path] for each in side.points if path in each]
+    if space is not None:
+        values = [space.low, space.high]
+    if not values:
+        return None
+    numbers = [x for x in values if type(x) in (int, float)]
+    texts = {str([*arguments(x, "")]): brief(x) for x in values if type(x) not in (int, float)}
+    low, high = min(numbers, default=math.inf), max(numbers, default=-math.inf)
+    listed = [f"{low:g} to {high:g}"] if numbers else []
+    return _Range(low, high, frozenset(texts), joined([*listed, *texts.values()]))
+
+
+def _functions(tree: Tree, path: str) -> list[str]:
+    """Returns the functions within which a path is; none if it does not exist."""
+    names = []
+    with contextlib.suppress(KeyError):
+        for key in split_path(tree, path):
+            names.append(tree.name if isinstance(tree, Call) else "")
+            tree = child_trees(tree).get(key)
+    return names

@@ -267,8 +267,9 @@ class Sweep:
             "unequal" allows it, and the report says so.
         differs: in what the arms differ on purpose, besides what they compare: "schedule",
             "weight_decay", "clipping", "ema", "accumulation", "batch", "steps", "seeds" (of the
-            data), "model", "data", "loss", "settings" (other arguments of a run), "space" (its
-            width), "tuned" (how many hyperparameters). "nothing" allows equal arms. The plan warns
+            data), "model", "data", "loss", "settings" (other arguments of a run), "arguments"
+            (of optimizers in groups that are not compared), "space" (its width and place), "tuned"
+            (how many hyperparameters). "nothing" allows equal arms. The plan warns
             of what is not named, and the report repeats both.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
             "best" by the goal, of those after every `save_every` steps, and the final one.
