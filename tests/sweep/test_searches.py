@@ -17,6 +17,7 @@ from trainer.report.panels.cost import cost_block
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.panels.method_text import methods_block
 from trainer.report.sweep_results import read_sweep
+from trainer.report.verdict import verdict
 from trainer.sweep.final import choose_winners, final_trials, read_choices
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.methods import Cuts
@@ -199,6 +200,21 @@ def test_searches_can_be_added(folder):
     assert after.completed == 2 and after.revisions[1].units == 5
     looks = looks_of(after, ("first", "second"), 5)
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
+
+
+def test_searches_that_are_added_after_trials_of_two_arms_are_a_later_look(folder):
+    """How good the winners are is known from their trials, before they run again."""
+    sweep, plan = begun(folder, SWEEP)
+    for trial in plan.trials:
+        end(sweep, trial)
+    extend(folder, SWEEP.replace("searches: 3", "searches: 5"))
+    finish_search(sweep)
+    finish_finals(sweep)
+    work = read_sweep(sweep)
+    looks = looks_of(work, ("first", "second"), 5)
+    assert looks is not None and (looks.planned, looks.later) == (3, (5,))
+    said = "When searches were added, trials of earlier ones had ended, which is a look."
+    assert said in verdict(work, compare_arms(work))
 
 
 @pytest.mark.long

@@ -252,6 +252,22 @@ def test_trials_that_are_compared_themselves_are_known(points, finals, finished,
     assert not compared_known([first], False, tested)
 
 
+@pytest.mark.parametrize(
+    ("finished", "searches", "known"),
+    [
+        (["first/0003/0", "second/2.0000/9"], 5, True),
+        (["first/0003/0", "second/2.0000/9"], 3, False),  # nothing to add to what was seen
+        (["first/0003/0", "first/2.0000/9"], 5, False),  # one arm tells of no difference
+        ([], 5, False),
+    ],
+)
+def test_searches_are_added_with_knowledge_after_trials_of_two_arms(finished, searches, known):
+    first = {"trials": [], "final_seeds": [10_000], "offsets": [0, 9, 18]}
+    said = {"finished": finished, "final": False}
+    second = {"trials": [], "final_seeds": [10_000], "offsets": [*range(searches)], "known": said}
+    assert compared_known([first, second]) is known
+
+
 def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):
     sweep, _ = begun(folder, SWEEP_TEXT)
     assert extend(folder, WIDER, "trials=5")[0] == 0

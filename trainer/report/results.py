@@ -180,7 +180,8 @@ class Revision:
         trials: arm -> how many runs it added.
         known: how many runs were finished when it was made; None for the first.
         winners_known: whether the winners were chosen by then.
-        compared_known: whether winners were chosen, or compared runs had ended, by then.
+        compared_known: whether winners were chosen, or compared runs had ended, by then; or, if it
+            added searches, trials of two arms.
         changes: other changes of the plan, such as "goal: ...".
         arms: the arms that it has.
         units: how many units it has: searches, or final seeds if each arm is searched once.

@@ -3,6 +3,7 @@
 Start with `verdict`. The methods of `_Writer` each return a sentence or a part of one.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -398,17 +399,24 @@ class _Writer:
 
     def _when_judged(self, pair: Pair) -> str:
         """Says when the results were judged, unless that was once, as planned."""
-        if not self._workload.revisions or len(pair.looks) < 2:
-            return ""
         units = "searches" if self._workload.searches > 1 else "seeds"
         if self._workload.looks == "any":
-            return f"The results may be judged after any number of {units}, as the file says."
+            words = f"The results may be judged after any number of {units}, as the file says."
+            return words if len(pair.looks) > 1 else ""
+        steps = itertools.pairwise(self._workload.revisions)
+        added = [x for before, x in steps if x.units > before.units and x.compared_known]
+        known = ""
+        if any(not each.winners_known for each in added):
+            known = f"When {units} were added, trials of earlier ones had ended, which is a look."
+        if not self._workload.revisions or len(pair.looks) < 2:
+            return known
         looks = joined([f"{n:,}" for n in pair.looks])
         said = "; ".join(self._earlier(pair, each) for each in pair.earlier)
-        return (
+        text = (
             f"The results were judged at {looks} {units}, and the interval holds for all looks."
             f" Before, {said}."
         )
+        return f"{text} {known}".rstrip()
 
     def _earlier(self, pair: Pair, look: EarlierLook) -> str:
         """Says what an earlier look decided."""

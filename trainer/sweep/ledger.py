@@ -32,6 +32,7 @@ from trainer.messages import plural
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.halving import CUTS_FILE
+from trainer.sweep.plan import searches_of
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
@@ -151,10 +152,12 @@ def began_late(ledger: Ledger | None) -> str:
 def compared_known(
     revisions: Sequence[Mapping[str, Any]], in_order: bool, tested: bool = False
 ) -> bool:
-    """Returns whether compared runs had ended when the last of some revisions was made.
+    """Returns whether it was known how arms compare when the last of some revisions was made.
 
-    In a sweep with `final: null` these are its trials, where they are judged: if each search has
-    one point, or if the metric that is compared is not the one by which points were selected.
+    It was if compared runs had ended. In a sweep with `final: null` these are its trials, where
+    they are judged: if each search has one point, or if the metric that is compared is not the one
+    by which points were selected. It also was if the revision adds searches, and trials of two
+    arms had ended: a winner is about as good as its trial.
 
     Args:
         revisions: of the plan, from the first.
@@ -165,7 +168,9 @@ def compared_known(
     known, before = revisions[-1].get("known"), revisions[:-1]
     if not before or not known:
         return False
-    if known["final"] or not in_order:
+    arms = {name.partition("/")[0] for name in known["finished"]}
+    more = searches_of(revisions[-1]) > searches_of(before[-1])
+    if known["final"] or not in_order or (more and len(arms) > 1):
         return True
     points = {(arm, *search, number) for x in before for arm, number, _, _, *search in x["trials"]}
     one_each = len({point[:-1] for point in points}) == len(points)
