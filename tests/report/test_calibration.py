@@ -14,6 +14,7 @@ from experiments.calibration.simulation import (
     read_runs,
 )
 from tests.runs import ROOT
+from trainer.report.statistics import PLANNED_LEVEL, fewest_signs
 
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 DRAWS = 4_000
@@ -74,6 +75,40 @@ def test_no_error_of_the_page_exceeds_its_bound_and_no_power_falls_below() -> No
         assert [float(x) for x in row] == pytest.approx([float(x) for x in of], abs=0.015)
     # The level of the planned look is all that two normal arms spend: 4%.
     assert "| normal | 0.039 |" in errors and "skewed: true" in errors
+
+
+def test_the_sentences_of_the_page_have_the_figures_of_its_tables() -> None:
+    errors, looks, *_ = re.split(r"\n\s*\n", documented())
+    page = " ".join((ROOT / "docs" / "statistics.md").read_text().split())
+    rows: list[tuple[str, list[float]]] = []
+    for part in (errors, looks):
+        for line in part.splitlines()[2:]:
+            name, *values, _ = (cell.strip() for cell in line.strip("| ").split(" | "))
+            rows.append(
+                (name, [float(x) for x in (values[-6:] if part is errors else values[-1:])])
+            )
+    every_unit = rows[len(errors.splitlines()) - 2 :]
+    dependent = [x for name, (x,) in every_unit if "one arm log" in name or "by 0.3" in name]
+    others = [x for name, (x,) in every_unit if "one arm log" not in name and "by 0.3" not in name]
+    for values in (others, dependent):
+        assert f"in {min(values):.0%} to {max(values):.0%}" in page
+    of = {"planned": 0.0, "extended": 0.0, "any": 0.0}
+    for name, values in rows:
+        if "one arm log" in name and "skewed: true" not in name:
+            kind = (
+                "any" if "looks: any" in name else "extended" if "extended" in name else "planned"
+            )
+            of[kind] = max(of[kind], *values)
+    assert (
+        f"is wrong in up to {of['planned']:.0%} instead of 4%, with extensions in up to"
+        f" {of['extended']:.0%} and with `looks: any` in up to {of['any']:.0%}."
+    ) in page
+
+
+def test_the_first_example_of_sweeps_has_as_many_searches_as_the_plan_recommends() -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    found = re.findall(r"^ *searches *[:=] (\d+)", page, re.M)
+    assert found == [str(fewest_signs(PLANNED_LEVEL))] * 2  # two arms, in YAML and in Gin
 
 
 def test_the_bounds_hold_for_runs_that_others_computed() -> None:
