@@ -77,6 +77,11 @@ def update(
     require_whole(lambda g: _run(now, g, state, params, extra), (grads, params), name_of(recipe))
     updates: Any
     updates, new_state = _run(now, grads, state, params, extra)
+    if not isinstance(updates, Mapping):
+        raise ValueError(
+            f"It returned {type(updates).__name__} as updates. They must be a tree like the "
+            "gradients, with an array for each parameter."
+        )
     for path, p in params.items():
         if updates.get(path) is None:
             raise ValueError(
@@ -178,7 +183,13 @@ def _run(
         # The factory is called here, because a hyperparameter with explicit axes could not be
         # multiplied by a gradient with automatic axes.
         tx = make(held, compute_dtype(params))
-        return tx.update(grads, state, params, **arrays, **functions)
+        made = tx.update(grads, state, params, **arrays, **functions)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ValueError(
+                f"Its update returned {type(made).__name__}. An update must return (updates, "
+                "state): a tuple of the updates and the new state."
+            )
+        return made
 
     return with_automatic_axes(
         update, (held, grads, state, params, arrays), functions, like=(params, state)

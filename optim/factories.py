@@ -397,15 +397,17 @@ def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
 
     Raises ValueError, with the argument's name, if the schedule fails or does not return a scalar.
     """
+    must = (
+        f"The schedule of {name} must be a function of the step, a traced int32 scalar, that "
+        "returns a scalar. It"
+    )
     try:
         value = schedule(step if isinstance(step, jax.Array) else jnp.asarray(step, jnp.int32))
-        if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
-            return value
-        gave = f"returned an array of shape {jnp.shape(value)}"
+        shape = () if isinstance(value, int | float) else jnp.shape(jnp.asarray(value))
     except Exception as error:  # whatever a user's function raises
-        text = " ".join(str(error).split())[:200]
-        gave = f"raised {type(error).__name__}: {text}"
-    raise ValueError(
-        f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
-        f"scalar, and returns a scalar."
-    )
+        raise ValueError(
+            f"{must} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    if shape == ():
+        return value
+    raise ValueError(f"{must} returned an array of shape {shape}.")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from optim import checks
@@ -249,17 +250,10 @@ def group_error_context(name: str, group: Group, params: Mapping[str, Any]) -> I
     """
     try:
         yield
-    # A GroupError is a ValueError, too, and names its group already.
-    except GroupError:
+    # A GroupError names its group already; the other one is about a device, such as its memory.
+    except (GroupError, jax.errors.JaxRuntimeError):
         raise
-    except (
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        NotImplementedError,
-    ) as error:
+    except Exception as error:  # whatever a user's optimizer raises
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         argument = f".{error.argument}" if isinstance(error, ArgumentError) else ""
         empty = next((path for path, x in params.items() if not x.size), None)

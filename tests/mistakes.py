@@ -153,6 +153,12 @@ def optimizer(says: str, body: str, **rest) -> Mistake:
     return line(says, "optimizer", "!mine.descent {learning_rate: 0.1}", code=code, **rest)
 
 
+def schedule(says: str, body: str) -> Mistake:
+    """A mistake in a schedule of the user's, whose body is `body`."""
+    code = f"\n\ndef falling():\n    def rate(step):\n        {body}\n    return rate\n"
+    return line(says, "optimizer", "!optax.sgd {learning_rate: !mine.falling {}}", code=code)
+
+
 def module(says: str, body: str, more: Sequence[tuple[str, str]] = ()) -> Mistake:
     """A mistake in a flax model of the user's, whose `__call__` has the body `body`.
 
@@ -324,6 +330,33 @@ MISTAKES: dict[str, Mistake] = {
     "update that needs parameters": optimizer(
         r"mine\.py:\d+|params", "return jax.tree.map(lambda x: x, None['a']), state"
     ),
+    "update that raises": optimizer(r"'x7'.*mine\.py:\d+", f"return {KEEP}, int('x7')"),
+    "update that asserts": optimizer(
+        r"AssertionError.*no state.*mine\.py:\d+", "assert state, 'no state'; return updates, state"
+    ),
+    "init that raises": line(
+        r"'x7'.*mine\.py:\d+",
+        "optimizer",
+        "!mine.descent {}",
+        code="\n\ndef descent():\n    init = lambda params: int('x7')\n"
+        "    return optax.GradientTransformation(init, optax.identity().update)\n",
+    ),
+    "update without a state": optimizer(
+        r"mine\.descent.*must return \(updates, state\)", f"return {KEEP}"
+    ),
+    "updates in a list": optimizer(
+        r"mine\.descent.*returned list.*for each parameter",
+        "return jax.tree.leaves(updates), state",
+    ),
+    "if in an update": optimizer(
+        r"jnp\.where.*mine\.py:\d+",
+        f"return ({KEEP} if optax.tree.norm(updates) > 1 else updates), state",
+    ),
+    "if in a schedule": schedule(
+        r"learning_rate.*jnp\.where.*mine\.py:\d+", "return 0.1 if step < 2 else 0.01"
+    ),
+    "schedule that raises": schedule(r"learning_rate.*'x7'.*mine\.py:\d+", "return int('x7')"),
+    "schedule of a vector": schedule(r"shape \(3,\)", "return jnp.ones(3)"),
     "pattern that matches nothing": line(
         "matches no|no parameter",
         "optimizer",

@@ -550,7 +550,7 @@ class Digits:
         (
             "metrics",
             "of_waves",
-            r"^TypeError: .*dtype complex64 .*\(.*trainer/engine/evaluation\.py:\d+\)$",
+            r"^TypeError: .*dtype complex64 .*\(.*failing\.py:8\)$",
         ),
         (
             "data",

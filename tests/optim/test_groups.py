@@ -726,7 +726,7 @@ NESTED = partial(optim.optimizer, {"b": optim.group(".*", SGD)})
     [
         (NESTED, "class Optimizer.*Groups cannot be nested"),
         (partial(optax.chain, NESTED), "class Optimizer"),
-        (partial(optax.sgd, lambda t: None), "schedule of learning_rate raised ValueError"),
+        (partial(optax.sgd, lambda t: None), "schedule of learning_rate .* raised ValueError"),
         (partial(optax.sgd, lambda t: jnp.ones(2)), r"returned an array of shape \(2,\)"),
         (partial(optax.sgd, lambda t: 0.1 if bool(t) else 0.2), "raised TracerBool"),
     ],

@@ -248,7 +248,7 @@ def location(error: BaseException, package: str | None = None) -> str:
     """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
 
     `package` "" matches all lines, and None code of the user, which is neither part of Lockstep nor
-    installed.
+    installed. If no line matches, those of the exception's cause are asked.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]
@@ -256,7 +256,7 @@ def location(error: BaseException, package: str | None = None) -> str:
         wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
         if wanted or package == "":
             return place(file, line)
-    return ""
+    return "" if error.__cause__ is None else location(error.__cause__, package)
 
 
 def place(file: str | Path, line: int) -> str:

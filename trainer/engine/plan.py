@@ -6,7 +6,7 @@ matrices that optimizers such as Muon work on.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +16,10 @@ import numpy as np
 import optim
 from optim.checks import groups_needing, needs_full_batch, wrong_float, wrong_schedule
 from optim.declarations import Declaration, declarations
-from optim.factories import name_of
+from optim.factories import evaluate, name_of
 from optim.layouts import Layout
 from optim.paths import flatten
-from trainer.config import Config, ConfigError, leaves
+from trainer.config import Config, ConfigError, leaves, wording
 from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
@@ -128,7 +128,7 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
         optimizer = program.inputs.insert(program.experiment, hyperparams).optimizer
         arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
         return {
-            name: {key: jax.vmap(value)(at) for key, value in own.items() if callable(value)}
+            name: {key: _at_steps(name, key, x, at) for key, x in own.items() if callable(x)}
             for name, own in {**arguments, "": optimizer.own_floats()}.items()
         }
 
@@ -154,6 +154,20 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
         key: (at, _over(at, x, bounds.get(key))) for key, x in optimizer.own_floats().items()
     }
     return found
+
+
+def _at_steps(group: str, name: str, schedule: Callable[[Any], Any], at: Any) -> Any:
+    """Evaluates the schedule of an argument at steps; raises GroupError if it fails.
+
+    `group` is "" for an argument of `optim.optimizer` itself.
+    """
+    try:
+        return jax.vmap(lambda step: evaluate(schedule, step, name))(at)
+    except ValueError as error:
+        if not group:
+            raise optim.GroupError(str(error), argument=name) from error
+        text = f"In group {group!r}: {error}"
+        raise optim.GroupError(text, group, f"optimizer.{name}") from error
 
 
 def _over(at: np.ndarray, value: Any, scheduled: Any) -> np.ndarray:
@@ -525,8 +539,11 @@ def with_place(error: Exception, config: Config | None) -> ConfigError:
         # The most specific place that the config has.
         places = sorted(places, key=lambda place: -place.count("."))
     place = next((place for place in places if config and place in config.sources), None)
-    source = config.source_of_error(place, str(error)) if config and place is not None else None
-    return ConfigError(str(error), source)
+    text = str(error)
+    if isinstance(error, optim.GroupError) and (line := wording.location(error)):
+        text = f"{text.rstrip('.')}{line}"
+    source = config.source_of_error(place, text) if config and place is not None else None
+    return ConfigError(text, source)
 
 
 def located_fingerprint(program: Program, config: Config) -> str:
