@@ -43,6 +43,7 @@ method: !method.random {seed: 0}
 searches: 4
 goal: {metric: loss, mode: min, select_on: test}
 """
+DATA = RUN[RUN.index("data:") : RUN.index("loss:")]
 # What the second arm of the sweep sets.
 LION = "    set: {optimizer: !optax.lion {learning_rate: 0.001, weight_decay: 1e-4}}\n"
 # The user's module, before what a mistake adds to it.
@@ -105,6 +106,23 @@ def rows(says: str, change: str, warns: bool = False, **rest) -> Mistake:
     """A mistake in the arrays; `change` is a statement about `rows`, of the split `seed`."""
     code = f"\n\ndef changed(seed, rows):\n    {change}\n    return rows\n"
     return Mistake(says, code=code, warns=warns, **rest)
+
+
+def streamed(says: str, batch: str, **rest) -> Mistake:
+    """A mistake in the `train` of a data set that is streamed; it yields `batch`, an expression."""
+    code = (
+        "\n\nclass stream:\n    batch_size, num_examples, splits = 8, 96, {'test': 96}\n"
+        "    element_spec = {'x': jax.ShapeDtypeStruct((8, 4), np.float32),\n"
+        "                    'label': jax.ShapeDtypeStruct((8,), np.int32)}\n"
+        "    def train(self, batch_index, seed):\n"
+        "        while True:\n"
+        "            batch = {k: v[:8] for k, v in rows(batch_index).items()}\n"
+        f"            yield {batch}\n"
+        "            batch_index += 1\n"
+        "    def evaluate(self, split):\n"
+        "        yield rows(1) | {'mask': np.ones(96, np.float32)}\n"
+    )
+    return Mistake(says, run=[(DATA, "data: !mine.stream {}\n")], code=code, **rest)
 
 
 def swept(says: str, old: str, new: str, warns: bool = False) -> Mistake:
@@ -280,6 +298,28 @@ MISTAKES: dict[str, Mistake] = {
     "error in a function of one's own": rows(r"KeyError.*mine\.py:\d+", "rows['z']"),
     "syntax error in a module of one's own": Mistake(r"mine\.py:\d+", code="\n\ndef broken(:\n"),
     "field that the model does not find": line("image.*inputs", "model", "!models.mlp {width: 8}"),
+    # a data set that is streamed
+    "field misspelt in a batch": streamed(
+        "run.yaml:3: .*element_spec.*x, label.*yielded x, lable",
+        "{'x': batch['x'], 'lable': batch['label']}",
+    ),
+    "further field in a batch": streamed(
+        "run.yaml:3: .*yielded x, label, more", "batch | {'more': batch['x']}"
+    ),
+    "shape of a batch": streamed(
+        r"run.yaml:3: .*float32\[8, 4\].*float32\[8, 3\]", "batch | {'x': batch['x'][:, 1:]}"
+    ),
+    "batch of float64": streamed(
+        "run.yaml:3: .*float32.*float64", "batch | {'x': batch['x'].astype(float)}"
+    ),
+    "batch of uint8": streamed(
+        "run.yaml:3: .*int32.*uint8", "batch | {'label': batch['label'].astype(np.uint8)}"
+    ),
+    "batch in a tuple": streamed("run.yaml:3: .*yielded a tuple", "(batch['x'], batch['label'])"),
+    "field misspelt in a batch of a sweep": streamed(
+        "run.yaml:3: .*yielded x, lable", "{'x': batch['x'], 'lable': batch['label']}", sweep=()
+    ),
+    "stream that raises": streamed(r"run.yaml:3: .*3\.4kg.*mine\.py:\d+", "float('3.4kg')"),
     # metrics
     "metric of four numbers": metric(r"mine\.py:\d+.*scalar", "compute: return jnp.zeros(4)"),
     "merge of nothing": metric(r"merge.*mine\.py", "merge: return None"),

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from trainer.data.absent import DeclaredData
 from trainer.engine.contracts import (
+    Batch,
     ComponentError,
     calling,
     check_batch,
@@ -60,6 +61,20 @@ def data_fingerprint(data: Any) -> str:
             "when the data change, such as a sha256. Leave it out, and batches are hashed instead.",
         )
     return own
+
+
+def read_batch(data: Any, index: int) -> Batch:
+    """Returns the training batch of an index, whole, with the seed 0.
+
+    Of a data set that takes no part of a batch, it is this process's shard. Raises ComponentError
+    if the data set raises, ends, or yields a batch that does not fit its element_spec.
+    """
+    with calling("data"):
+        batch = next(endless(train_batches(data, index, _SEED, WHOLE)))
+    shards = 1 if takes_shard(data.train) else jax.process_count()
+    check_batch(batch, data.element_spec, shards)
+    check_values(batch, "train()")
+    return batch
 
 
 def describe_fingerprint(data: Any) -> str:
@@ -114,9 +129,4 @@ def _hash_batches(data: Any) -> str:
 
 
 def _digest_of_train(data: Any, index: int) -> str:
-    with calling("data"):
-        batch = next(endless(train_batches(data, index, _SEED, WHOLE)))
-    shards = 1 if takes_shard(data.train) else jax.process_count()
-    check_batch(batch, data.element_spec, shards)
-    check_values(batch, "train()")
-    return digest_batch(batch)
+    return digest_batch(read_batch(data, index))

@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
-from trainer.engine.data_shards import WHOLE, train_batches
+from trainer.engine.data_fingerprint import read_batch
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, output_shapes
@@ -69,7 +69,8 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
 
     Raises:
         ComponentError: a label is not the number of a class, and the loss says that it must be one
-            (see `trainer.protocols.Loss`).
+            (see `trainer.protocols.Loss`); or the first batch of a data set that is not in memory
+            does not fit its element_spec.
     """
     experiment = program.experiment
     if isinstance(experiment.data, DeclaredData):
@@ -106,10 +107,7 @@ def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
                 found = _sampled("training" if split == "train" else split, held[split])
             yield found
         return
-    with calling("data"):
-        batch = next(train_batches(data, 0, 0, WHOLE), None)
-    if batch is not None:  # or else the feed raises
-        yield _counted("training", batch, None)
+    yield _counted("training", read_batch(data, 0), None)
     for split, evaluated in first.items():
         yield _counted(split, evaluated, None)
 
