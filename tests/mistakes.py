@@ -4,7 +4,7 @@
 
 prints an answer for each, and how many are good, poor and silent. An answer is good if it says what
 is expected before the first step, in at most twelve lines: an error with exit code 2, or a warning
-with exit code 0. It is poor if it says something else, and silent if nothing is said.
+with exit code 0. What only happens in a run is an error with exit code 1. It is poor if it says something else, and silent if nothing is said.
 """
 
 import contextlib
@@ -44,6 +44,7 @@ searches: 4
 goal: {metric: loss, mode: min, select_on: test}
 """
 DATA = RUN[RUN.index("data:") : RUN.index("loss:")]
+TRAIN = "--config=run.yaml --vocabulary=mine --workdir=run"
 # What the second arm of the sweep sets.
 LION = "    set: {optimizer: !optax.lion {learning_rate: 0.001, weight_decay: 1e-4}}\n"
 # The user's module, before what a mistake adds to it.
@@ -80,6 +81,7 @@ class Mistake:
         code: what is added to the user's module.
         command: the words of the command.
         warns: whether the answer is a warning, after which the command ends with 0.
+        exits: the exit code of an error.
     """
 
     says: str
@@ -88,6 +90,7 @@ class Mistake:
     code: str = ""
     command: str = "explain --config=run.yaml --vocabulary=mine"
     warns: bool = False
+    exits: int = 2
 
 
 def line(says: str, key: str, value: str, **more) -> Mistake:
@@ -108,8 +111,11 @@ def rows(says: str, change: str, warns: bool = False, **rest) -> Mistake:
     return Mistake(says, code=code, warns=warns, **rest)
 
 
-def streamed(says: str, batch: str, **rest) -> Mistake:
-    """A mistake in the `train` of a data set that is streamed; it yields `batch`, an expression."""
+def streamed(says: str, batch: str, evaluated: str = "rows(1)", **rest) -> Mistake:
+    """A mistake in a data set that is streamed; it yields the expressions `batch` and `evaluated`.
+
+    Its `first` returns whether it is called for the first time, or the second.
+    """
     code = (
         "\n\nclass stream:\n    batch_size, num_examples, splits = 8, 96, {'test': 96}\n"
         "    element_spec = {'x': jax.ShapeDtypeStruct((8, 4), np.float32),\n"
@@ -120,7 +126,11 @@ def streamed(says: str, batch: str, **rest) -> Mistake:
         f"            yield {batch}\n"
         "            batch_index += 1\n"
         "    def evaluate(self, split):\n"
-        "        yield rows(1) | {'mask': np.ones(96, np.float32)}\n"
+        f"        yield ({evaluated}) | {{'mask': np.ones(96, np.float32)}}\n"
+        "    calls = 0\n"
+        "    def first(self):\n"
+        "        self.calls += 1\n"
+        "        return self.calls <= 2\n"
     )
     return Mistake(says, run=[(DATA, "data: !mine.stream {}\n")], code=code, **rest)
 
@@ -320,6 +330,19 @@ MISTAKES: dict[str, Mistake] = {
         "run.yaml:3: .*yielded x, lable", "{'x': batch['x'], 'lable': batch['label']}", sweep=()
     ),
     "stream that raises": streamed(r"run.yaml:3: .*3\.4kg.*mine\.py:\d+", "float('3.4kg')"),
+    "training data that fail in a run": streamed(
+        r"could not convert.*'3\.4kg' \(mine\.py:\d+\)",
+        "batch if batch_index != 2 else float('3.4kg')",
+        command=TRAIN,
+        exits=1,
+    ),
+    "test data that fail in a run": streamed(
+        r"could not convert.*'3\.4kg' \(mine\.py:\d+\)",
+        "batch",
+        evaluated="rows(1) if self.first() else float('3.4kg')",
+        command=TRAIN,
+        exits=1,
+    ),
     # metrics
     "metric of four numbers": metric(r"mine\.py:\d+.*scalar", "compute: return jnp.zeros(4)"),
     "merge of nothing": metric(r"merge.*mine\.py", "merge: return None"),
@@ -594,7 +617,7 @@ def answer(mistake: Mistake, folder: Path) -> tuple[str, str]:
     if code == 0:
         return "silent", text
     short = len(text.splitlines()) <= 12 and "Traceback" not in text
-    return ("good" if code == 2 and found and short else "poor"), text
+    return ("good" if code == mistake.exits and found and short else "poor"), text
 
 
 def answers(names: Sequence[str]) -> int:

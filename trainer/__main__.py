@@ -123,6 +123,7 @@ def _call_and_report(arguments: argparse.Namespace) -> int:
 def _call(arguments: argparse.Namespace) -> int:
     from trainer.cli import commands
     from trainer.cli.terminal import show
+    from trainer.config import wording
     from trainer.messages import FAILED, MISTAKE, UserError
 
     try:
@@ -130,6 +131,11 @@ def _call(arguments: argparse.Namespace) -> int:
     except UserError as error:
         show(f"error: {error}", sys.stderr)
         return FAILED if getattr(error.__cause__, "errno", None) in _OF_THE_DISK else MISTAKE
+    except Exception as error:  # such as one of a data set, in the middle of a run
+        if not wording.location(error):
+            raise
+        show(f"error: {wording.cause(error)}", sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":
