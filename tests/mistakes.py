@@ -4,7 +4,8 @@
 
 prints an answer for each, and how many are good, poor and silent. An answer is good if it says what
 is expected before the first step, in at most twelve lines: an error with exit code 2, or a warning
-with exit code 0. What only happens in a run is an error with exit code 1. It is poor if it says something else, and silent if nothing is said.
+with exit code 0. What only happens in a run is an error with exit code 1. It is poor if it says
+something else, and silent if nothing is said.
 """
 
 import contextlib
@@ -49,6 +50,8 @@ TRAIN = "--config=run.yaml --vocabulary=mine --workdir=run"
 LION = "    set: {optimizer: !optax.lion {learning_rate: 0.001, weight_decay: 1e-4}}\n"
 # The user's module, before what a mistake adds to it.
 CODE = """
+import sys
+
 import clu.metrics
 import flax
 import flax.linen as nn
@@ -306,6 +309,18 @@ MISTAKES: dict[str, Mistake] = {
     "identifier that does not fit": rows("id", "rows['id'] = np.arange(96) + 2**40"),
     "cell that is no number": rows(r"3\.4kg.*mine\.py:\d+", "float('3.4kg')"),
     "error in a function of one's own": rows(r"KeyError.*mine\.py:\d+", "rows['z']"),
+    "exit in a function of one's own": rows(
+        r"run.yaml:4: .*SystemExit: no data.*mine\.py:\d+", "raise SystemExit('no data')"
+    ),
+    "exit in a stream": streamed(
+        r"run.yaml:3: .*SystemExit: no data.*mine\.py:\d+", "sys.exit('no data')"
+    ),
+    "exit in a run": streamed(
+        r"SystemExit: no data \(mine\.py:\d+\)",
+        "batch if batch_index != 2 else sys.exit('no data')",
+        command=TRAIN,
+        exits=1,
+    ),
     "syntax error in a module of one's own": Mistake(r"mine\.py:\d+", code="\n\ndef broken(:\n"),
     "field that the model does not find": line("image.*inputs", "model", "!models.mlp {width: 8}"),
     # a data set that is streamed

@@ -131,7 +131,7 @@ def _call(arguments: argparse.Namespace) -> int:
     except UserError as error:
         show(f"error: {error}", sys.stderr)
         return FAILED if getattr(error.__cause__, "errno", None) in _OF_THE_DISK else MISTAKE
-    except Exception as error:  # such as one of a data set, in the middle of a run
+    except (Exception, SystemExit) as error:  # such as of a data set, in the middle of a run
         if not wording.location(error):
             raise
         show(f"error: {wording.cause(error)}", sys.stderr)

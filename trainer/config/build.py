@@ -342,7 +342,8 @@ class _Traversal:
             return bound()
         except ConfigError:
             raise
-        except Exception as error:  # a function may reject its arguments with any exception
+        # A function may reject its arguments with any exception, and a script's helper may exit.
+        except (Exception, SystemExit) as error:
             said = build_errors.exception_text(error)
             source = self._config.source_of_error(path, said)
             if not self._vocabulary.language.has(name):

@@ -12,7 +12,7 @@ from trainer.config.wording import brief, describe, known_names, listing, neares
 from trainer.config.yaml_reader import PARTIAL
 
 
-def exception_text(error: Exception) -> str:
+def exception_text(error: BaseException) -> str:
     """Returns the message of an exception on one line, with its type unless it is a ValueError.
 
     Advice is added to numpy's message about the name of a dtype.

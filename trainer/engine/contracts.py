@@ -40,7 +40,7 @@ def calling(component: str) -> Iterator[None]:
     # A mistake that is described already, perhaps by a nested `calling`.
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # helpers of scripts exit
         text = f"{build_errors.exception_text(error)}{wording.location(error)}"
         raise ComponentError(component, text) from error
 
