@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -306,6 +307,18 @@ def test_a_change_of_the_data_or_the_program_is_refused(
             Change(REFUSED[key], key, PRINT.get(key), "another")
         ]
         assert len(log) == 1
+
+
+def test_data_that_differ_although_nothing_else_does_are_perhaps_not_seeded(
+    opened: Callable[..., Workdir],
+) -> None:
+    before = PRINT | {"code": {"lab.py": "0e"}}
+    stepped(opened(print_=before)).close("stopped")
+    told = r"(?s)config and your code are the same.*np\.random\.default_rng\(seed\)"
+    for more, expected in (({}, True), ({"code": {"lab.py": "0f"}}, False), ({"seed": 1}, False)):
+        with pytest.raises(UserError) as refused:
+            opened(print_=before | {"data": "another"} | more)
+        assert bool(re.search(told, str(refused.value))) == expected, refused.value
 
 
 @pytest.mark.parametrize("key", ["cores", "jax", "devices", "isa", "commit", "xla_flags"])

@@ -15,6 +15,12 @@ _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
     "of yours may yield other batches; those of Lockstep yield the same.\n"
 )
+_NOT_SEEDED = (
+    "The config and your code are the same. If no file of the data changed, the data set draws "
+    "random numbers without a seed, and every process has other data: draw them from "
+    "np.random.default_rng(seed), with an argument `seed`, and begin in another --workdir. "
+    "--allow_changed=data would go on with other data.\n"
+)
 _SHOWN = 4  # lines of differences in an error
 
 
@@ -87,7 +93,8 @@ def refuse_changes(
     `old` is the fingerprint of the run in `path`, and `new` that of this process. Their configs are
     not compared.
     """
-    changes = [change for change in compare(old, new) if change.key != "config"]
+    every = compare(old, new)
+    changes = [change for change in every if change.key != "config"]
     refused = [
         change
         for change in changes
@@ -100,6 +107,8 @@ def refuse_changes(
         keys = [change.key for change in refused]
         note = _PROCESSES if "processes" in keys else ""
         note += _step_note(old, new) if "code" in keys else ""
+        if [change.key for change in every if change.kind != "bits"] == ["data"]:
+            note += _NOT_SEEDED
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"
