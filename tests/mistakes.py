@@ -298,6 +298,17 @@ MISTAKES: dict[str, Mistake] = {
         "label.*float|float.*label", "rows['label'] = rows['label'].astype(np.float32)"
     ),
     "arrays of two lengths": rows("95|96", "rows['x'] = rows['x'][1:]"),
+    "arrays in a tuple": rows(
+        r"run.yaml:3: data.ArrayDataset takes.*a dict of arrays.*of type tuple",
+        "rows = (rows['x'], rows['label'])",
+    ),
+    "no arrays": rows("run.yaml:3: .*a dict of arrays.*NoneType", "rows = None"),
+    "lists for arrays": rows(
+        "run.yaml:3: .*a dict of arrays.*given .x. of type list", "rows['x'] = rows['x'].tolist()"
+    ),
+    "number for an array": rows(
+        "run.yaml:3: .*a dict of arrays.*.label. of type int", "rows['label'] = 3"
+    ),
     "no example": rows("example", "rows = {k: v[:0] for k, v in rows.items()}"),
     "batch larger than the data": line("run.yaml:.*batch", "batch_size", "97"),
     "batch of 0": line("run.yaml:.*batch_size", "batch_size", "0"),

@@ -49,8 +49,9 @@ class ArrayDataset:
     Raises:
         ValueError: a mask has another shape, dtype or value, a batch size is not positive or
             larger than the training data, jax does not have the dtype of an array or would change
-            one of its values, the arrays do not fit together, a crop is as large as the images, or
-            `validation` is not between 0 and 1 or leaves a split without an example.
+            one of its values, a split is no dict of arrays, the arrays do not fit together, a crop
+            is as large as the images, or `validation` is not between 0 and 1 or leaves a split
+            without an example.
 
     Example:
         >>> import numpy as np
@@ -79,8 +80,9 @@ class ArrayDataset:
         validation_seed: int = 0,
         name: str = "data.ArrayDataset",
     ):
-        _check_dtypes(train, name, "training")
-        _check_dtypes(test, name, "test")
+        for split, which in ((train, "training"), (test, "test")):
+            _check_arrays(split, name, which)
+            _check_dtypes(split, name, which)
         count = _count(train, name, "training")
         self.splits = {"test": _count(test, name, "test")}
         _check_same(train, test, name)
@@ -250,6 +252,19 @@ def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndar
     chosen = np.zeros(count, bool)
     chosen[np.argsort(random_words(seed, 0, 2, count), kind="stable")[:size]] = True
     return chosen
+
+
+def _check_arrays(split: Any, name: str, which: str) -> None:
+    """Raises ValueError if a split is not a dict of arrays with axes."""
+    found = f"a value of type {type(split).__name__}"
+    if isinstance(split, Mapping):
+        wrong = {key: x for key, x in split.items() if not getattr(x, "shape", ())}
+        found = ", ".join(f"{key!r} of type {type(x).__name__}" for key, x in wrong.items())
+    if found:
+        raise ValueError(
+            f"{name} takes for the {which} split a dict of arrays [examples, ...], such as "
+            f'{{"x": np.asarray(x), "label": np.asarray(label)}}, and was given {found}.'
+        )
 
 
 def _check_dtypes(split: Mapping[str, np.ndarray], name: str, which: str) -> None:
