@@ -184,6 +184,11 @@ def optimizer(says: str, body: str, **rest) -> Mistake:
     return line(says, "optimizer", "!mine.descent {learning_rate: 0.1}", code=code, **rest)
 
 
+def chain(says: str, parts: str) -> Mistake:
+    """A mistake in the parts of a chain."""
+    return line(says, "optimizer", f"!optim.chain {{learning_rate: 0.1, before: [{parts}]}}")
+
+
 def schedule(says: str, body: str) -> Mistake:
     """A mistake in a schedule of the user's, whose body is `body`."""
     code = f"\n\ndef falling():\n    def rate(step):\n        {body}\n    return rate\n"
@@ -240,6 +245,11 @@ MISTAKES: dict[str, Mistake] = {
             ("steps: 4", "steps: 30O"),
         ],
     ),
+    "one mistake twice in a line": chain(
+        r"^error: run.yaml:9: .*'parts\.polar'", "!optim.parts.polar {}, !optim.parts.polar {}"
+    ),
+    "part in its module": chain(r"mean 'parts\.adam'", "!optim.parts.adam {}"),
+    "part of an optimizer's name": chain(r"mean 'parts\.soap'", "!optim.parts.soap {}"),
     "number in words": line("run.yaml:10: .*'four'", "steps", "four"),
     "number in quotes": line("run.yaml:10: .*without quotes", "steps", "'4'"),
     "steps of 0": line("run.yaml:10: .*at least 1", "steps", "0"),

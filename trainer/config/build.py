@@ -167,22 +167,21 @@ class _Mistakes:
             self._errors.append(error)
 
     def raise_all(self) -> None:
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        if self._errors:
-            raise ConfigErrors(self._errors)
+        errors = list({str(error): error for error in self._errors}.values())
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ConfigErrors(errors)
 
 
 class ConfigErrors(ConfigError):
     """Several mistakes, each in a line, in the order of the files."""
 
     def __init__(self, errors: Sequence[ConfigError]):
-        files = [error.source.file if error.source else "" for error in errors]
-        order = {
-            str(error): (files.index(file), error.source.line if error.source else 0)
-            for error, file in zip(errors, files, strict=True)
-        }
-        lines = [" ".join(text.split()) for text in sorted(order, key=order.__getitem__)]
+        sources = [error.source or Source("") for error in errors]
+        files = [source.file for source in sources]
+        order = sorted(range(len(files)), key=lambda n: (files.index(files[n]), sources[n].line))
+        lines = [" ".join(str(errors[n]).split()) for n in order]
         more = [f"... and {len(lines) - 10} more."] if len(lines) > 10 else []
         super().__init__("\n".join([f"{len(lines)} mistakes:", *lines[:10], *more]))
         self.errors = errors

@@ -247,7 +247,8 @@ class Vocabulary:
     ) -> ModuleType:
         if module.__name__ in _LISTED:
             hint = self._elsewhere(name) or known_names(step, _public_names(module), "It has")
-            raise ConfigError(f"{module.__name__} has no module {step!r} ({name}). {hint}", source)
+            text = f"{module.__name__} has no module {step!r} ({name}). {hint}".rstrip()
+            raise ConfigError(text, source)
         inner = _submodule(module, step, source)
         if inner is not None:
             return inner
@@ -286,10 +287,14 @@ class Vocabulary:
         return f"There is no function {name!r}. {hint}"
 
     def _elsewhere(self, name: str) -> str:
-        """Suggests a function of the same name in another package; "" if there is none."""
-        last = name.rsplit(".", 1)[-1]
+        """Suggests a function of the same name in another package; "" if there is none.
+
+        A package that the name has before the function, such as "parts", is asked first.
+        """
+        *steps, last = name.split(".")
         others = ["optax.contrib", *self._packages]
-        for root, package in [*self.language.modules.items(), *zip(others, others, strict=True)]:
+        packages = [*self.language.modules.items(), *zip(others, others, strict=True)]
+        for root, package in sorted(packages, key=lambda each: each[0] not in steps[1:]):
             if last in _public_names(importlib.import_module(package)):
                 return f"Did you mean {f'{root}.{last}'!r}? "
         return ""
