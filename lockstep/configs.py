@@ -5,6 +5,7 @@ import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from types import ModuleType
 from typing import Any
 
 from lockstep.calls import tree_of
@@ -16,7 +17,7 @@ from trainer.config.tree import child_trees, split_path
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
 
-Packages = str | Sequence[str]  # a text with commas, or a list
+Packages = str | Sequence[str] | None  # a text with commas, a list, or none
 
 
 class Config:
@@ -210,16 +211,33 @@ def as_config(config: Config | str | PathLike[str], vocabulary: Packages = ()) -
 
 
 def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
-    """Returns packages, and those of LOCKSTEP_VOCABULARY; raises UserError for "__main__"."""
-    given = values.packages(vocabulary) if isinstance(vocabulary, str) else vocabulary
-    if "__main__" in given:
+    """Returns packages, and those of LOCKSTEP_VOCABULARY; the current folder is searched for them.
+
+    Raises UserError for what is no name, and for "__main__".
+    """
+    given: Any = () if vocabulary is None else vocabulary
+    given = values.packages(given) if isinstance(given, str) else given
+    every: list[Any] = list(given) if hasattr(given, "__iter__") else [given]
+    names: list[str] = []
+    for each in every:
+        if not isinstance(each, str):
+            what = f"the module {each.__name__}" if isinstance(each, ModuleType) else repr(each)
+            raise UserError(
+                "vocabulary takes the name of a package, such as 'my_lab', or a list of them, and"
+                f" was given {what}."
+            )
+        names.append(each)
+    if "__main__" in names:
         raise UserError(
             "A config cannot name functions of '__main__', the notebook or script itself: another"
             " process does not have them. Put them into a file, such as my_lab.py, and write"
             " vocabulary=['my_lab']."
         )
     known = values.packages(os.environ.get("LOCKSTEP_VOCABULARY", ""))
-    return tuple(dict.fromkeys([*known, *given]))
+    found = tuple(dict.fromkeys([*known, *names]))
+    if found:
+        values.search_current_folder()
+    return found
 
 
 def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -150,6 +150,7 @@ def report(
     metric: str | None = None,
     mode: Literal["min", "max"] | None = None,
     target: float | None = None,
+    vocabulary: Packages = (),
 ) -> Report:
     """Reports on sweeps, each a workload, or on runs, which are grouped by their configs.
 
@@ -158,10 +159,12 @@ def report(
         metric: a metric other than the goal of the sweep, or the loss of runs.
         mode: whether the smallest or the largest value of that metric is the best.
         target: a value of the metric, to which steps and times are compared.
+        vocabulary: as for all functions; a report executes nothing of these packages.
 
     Raises:
         UserError: a folder is not that of a sweep or run, or they do not belong into one report.
     """
+    as_vocabulary(vocabulary)
     import trainer
     from trainer.report.comparison import default_folder, make_report, read_workloads
 
@@ -213,6 +216,7 @@ def plot(
     each_run: bool = False,
     log_x: bool = False,
     log_y: bool = False,
+    vocabulary: Packages = (),
 ) -> Plot:
     """Draws a metric of runs, or of the best trials of sweeps.
 
@@ -225,10 +229,12 @@ def plot(
         each_run: whether each run is a line of its own.
         log_x: whether the horizontal axis is logarithmic.
         log_y: whether the vertical axis is logarithmic.
+        vocabulary: as for all functions; a plot executes nothing of these packages.
 
     Raises:
         UserError: a run does not have the metric.
     """
+    as_vocabulary(vocabulary)
     from trainer.report.plots import describe_bands
     from trainer.report.run_results import read_lines
 

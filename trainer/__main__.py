@@ -47,9 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
         arguments = options.parser().parse_args(words)
         arguments.vocabulary = [*dict.fromkeys(getattr(arguments, "vocabulary", ()))]
-        if arguments.vocabulary and values.current_folder_exists():
-            if os.getcwd() not in sys.path:
-                sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
+        if arguments.vocabulary:
+            values.search_current_folder()
         # Not before, for `--help`: it looks through the packages that are installed.
         from trainer.engine.repeatable import use_deterministic_operations
 

@@ -444,6 +444,40 @@ def test_all_functions_take_the_vocabulary_and_the_file_of_a_config(
     assert ls.load_run(run.folder, **words or {"vocabulary": package}).model is not None
 
 
+def test_a_vocabulary_is_names_or_none(tmp_path: Path):
+    file = tmp_path / "mlp.yaml"
+    file.write_text(MLP)
+    assert ls.load_config(file, vocabulary=None).vocabulary == ()
+    plot = functools.partial(ls.plot, metric="loss")
+    module: Any = np
+    for wrong, found in ((module, "the module numpy"), ([module], "the module numpy"), (3, "3")):
+        for call in (ls.load_config, ls.explain, ls.report, plot):
+            with pytest.raises(ls.UserError, match=f"'my_lab', or a list of.* given {found}"):
+                call(file, vocabulary=wrong)
+
+
+def test_packages_are_found_in_the_current_folder_of_a_script_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "net_of_the_folder.py").write_text(NET)
+    net = "!models.from_linen {module: !net_of_the_folder.Net, inputs: image}"
+    (tmp_path / "mlp.yaml").write_text(MLP.replace("!models.mlp {width: 16, depth: 2}", net))
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])  # as that of a script
+    monkeypatch.chdir(tmp_path)
+    plan = ls.explain("mlp.yaml", vocabulary="net_of_the_folder")
+    assert "Dense_0/kernel" in plan.parameters
+
+
+def test_a_setting_of_a_sweep_is_named_in_one_line(tmp_path: Path):
+    (tmp_path / "sweep.yaml").write_text("base: mlp.yaml\narms: {}\n")
+    for value in (2, {"seeds": 2}):
+        with pytest.raises(ls.UserError) as refused:
+            file, sets = tmp_path / "sweep.yaml", {"finl.seeds": value}
+            ls.sweep(file, tmp_path / "out", set=sets, quiet=True)
+        assert len(str(refused.value).splitlines()) == 1, refused.value
+        assert "finl.seeds=" in str(refused.value)
+
+
 def test_folders_that_are_no_runs_are_named(tmp_path: Path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ls.UserError, match="is the folder of a sweep: read it with ls.load_sweep"):

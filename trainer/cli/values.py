@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from fractions import Fraction
 
 from trainer.report import FORMATS
@@ -181,6 +182,12 @@ def folder(text: str) -> str:
     if not os.path.isabs(text) and not current_folder_exists():
         raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
     return text
+
+
+def search_current_folder() -> None:
+    """Lets Python find the packages of a vocabulary in the current folder, after all others."""
+    if current_folder_exists() and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: no file in it replaces an installed module
 
 
 def current_folder_exists() -> bool:

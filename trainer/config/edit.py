@@ -59,7 +59,7 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
 
     root = to_node(config)
     for text in sets:
-        source = Source(f"{option} {shorten(text)}")
+        source = Source(f"{option} {shorten(' '.join(text.splitlines()))}")
         path, sign, value = text.partition("=")
         if not sign or not path.strip() or not value.strip():
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
