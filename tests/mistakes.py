@@ -227,6 +227,7 @@ MUON = (
     "{learning_rate: 0.1}}}}"
 )
 KEEP = "jax.tree.map(lambda x: -0.1 * x, updates)"
+WARMED = "!optax.sgd {learning_rate: !schedules.warmup_cosine {peak_value: 1, warmup_steps: 0.1}}"
 TEST_ONLY = "rows = rows if seed == 0 else"
 MISTAKES: dict[str, Mistake] = {
     # names and types of the config
@@ -253,6 +254,11 @@ MISTAKES: dict[str, Mistake] = {
     "number in words": line("run.yaml:10: .*'four'", "steps", "four"),
     "number in quotes": line("run.yaml:10: .*without quotes", "steps", "'4'"),
     "steps of 0": line("run.yaml:10: .*at least 1", "steps", "0"),
+    "steps as a float": line("run.yaml:10: .*1_000\\.$", "steps", "1e3"),
+    "share of the steps": line("run.yaml:9: .*'10%'", "optimizer", WARMED),
+    "width as a float": line(
+        "run.yaml:2: .*Write it as 100\\.$", "model", "!models.mlp {width: 1e2}"
+    ),
     "fraction of a step": line("run.yaml:10: .*number of steps", "steps", "2.5"),
     "unit misspelt": line("run.yaml:10: .*epoks", "steps", "3 epoks"),
     "tokens of data without tokens": line("run.yaml:10: .*tokens", "steps", "1M tokens"),
@@ -597,6 +603,8 @@ MISTAKES: dict[str, Mistake] = {
     "too few searches": swept("at least 3 searches", "searches: 4", "searches: 2"),
     # commands
     "report of nothing": of("report nowhere", "nowhere"),
+    "extension of nothing": of("sweep extend nowhere", "There is no folder .*nowhere"),
+    "extension of a folder that is no sweep": of("sweep extend .", "no plan.json"),
     "report of a config": of("report run.yaml", "run.yaml"),
     "sample of nothing": of("sample nowhere --prompt=a", "nowhere"),
     "check of nothing": of("checkpoint check nowhere", "nowhere"),

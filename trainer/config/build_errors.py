@@ -118,7 +118,11 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and _is_number(tree) and annotations.takes_number(slot.hint):
         text += " A number is written without quotes."
-    elif isinstance(tree, str) and slot.takes_steps:
+    elif isinstance(tree, float) and annotations.takes_int(slot.hint) and tree.is_integer():
+        text += f" Write it as {int(tree):_}." if abs(tree) < 1e15 else ""
+    elif isinstance(tree, float) and slot.takes_steps and 0 < tree < 1:
+        text += f" A share of the steps of the run is written with a sign, as in '{100 * tree:g}%'."
+    elif isinstance(tree, str | float) and slot.takes_steps:
         text += " A number of steps may also be '5%', '3 epochs', '1_000 examples' or '10M tokens'."
     elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
         text += (

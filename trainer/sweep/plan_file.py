@@ -265,9 +265,10 @@ def read_plan(folder: Path) -> Plan:
         check_json(content, _PlanFile, file, _ADVICE)
         return _stored(folder, content)
     except FileNotFoundError as error:
+        what = f"{folder} is not the folder of a sweep, because it has no plan.json"
+        what = what if folder.exists() else f"There is no folder {folder}"
         raise UserError(
-            f"{folder} is not the folder of a sweep, because it has no plan.json: name the folder"
-            " that was the --workdir of python -m trainer sweep."
+            f"{what}: name the folder that was the --workdir of python -m trainer sweep."
         ) from error
     except OSError as error:
         raise UserError(f"{error.filename or file} cannot be read: {error.strerror}.") from error

@@ -339,11 +339,6 @@ def _check_folder(path: Path) -> None:
     for above in path.absolute().parents:
         if (above / "plan.json").exists():
             raise UserError(f"{path} is in the folder of a sweep, which is {above}: name that one.")
-    if not path.exists():
-        raise UserError(
-            f"There is no folder {path}: name the folder that was the --workdir of"
-            " python -m trainer sweep."
-        )
 
 
 _SHOWN = 5  # runs that failed or diverged
