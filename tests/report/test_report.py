@@ -953,6 +953,35 @@ def test_the_verdict_says_whether_the_file_names_what_differs(tmp_path):
     assert "(schedule), which may explain" in partly
 
 
+def test_what_differs_in_a_part_of_the_optimizer_that_both_arms_have_is_in_the_verdict(tmp_path):
+    optimizer = (
+        "!optim.optimizer {groups: {matrices: !optim.group {match: '.*/kernel', optimizer:"
+        " !optax.%s {learning_rate: 0.1}}, rest: !optim.group {match: '.*', optimizer: !optax.adamw"
+        " {learning_rate: %s, eps: %s}}}}"
+    )
+    first, second = (
+        BASE.replace("!optax.adamw {learning_rate: 0.001}", optimizer % values)
+        for values in (("sgd", 1e-3, 1e-8), ("rmsprop", 1e-7, 100))
+    )
+    sweep = replace(with_configs(tmp_path, a=first, b=second), **revisions(4))
+    assert conditions(sweep) == [
+        "The arms differ in more than their optimizers: optimizer.groups.rest.optimizer"
+        ".learning_rate 0.001 (a) and 1e-07 (b); optimizer.groups.rest.optimizer.eps 1e-08 (a) and"
+        " 100 (b).",
+        "The file does not name these differences (arguments), which may explain the result.",
+    ]
+    path = "optimizer.groups.rest.optimizer.learning_rate"
+    spaces = {
+        arm: Space("sobol", {path: f"log_uniform {low:g} to {10 * low:g}"})
+        for arm, low in (("a", 1e-3), ("b", 1e-8))
+    }
+    named = replace(sweep, spaces=spaces, differs=("arguments", "space"))
+    assert conditions(named)[0] == (
+        f"The arms searched spaces of {path} that do not overlap: 0.001 to 0.01 (a) and 1e-08 to"
+        " 1e-07 (b)."
+    )
+
+
 def test_the_only_difference_of_arms_with_one_optimizer_is_what_they_compare(tmp_path):
     work = with_configs(tmp_path, a=BASE, b=BASE.replace("steps: 500", "steps: 400"))
     sweep = replace(work, **revisions(4))
