@@ -385,6 +385,12 @@ MISTAKES: dict[str, Mistake] = {
         command=TRAIN,
         exits=1,
     ),
+    "label that is ignored in all examples": line(
+        "run.yaml:3: Every 'label' of the training split is 0.*ignore_label",
+        "loss",
+        "!losses.softmax_cross_entropy {ignore_label: 0}",
+        code="\n\ndef changed(seed, rows):\n    rows['label'] *= 0\n    return rows\n",
+    ),
     # metrics
     "metric of four numbers": metric(r"mine\.py:\d+.*scalar", "compute: return jnp.zeros(4)"),
     "merge of nothing": metric(r"merge.*mine\.py", "merge: return None"),

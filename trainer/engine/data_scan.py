@@ -198,6 +198,12 @@ def _labels(split: _Split, key: str, ignored: int | None = None) -> tuple[np.nda
 
 def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) -> None:
     labels, examples = _labels(split, key, ignored)
+    if split.apart is not None and not labels.size:
+        raise ComponentError(
+            "data",
+            f"Every {key!r} of {split.what} is {ignored}, the ignore_label of the loss: no example "
+            "counts. Correct the labels, or choose another ignore_label.",
+        )
     wrong = (labels < 0) | (labels >= classes)
     if not wrong.any():
         return
