@@ -221,6 +221,19 @@ def of(command: str, says: str, warns: bool = False) -> Mistake:
     return Mistake(says, command=command, warns=warns)
 
 
+def own(says: str, body: str, value: str, **rest) -> Mistake:
+    """A mistake in an optimizer of the user's, `o` with the body `body`, and in its call."""
+    code = f"\n\ndef o(learning_rate=0.1, gamma=0.3):\n    {body}\n"
+    return line(says, "optimizer", value, code=code, warns=True, **rest)
+
+
+def scheduled(schedule: str) -> Mistake:
+    """A schedule that is shorter than the run, which has 400 steps."""
+    says = "after step . of 400 it is less than a thousandth"
+    found = line(says, "optimizer", f"!optax.sgd {{learning_rate: {schedule}}}", warns=True)
+    return replace(found, run=[*found.run, ("\nsteps: 4\n", "\nsteps: 400\n")])
+
+
 MUON = (
     "!optim.optimizer {groups: {a: !optim.group {match: .*Conv.*kernel, optimizer: !optim.muon "
     "{learning_rate: 0.1}}, b: !optim.group {match: .*, optimizer: !optax.sgd "
@@ -532,6 +545,55 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "norm to clip that is negative": line(
         "clip_norm", "optimizer", groups(".*").replace("{groups", "{clip_norm: -1.0, groups")
+    ),
+    # runs that learn nothing, or measure something else
+    "optimizer without its minus": own(
+        "up the loss.*scale_by_learning_rate", "return optax.scale_by_adam()", "!mine.o {}"
+    ),
+    "optimizer that returns parameters": optimizer(
+        "group 'all' .mine.descent. have the parameter .* itself",
+        "u = jax.tree.map(lambda p, g: p - learning_rate * g, params, updates); return u, state",
+        warns=True,
+    ),
+    "mask that lets gradients through": line(
+        r"group 'all' .optax.masked. move .*bias along its gradient",
+        "optimizer",
+        "!optax.masked {inner: !optax.sgd {learning_rate: 0.1}, mask: !partial:mine.kernels {}}",
+        code="\n\ndef kernels(params):\n    return jax.tree.map(lambda x: x.ndim > 1, params)\n",
+        warns=True,
+    ),
+    "argument that an optimizer ignores": own(
+        "No update depends on optimizer.learning_rate: mine.o",
+        "return optax.sgd(0.1)",
+        "!mine.o {learning_rate: 0.01}",
+    ),
+    "searched argument that an optimizer ignores": own(
+        "adamw.*No update depends on optimizer.learning_rate: mine.o",
+        "return optax.sgd(0.1)",
+        "!mine.o {learning_rate: 0.01}",
+        sweep=[],
+    ),
+    "decay that ends before the run": scheduled(
+        "!optax.cosine_decay_schedule {init_value: 0.01, decay_steps: 4}"
+    ),
+    "warm-up and decay that end before the run": scheduled(
+        "!schedules.warmup_cosine {peak_value: 0.01, warmup_steps: 1, decay_steps: 4}"
+    ),
+    "loss of an argmax": loss(
+        "its gradient is 0",
+        "return (outputs.argmax(-1) != batch['label']).astype(jnp.float32)",
+        warns=True,
+    ),
+    "loss that ignores the outputs": loss(
+        "its gradient is 0", "return batch['x'].sum(-1)", warns=True
+    ),
+    "metric that counts padding": replace(
+        metric("'bad' does not use its argument .mask.", ""),
+        run=[
+            ("metrics: {accuracy: !metrics.accuracy {}}", "metrics: {bad: !partial:mine.Bad {}}"),
+            ("batch_size: 8", "batch_size: 7"),
+        ],
+        warns=True,
     ),
     # the rest of a run
     "seed that is negative": more("run.yaml:11: .*seed", "seed: -1"),

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
 from trainer.engine.data_fingerprint import read_batch
 from trainer.engine.program import Program
+from trainer.engine.reading import reading
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, output_shapes
 from trainer.messages import plural
@@ -250,13 +250,13 @@ def _read_by(
     counts = (size,) if mask is None else (size, *mask.shape[1:])
     shapes["mask"] = jax.ShapeDtypeStruct(counts, np.float32)
     try:
-        traced = jax.make_jaxpr(loss)(outputs, shapes).jaxpr
+        # A function of its own, because a loss may be an object that cannot be hashed.
+        traced = jax.jit(lambda *given: loss(*given)).trace(outputs, shapes)
     except Exception:  # the step, which is traced later, tells the user
         return ()
-    read = {x for eqn in traced.eqns for x in eqn.invars if not isinstance(x, Literal)}
-    names = sorted(shapes)  # the order in which jax flattens a dict
-    fields = zip(names, traced.invars[-len(names) :], strict=True)
-    return [name for name, x in fields if x in read and name != "mask"]
+    _, read = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
+    fields = zip(sorted(shapes), read[-len(shapes) :], strict=True)  # as jax flattens a dict
+    return [name for name, is_read in fields if is_read and name != "mask"]
 
 
 def _classes(train: _Split, others: Sequence[_Split], key: str, classes: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
+from trainer.engine.reading import reading
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES
@@ -35,6 +36,9 @@ class Evaluation:
     `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
     optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`. Raises
     ComponentError for a metric that does not keep its contract.
+
+    Attributes:
+        unmasked: the metrics that do not depend on the mask of a batch, once one was traced.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Evaluation:
         self._evaluate_all = jax.jit(self._accumulate_all, static_argnames="size")
         self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
         self._averages = jax.jit(self._eval_params)
+        self.unmasked: list[str] = []
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         # How many batches to compute in one loop; 1 also if sums change their shapes. It must not
         # depend on the blocks of the run, which may have any length: a loop may have other bits.
@@ -184,6 +189,13 @@ class Evaluation:
         )
         total: Any = traced.out_info
         self._metric_accumulator.check_results(total)
+        mask = sorted(batch).index("mask") - len(batch)  # jax sorts a dict
+
+        def is_masked(name: str) -> bool:
+            asked = jax.tree.map_with_path(lambda path, _: path[0].key == name, total)
+            return reading(traced, asked)[1][mask]
+
+        self.unmasked = [name for name in self._experiment.metrics if not is_masked(name)]
         self._aux = tuple(name for name in total if name not in nothing)
         before, after = (
             jax.tree.map(lambda x: (x.shape, x.dtype), tree)

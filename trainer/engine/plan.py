@@ -29,6 +29,12 @@ from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
 from trainer.engine.plan_chains import describe_chain
+from trainer.engine.plan_learning import (
+    mask_warnings,
+    rate_warnings,
+    step_warnings,
+    update_warnings,
+)
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
@@ -363,7 +369,8 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
-        found = scan(program, state, program.evaluation.check(state))
+        first = program.evaluation.check(state)
+        found = scan(program, state, first)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""
@@ -421,6 +428,10 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             *found,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
+            *update_warnings(optimizer, state.params, sampled),
+            *rate_warnings(sampled),
+            *step_warnings(program, config),
+            *mask_warnings(program, first),
             *ranking_warnings(experiment),
             *([] if here else _unchecked(optimizer, state.params)),
             *(unrepeatable(program.mesh) if here else ()),

@@ -1,0 +1,16 @@
+"""Finds what a traced function reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.interpreters import partial_eval
+
+
+def reading(traced: jax.stages.Traced, outputs: Any) -> tuple[Sequence[Any], list[bool]]:
+    """Returns the equations that some outputs need, and which inputs these need, in their order.
+
+    `outputs` has the structure of the outputs, and True for those that are asked about.
+    """
+    jaxpr, used = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, jax.tree.leaves(outputs))
+    return jaxpr.eqns, used
