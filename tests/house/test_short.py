@@ -3,7 +3,7 @@
 import argparse
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 import pytest
@@ -76,7 +76,9 @@ def test_the_ways_to_call_a_step_are_tested_in_the_short_suite(layout: str) -> N
     assert {how for _, how in quick} == set(laws_table.HOWS[layout])
 
 
-def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, list[str]]]:
+def commands(
+    parser: argparse.ArgumentParser, name: str = ""
+) -> Iterator[tuple[str, Sequence[str]]]:
     """Yields each command with the spellings of each of its options that --help shows."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -305,7 +305,7 @@ class Run:
             full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=self._fingerprint | {"step_program": self._step_program()},
+            fingerprint=self._fingerprint | self._step_program(),
             commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
             take_over=take_over,
@@ -325,12 +325,13 @@ class Run:
             data_shards=data_shard(self.program.mesh).size,
         )
 
-    def _step_program(self) -> str | None:
-        """Returns the digest of the program of a step, if it depends on code of the user's."""
+    def _step_program(self) -> dict[str, str]:
+        """Returns the digest of the program of a step, if the user's code is part of it."""
         if not self.vocabulary:
-            return None
+            return {}
         traced = self.program.trace(self.program.abstract_state())
-        return hashlib.sha256(traced.lower().as_text().encode()).hexdigest()[:16]
+        text = traced.lower().as_text()
+        return {"step_program": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def _describe(self) -> str:
         plan = self.plan

@@ -112,7 +112,6 @@ def fingerprint(
     data_seed: int | None = None,
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
-    step_program: str | None = None,
     openblas_threads: int | None = None,
     data_shards: int = 1,
 ) -> dict[str, Any]:
@@ -125,7 +124,6 @@ def fingerprint(
         data_seed: that the data set is passed.
         batch_size: of all processes together, in examples.
         code: of the user's packages, as `code.hashes` returns it.
-        step_program: digest of the program of a step; it only explains a change of `code`.
         openblas_threads: how many threads OpenBLAS has; None for its default, as in the
             fingerprints of earlier versions, which do not have this key.
         data_shards: into how many parts the processes divide a batch.
@@ -143,7 +141,6 @@ def fingerprint(
         "data_seed": data_seed,
         "batch_size": batch_size,
         "code": dict(code or {}),
-        "step_program": step_program,
         "processes": jax.process_count(),
         "data_shards": data_shards,
         "x64": bool(settings.jax_enable_x64),
@@ -164,7 +161,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
     record are ignored if `old` lacks them, and "data" if it is "" in one of them. For "code", see
-    `code.differing`. The program of a step depends on the devices, too, and is not compared.
+    `code.differing`. "step_program", the digest of the program of a step, only explains it.
 
     Args:
         old: the fingerprint of the previous process, as read from run.json.
