@@ -400,7 +400,7 @@ def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
             "not allowed with",
         ),
         (["claim", "verify", "claim.json", "sweep", "--public=1", "--measured=2"], "at least 3"),
-        (["claim", "verify", "claim.json", "swept", "--public=1"], "is not the folder|no plan"),
+        (["claim", "verify", "claim.json", "swept", "--public=1"], "There is no folder swept"),
         (["claim", "write", "."], "plan.json|There is no folder|is not the folder"),
         (["claim", "verify", "base.yaml", "sweep", "--public=1"], "write it again|damaged"),
     ],
