@@ -476,6 +476,12 @@ def test_trials_of_a_search_that_failed_make_no_verdict():
         " is not judged: `python -m trainer sweep work sweeps/x --failed` computes them again."
     )
     assert said in judged(some)
+    # Those that failed again are results, and are named.
+    again = {run.name: True for run in failing if run.end == "failed"}
+    repeated = replace(some, again=again)
+    assert all(pair.decided for pair in compare_arms(repeated))
+    last = "Of these, trials failed again, and rank last: trials/b/0001/0, trials/b/0003/0."
+    assert last in judged(repeated)
     two = replace(some, arms=("a", "b"), finals=tuple(run for run in some.finals if run.arm != "c"))
     text = judged(two)
     assert text.startswith("Not decided. The mean loss") and said in text and "p =" not in text

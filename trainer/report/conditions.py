@@ -36,6 +36,12 @@ def conditions(workload: Workload) -> list[str]:
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
+    ended = {run.name: run.end for run in (*workload.trials, *workload.failed_below)}
+    twice = [
+        name for name, failed in workload.again.items() if failed and ended.get(name) == "failed"
+    ]
+    if twice:
+        sentences.append(f"Of these, trials failed again, and rank last: {listing(twice, 6)}.")
     return [*sentences, *workload.caveats, *changed_code(workload), *_machines(workload)]
 
 

@@ -179,10 +179,13 @@ def failed(workload: Workload) -> list[Result]:
     """Returns the runs that failed: compared ones, and trials among which winners were chosen.
 
     They are no results: an arm with one of them is not judged until it was computed again. Without
-    a trial, an arm has had fewer of them than the others.
+    a trial, an arm has had fewer of them than the others. A trial that failed again is a result, of
+    its hyperparameters: it ranks last.
     """
-    runs = (*workload.finals, *workload.trials, *workload.failed_below)
-    return [run for run in {run.name: run for run in runs}.values() if run.end == "failed"]
+    trials = (*workload.trials, *workload.failed_below)
+    once = [run for run in trials if not workload.again.get(run.name)]
+    runs = {run.name: run for run in (*workload.finals, *once)}.values()
+    return [run for run in runs if run.end == "failed"]
 
 
 def comparisons_of(workload: Workload) -> int:
