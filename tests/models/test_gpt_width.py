@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import optim
+from tests import short
 from tests.laws_harness import FAST
 from tests.laws_table import ROWS
 from trainer import models
@@ -150,7 +151,7 @@ def warnings_of(optimizer: optim.Optimizer, width: int = 256, **more: Any) -> li
     return width_warnings(optimizer, params, model.width_scaling)
 
 
-@pytest.mark.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
+@short.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
 def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool):
     def warned(recipe: Any, scaling: float | None, match: str = "block.*kernel") -> str:
         hidden = optim.group(match, recipe, width_scaling=scaling)
@@ -197,13 +198,14 @@ KNOWN = {row.name: row.recipe for row in ROWS}
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # of optimistic_adam
-@pytest.mark.parametrize(
+@short.parametrize(
     ("name", "factor"),
     [
         (name.replace("/", " "), factor)
         for factor, names in GROWTH.items()
         for name in names.split()
     ],
+    lambda case: case[1],
 )
 def test_it_is_measured_how_the_updates_of_an_optimizer_grow_with_the_width(name, factor):
     assert divisor(KNOWN[name], 4.0) == factor

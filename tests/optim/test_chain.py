@@ -372,6 +372,7 @@ def test_what_a_part_says_of_lengths_is_what_it_does(name: str):
     assert same == (length in ("ignores", "replaces"))
 
 
+@pytest.mark.long
 def test_the_transformations_of_optax_that_ignore_lengths_are_known():
     """All that optax has without a required argument, in the third of three updates."""
     found = set()

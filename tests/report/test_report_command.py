@@ -290,6 +290,7 @@ def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
     assert [each.compared_known for each in read_sweep(folder).revisions] == [False, True]
 
 
+@pytest.mark.long
 def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):
     assert "listed by hand" not in report(capsys, planned)
     for given, words in (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.runs import replaced
 from tests.sweep.test_sweep import folders, rows, solo, sweep, write_sweep
 from trainer import checkpoint
@@ -65,6 +65,7 @@ def test_ten_skipped_steps_in_a_row_end_a_run_as_diverged(tmp_path, monkeypatch,
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.long
 def test_nine_skipped_steps_in_a_row_do_not_end_a_run(tmp_path):
     at = [*range(9), *range(10, 19)]
     assert runs.train(skipping(tmp_path, at), tmp_path / "run") == 0
@@ -89,6 +90,7 @@ def test_a_bound_below_zero_is_refused(tmp_path, capsys):
     assert "max_consecutive_skips must be at least 1, or 0 or None" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_continuation_counts_the_skipped_steps_of_the_other_run(tmp_path):
     """It begins with the two skipped steps 7 and 8, and step 16 is the tenth."""
     config = skipping(tmp_path, range(6, 50))
@@ -111,7 +113,7 @@ def test_a_continuation_counts_the_skipped_steps_of_the_other_run(tmp_path):
     assert ended(other / "skipping") == ("diverged", 1, 19)
 
 
-@pytest.mark.parametrize("more", ["", "vmap: 3"])
+@short.parametrize("more", ["", "vmap: 3"])
 def test_a_trial_ends_at_the_step_at_which_it_ends_alone(tmp_path, capsys, more):
     """SGD at 1e30 leaves finite parameters whose next loss is not finite, and so are all later."""
     base = replaced("optimizer", "!optax.sgd {learning_rate: 0.1}", replaced("steps", "20"))
@@ -172,7 +174,7 @@ def test_a_run_whose_last_parameters_are_not_finite_is_not_done(tmp_path, capfd)
     assert np.isfinite(load_summary(tmp_path / "run").metrics["eval/loss"])
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["in a wave", "alone"])
+@short.parametrize("alone", [False, True], ids=["in a wave", "alone"])
 def test_a_trial_with_a_dead_end_is_a_result_and_no_retry(tmp_path, capsys, alone):
     base = replaced("data", f"!unruly.spoiled {{at: [{'4' if alone else ''}]}}")
     if alone:  # a trial that goes back to an earlier state is computed as a run
