@@ -137,13 +137,14 @@ def test_another_number_of_processes_is_allowed_only_with_equal_parts_and_device
 
 
 def test_a_refusal_of_other_processes_says_what_may_differ(tmp_path: Path) -> None:
+    changes = compare(_print(2, 2), _print(1, 1))
     with pytest.raises(RunChanged) as refused:
-        refuse_changes(tmp_path, _print(2, 2), _print(1, 1), [])
+        refuse_changes(tmp_path, changes, [])
     said = str(refused.value).splitlines()
     assert said[1] == "  processes: 2 -> 1"
     assert said[2].startswith("With another number of processes, sums over devices may be rounded")
     assert said[-1].endswith("--allow_changed=processes.")
-    refuse_changes(tmp_path, _print(2, 2), _print(1, 1), ["processes"])
+    refuse_changes(tmp_path, changes, ["processes"])
 
 
 @chaos

@@ -261,6 +261,8 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     record = json.loads((workdir / "run.json").read_text())
     assert record["lineage"][-1]["changed"] == ["code: helper.py::peak differs"]
     assert set(record["fingerprint"]["code"]) >= {"helper.py", "unruly/__init__.py"}
+    # A report says of fingerprints that runs were made under different conditions.
+    assert record["step_program"] and "step_program" not in record["fingerprint"]
     if (runs.ROOT / ".git").exists():
         assert len(record["lineage"][-1]["vocabulary"]["unruly"]["commit"]) == 40
     forget()

@@ -216,7 +216,7 @@ def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """
     rows = []
     for key, value in runs[0].fingerprint.items():
-        if key not in ("config", "seed", "data_seed", "isa", "step_program"):
+        if key not in ("config", "seed", "data_seed", "isa"):
             every = {fingerprint_text(run.fingerprint.get(key)) for run in runs}
             rows.append((key, fingerprint_text(value) if len(every) == 1 else "differs"))
     return rows

@@ -305,8 +305,9 @@ class Run:
             full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=self._fingerprint | self._step_program(),
+            fingerprint=self._fingerprint,
             commits=code.commits(self.vocabulary),
+            step_program=self._step_program(),
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
@@ -325,13 +326,12 @@ class Run:
             data_shards=data_shard(self.program.mesh).size,
         )
 
-    def _step_program(self) -> dict[str, str]:
-        """Returns the digest of the program of a step, if the user's code is part of it."""
+    def _step_program(self) -> str | None:
+        """Returns the digest of the program of a step; None without code of the user."""
         if not self.vocabulary:
-            return {}
-        traced = self.program.trace(self.program.abstract_state())
-        text = traced.lower().as_text()
-        return {"step_program": hashlib.sha256(text.encode()).hexdigest()[:16]}
+            return None
+        text = self.program.trace(self.program.abstract_state()).lower().as_text()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _describe(self) -> str:
         plan = self.plan

@@ -9,7 +9,7 @@ from typing import Any
 from trainer import config as configs
 from trainer.config.tree import Call
 from trainer.messages import UserError
-from trainer.workdir.fingerprint import REFUSED, Change, compare
+from trainer.workdir.fingerprint import REFUSED, Change
 
 _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
@@ -86,28 +86,36 @@ def as_changes(lines: Sequence[str]) -> list[Change]:
 
 
 def refuse_changes(
-    path: Path, old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]
+    path: Path, changes: Sequence[Change], allowed: Sequence[str], same_step: bool | None = None
 ) -> None:
     """Raises RunChanged if --allow_changed does not allow a change to the program or the data.
 
-    `old` is the fingerprint of the run in `path`, and `new` that of this process. Their configs are
-    not compared.
+    Args:
+        path: the workdir of the run.
+        changes: all differences of its fingerprint; that of the config is not refused here.
+        allowed: the values of --allow_changed.
+        same_step: whether the program of a training step is the same; None if it is not known.
     """
-    every = compare(old, new)
-    changes = [change for change in every if change.key != "config"]
     refused = [
         change
         for change in changes
         # Changes that can affect bits at most are logged, and never refused.
         if change.kind != "bits"
+        and change.key != "config"
         and change.kind not in allowed
         and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
     ]
     if refused:
         keys = [change.key for change in refused]
         note = _PROCESSES if "processes" in keys else ""
-        note += _step_note(old, new) if "code" in keys else ""
-        if [change.key for change in every if change.kind != "bits"] == ["data"]:
+        if "code" in keys and same_step is not None:
+            data = "" if "data" in keys else ", and so are the data"
+            note += "The program of a training step is " + (
+                f"the same{data}; evaluation was not compared.\n"
+                if same_step
+                else "another one, too.\n"
+            )
+        if [change.key for change in changes if change.kind != "bits"] == ["data"]:
             note += _NOT_SEEDED
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
@@ -117,17 +125,6 @@ def refuse_changes(
             f"--allow_changed={','.join(keys)}.",
             keys,
         )
-
-
-def _step_note(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Says whether changed code changes the program of a training step; "" if it is not known."""
-    before, now = old.get("step_program"), new.get("step_program")
-    if not before or not now:
-        return ""
-    if before != now:
-        return "The program of a training step is another one, too.\n"
-    data = ", and so are the data" if old.get("data") and old["data"] == new.get("data") else ""
-    return f"The program of a training step is the same{data}; evaluation was not compared.\n"
 
 
 def config_changes(file: Path, config: Call) -> list[str]:

@@ -50,7 +50,7 @@ REFUSED = {
     "processes": "data",
 }
 # What belongs to a run, or to what a process has imported, and not to its environment.
-_OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code", "step_program")
+_OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code")
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's
 # key was "" then for a data set without an attribute `fingerprint`.
 _ADDED = {"code", "data_seed", "data_shards"}
@@ -161,7 +161,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
     record are ignored if `old` lacks them, and "data" if it is "" in one of them. For "code", see
-    `code.differing`. "step_program", the digest of the program of a step, only explains it.
+    `code.differing`.
 
     Args:
         old: the fingerprint of the previous process, as read from run.json.
@@ -171,7 +171,6 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         Change(_kind(key, old, new), key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key)
-        and key != "step_program"
         and (key in old or key not in _ADDED)
         and not (key == "data" and "" in (old.get(key), new.get(key)))
         and (key != "code" or code.differing(old.get(key) or {}, new.get(key) or {}))

@@ -54,6 +54,8 @@ class Workdir:
             refused for a change to the data or the program, unless it has made no step; other
             changes are logged.
         commits: of the user's packages, as `code.commits` returns them; written to run.json.
+        step_program: digest of the program of a training step, by which changed code is explained;
+            written to run.json. None if it is not known.
         files: name, path and hash of each file that the config was read from; written to run.json.
         allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
             the fingerprint, or "config", "program", "data" as a whole.
@@ -79,12 +81,14 @@ class Workdir:
         tokenizer: str | None = None,
         fingerprint: Mapping[str, Any],
         commits: Mapping[str, Any] | None = None,
+        step_program: str | None = None,
         files: Sequence[Mapping[str, Any]] = (),
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
         log: Log = to_stderr,
     ) -> None:
         self._log = log
+        self._step_program = step_program
         self.path = Path(path).absolute()
         self.config_file = self.path / "config.yaml"
         self.plan_file = self.path / "plan.txt"
@@ -103,7 +107,14 @@ class Workdir:
             if self.changes and not begun:
                 remove_remains(self.path)
             self._record = begin(
-                before, fingerprint, self.lock.epoch, self.changes, commits or {}, files, tokenizer
+                before,
+                fingerprint,
+                self.lock.epoch,
+                self.changes,
+                commits or {},
+                files,
+                tokenizer,
+                step_program,
             )
             self.write("config.yaml", configs.file_text(config))
             for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
@@ -285,10 +296,12 @@ class Workdir:
             refuse_config(self.path, changes, allowed)
         differing = as_changes(changes)
         if record is not None:
-            old = record["fingerprint"]
+            others = compare(record["fingerprint"], fingerprint)
             if begun:
-                refuse_changes(self.path, old, fingerprint, allowed)
-            differing += [x for x in compare(old, fingerprint) if x.key != "config"]
+                before, now = record.get("step_program"), self._step_program
+                same = before == now if before and now else None
+                refuse_changes(self.path, others, allowed, same)
+            differing += [x for x in others if x.key != "config"]  # which was compared above
         return record, differing, begun
 
     def _holds_results(self) -> bool:

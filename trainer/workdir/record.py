@@ -26,6 +26,7 @@ def begin(
     commits: Mapping[str, Any],
     files: Sequence[Mapping[str, Any]],
     tokenizer: str | None = None,
+    step_program: str | None = None,
 ) -> dict[str, Any]:
     """Returns a run's record with an entry for this process at the end of its lineage.
 
@@ -37,6 +38,7 @@ def begin(
         commits: of the user's packages, as `code.commits` returns them.
         files: name, path and hash of each file that the config was read from.
         tokenizer: the content of tokenizer.json; None if the run writes none.
+        step_program: digest of the program of a training step; None if it is not known.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
@@ -64,6 +66,8 @@ def begin(
         }
     )
     record = {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+    if step_program is not None:
+        record["step_program"] = step_program
     if tokenizer is not None:
         record["tokenizer"] = _sha256(tokenizer.encode())
     return record

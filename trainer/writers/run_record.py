@@ -47,6 +47,7 @@ class _Record(TypedDict):
     format: int
     fingerprint: _Fingerprint
     lineage: list[_Entry]
+    step_program: NotRequired[str]
     tokenizer: NotRequired[str]
 
 
