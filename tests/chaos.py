@@ -168,6 +168,9 @@ class Chaos:
             code = 70
             try:
                 code = _child(self.config, workdir, phases)
+            except KeyboardInterrupt:  # before `main`: a fresh interpreter ends by the signal
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGINT)
             except BaseException:
                 traceback.print_exc()
             finally:
