@@ -36,7 +36,8 @@ KILLS = 25  # of the workers of a sweep
 SIZE = "96m"
 FAULTS = ("kill", "kill", "error", "later")  # of `sweep extend` and `report`
 DISTURBED = 4  # extensions that a fault always meets, unless one is done before
-WIDER = chaos_sweep.SWEEP.replace("values: [1e-3, 3e-3", "values: [1e-9, 1e-3, 3e-3", 1).replace(
+SWEEP = chaos_sweep.SWEEP.replace(chaos_sweep.HALVED, "")  # a halved one cannot be extended
+WIDER = SWEEP.replace("values: [1e-3, 3e-3", "values: [1e-9, 1e-3, 3e-3", 1).replace(
     "final: {seeds: 2}", "final: {seeds: 3}"
 )
 
@@ -273,7 +274,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 def chaos(folder: Path, sweeps: int, seed: int) -> tuple[collections.Counter[str], list[str]]:
     """Disturbs sweeps, and compares each with the undisturbed one; returns what is wrong."""
     chaos_sweep.preload()
-    planned = chaos_sweep.planned(folder)
+    planned = chaos_sweep.planned(folder, SWEEP)
     (folder / "wider.yaml").write_text(WIDER)
     reference = folder / "plain" / "reference"
     shutil.copytree(planned, reference)

@@ -44,6 +44,11 @@ save_every: 70
 writers: []
 """
 RATE = "optimizer.learning_rate: !space.values"
+HALVED = f"""
+  halved:
+    space: {{{RATE} {{values: [1e-3, 3e-3, 6e-3, 1e-2, 2e-2, 1e30]}}}}
+    method: !method.halving {{points: !method.grid , cuts: [40, 160], factor: 2}}
+"""[1:]
 # 38 trials of five programs: those of `high` diverge at once, those of `poisoned` late, and those
 # of `back` go back to an earlier state, so that they are computed as runs of their own; most of
 # `halved` are stopped at two cuts.
@@ -72,10 +77,7 @@ arms:
   back:
     set: {{data: !unruly.poisoned {{at: [130, 230]}}, on_nonfinite: rollback}}
     space: {{{RATE} {{values: [1e-3]}}}}
-  halved:
-    space: {{{RATE} {{values: [1e-3, 3e-3, 6e-3, 1e-2, 2e-2, 1e30]}}}}
-    method: !method.halving {{points: !method.grid , cuts: [40, 160], factor: 2}}
-seeds: 2
+{HALVED}seeds: 2
 budgets: unequal
 goal: {{metric: loss, select_on: test}}
 final: {{seeds: 2}}
@@ -282,10 +284,10 @@ def compared_apart(ours: Path, theirs: Path, plan: bool = True) -> dict[str, lis
     return json.loads(file.read_text())
 
 
-def planned(folder: Path) -> Path:
-    """Plans the sweep; returns its folder."""
+def planned(folder: Path, text: str = SWEEP) -> Path:
+    """Plans a sweep; returns its folder."""
     (folder / "base.yaml").write_text(BASE)
-    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "sweep.yaml").write_text(text)
     command = [sys.executable, "-m", "trainer", "sweep", f"--config={folder / 'sweep.yaml'}"]
     options = ["--vocabulary=unruly", f"--workdir={folder / 'planned'}", "--plan_only"]
     subprocess.run(
