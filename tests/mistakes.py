@@ -429,6 +429,9 @@ MISTAKES: dict[str, Mistake] = {
     "loss that compares traced values": loss(
         r"mine\.py:\d+", "return outputs[:, 0] if outputs.sum() > 0 else -outputs[:, 0]"
     ),
+    "loss of pairs of examples": loss(
+        "every example with every other", "return (outputs[:, :1] - batch['label']) ** 2"
+    ),
     "loss of a wrong broadcast": loss(r"mine\.py:\d+", "return outputs - jnp.ones(7)"),
     # models
     "outputs of another shape": module(r"label|shape|outputs", "return nn.Dense(3)(x).sum()"),

@@ -158,6 +158,20 @@ def test_without_a_mask_every_position_counts():
     assert values["train/loss"] == pytest.approx(by_position.mean(), rel=1e-5)
 
 
+def test_a_loss_of_pairs_of_examples_is_refused_and_one_of_as_many_positions_is_not():
+    def pairs(outputs: Any, batch: Any) -> Any:
+        return (outputs[:, 0, :1] - batch["label"][:, 0]) ** 2
+
+    def positions(outputs: Any, batch: Any) -> Any:
+        return jnp.repeat(outputs[..., 0] ** 2, EXAMPLES, axis=1)[:, :EXAMPLES]
+
+    split = {"x": TRAIN["x"], "label": np.maximum(TRAIN["label"], 0)}
+    unmasked = data.ArrayDataset(split, split, batch_size=None)
+    with pytest.raises(ComponentError, match=r"a batch of 48 it returns \(48, 48\): it pairs"):
+        one_step(program(data=unmasked, loss=pairs))
+    assert np.isfinite(one_step(program(data=unmasked, loss=positions))[1]["train/loss"])
+
+
 def test_the_dtypes_of_numpy_are_taken_without_a_warning():
     """Warnings are errors in tests: jax has one about each field of float64 or int64."""
     wide = {name: x.astype(np.float64) for name, x in TRAIN.items() if name != "mask"}

@@ -98,6 +98,14 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
             f"scalars, but this one returned {describe(values)}. Do not average over the examples: "
             "the step does. See Loss in trainer/protocols.py.",
         )
+    if shape == (size, size) and _grows(loss, outputs, batch, size):
+        raise ComponentError(
+            "loss",
+            f"The loss returned {describe(values)}, and for a batch of {2 * size} it returns "
+            f"({2 * size}, {2 * size}): it pairs every example with every other, as outputs "
+            "[batch, 1] minus labels [batch] do. Give both the same shape, for example by "
+            "outputs[:, 0]; losses of pairs that are meant are averaged over the second axis.",
+        )
     mask = batch.get("mask")
     if mask is not None and mask.shape not in (shape, shape[:1]):
         raise ComponentError(
@@ -107,6 +115,26 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
             "each example.",
         )
     return Losses(values, _checked_aux(aux))
+
+
+def _grows(loss: Any, outputs: Any, batch: Batch, size: int) -> bool:
+    """Returns whether the losses of an example are more in a larger batch, by shapes alone.
+
+    A sequence may have as many positions as a batch has examples.
+    """
+
+    def twice(x: Any) -> jax.ShapeDtypeStruct:
+        shape = jnp.shape(x)
+        return jax.ShapeDtypeStruct(
+            (2 * size, *shape[1:]) if shape[:1] == (size,) else shape, jnp.result_type(x)
+        )
+
+    try:
+        found = jax.eval_shape(loss, *jax.tree.map(twice, (outputs, batch)))
+    except Exception:  # of a loss that knows the size of its batch
+        return False
+    values = found[0] if isinstance(found, tuple) else found
+    return values.shape == (2 * size, 2 * size)
 
 
 def _checked_aux(aux: Any) -> dict[str, Any]:
