@@ -31,11 +31,7 @@ class Recorder:
         return Recorder(f"{self._name}.{name}" if self._name else name)
 
     def __call__(self, *values: Any, **arguments: Any) -> Call:
-        """Returns the call with its arguments, which are values or other calls.
-
-        Raises:
-            UserError: an argument has no name.
-        """
+        """Returns the call with its arguments, values or calls; UserError if one has no name."""
         if values:
             raise UserError(
                 f"The arguments of a call in a config have names: write"
@@ -44,10 +40,8 @@ class Recorder:
         return Call(self._name, {key: tree_of(value) for key, value in arguments.items()})
 
     def partial(self, **arguments: Any) -> Call:
-        """Returns the node of the function itself, with some arguments bound.
-
-        It is what `!partial:losses.huber {delta: 2.0}` is in YAML, and `@losses.huber` in Gin.
-        """
+        """Returns the node of the function itself, with some arguments bound."""
+        # It is what `!partial:losses.huber {delta: 2.0}` is in YAML, and `@losses.huber` in Gin.
         return Call(self._name, {k: tree_of(v) for k, v in arguments.items()}, partial=True)
 
     def __dir__(self) -> list[str]:
@@ -61,11 +55,9 @@ call = Recorder()
 
 
 def tree_of(value: Any) -> Any:
-    """Returns a value as a config can contain it: plain values, calls, lists and dicts of them.
-
-    Tuples become lists, and scalars of numpy become numbers. Raises UserError for any other value,
-    such as a function.
-    """
+    """Returns a value as a config can contain it: plain values, calls, lists and dicts of them."""
+    # Tuples become lists, and scalars of numpy become numbers. Raises UserError for any other
+    # value, such as a function.
     if isinstance(value, Call):
         return Call(value.name, {k: tree_of(v) for k, v in value.kwargs.items()}, value.partial)
     if isinstance(value, Mapping):

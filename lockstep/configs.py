@@ -211,10 +211,8 @@ def as_config(config: Config | str | PathLike[str], vocabulary: Packages = ()) -
 
 
 def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
-    """Returns packages, and those of LOCKSTEP_VOCABULARY; the current folder is searched for them.
-
-    Raises UserError for what is no name, and for "__main__".
-    """
+    """Returns packages, and those of LOCKSTEP_VOCABULARY; UserError for what is no name."""
+    # The current folder is searched for them. "__main__" is refused too.
     given: Any = () if vocabulary is None else vocabulary
     given = values.packages(given) if isinstance(given, str) else given
     every: list[Any] = list(given) if hasattr(given, "__iter__") else [given]

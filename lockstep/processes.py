@@ -34,27 +34,14 @@ _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 def run_command(
     words: Sequence[str], translate: Translate, quiet: bool = False, on_cpu: bool = False
 ) -> None:
-    """Runs `python -m trainer WORDS` in a process of its own, until it ends.
-
-    It needs a process of its own, because signals to stop, the allocation of memory and the flags
-    of jax belong to a whole process: those of a notebook would change the run, and a run would
-    change those of the notebook. Its output is shown line by line by this process. An interrupt of
-    this process sends one SIGINT to it, after which it saves a checkpoint and ends; a second
-    interrupt ends it at once. If this process ends, for example because a notebook's kernel is
-    restarted, it saves and ends as well.
-
-    Args:
-        words: the words of the command, after `trainer`.
-        translate: applied to the lines of messages.
-        quiet: whether its output is not shown.
-        on_cpu: whether the command needs no memory of an accelerator.
-
-    Raises:
-        UserError: the command ended with the message of a mistake.
-        KeyboardInterrupt: an interrupt ended the command, which had nothing to save.
-        Stopped: it ended after a checkpoint, because it was asked to stop.
-        RunFailed: it ended otherwise.
-    """
+    """Runs `python -m trainer WORDS` in a process of its own, until it ends."""
+    # Signals to stop, the allocation of memory and the flags of jax belong to a whole process:
+    # those of a notebook would change the run, and a run would change those of the notebook. The
+    # first interrupt of this process, or its end, lets the command save a checkpoint and end; a
+    # second interrupt ends it at once. `on_cpu` says that it needs no memory of an accelerator.
+    # Raises UserError if the command ended with the message of a mistake, KeyboardInterrupt if an
+    # interrupt ended it and it had nothing to save, Stopped if it was asked to stop and ended after
+    # a checkpoint, and RunFailed if it ended otherwise.
     if not on_cpu:
         _check_memory()
     # Start a new session: otherwise Ctrl-C in a terminal would reach it twice, and end it at once.
@@ -112,10 +99,8 @@ def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None
 
 
 def _search_path() -> str:
-    """Returns the value of PYTHONPATH with which the process finds the packages of this one.
-
-    The current folder is not part of it, which the process searches last, for its vocabulary.
-    """
+    """Returns the PYTHONPATH with which the process finds the packages of this one."""
+    # The current folder is not part of it, which the process searches last, for its vocabulary.
     here, home = os.path.abspath("."), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders = [os.path.abspath(each or ".") for each in sys.path]
     return os.pathsep.join(each for each in dict.fromkeys(folders) if each != here or each == home)
@@ -145,11 +130,8 @@ _LISTS = ("allow_changed", "vocabulary")
 
 
 def _with_arguments(message: str) -> str:
-    """Replaces options of the command in a message by the arguments of the function.
-
-    Args:
-        message: such as "Choose another --workdir, or resume with --allow_changed=code."
-    """
+    """Replaces options of the command in a message by the arguments of the function."""
+    # A message is such as "Choose another --workdir, or resume with --allow_changed=code."
 
     def argument(option: re.Match[str]) -> str:
         name, value = option["name"], option["value"]
@@ -185,11 +167,9 @@ def _check_memory() -> None:
 
 
 def run_here(words: Sequence[str], translate: Translate) -> None:
-    """Runs `python -m trainer WORDS` in this process; raises what `run_command` does.
-
-    Raises UserError too if this is not the main thread. `translate` is applied to messages of
-    errors.
-    """
+    """Runs `python -m trainer WORDS` in this process; raises what `run_command` does."""
+    # Raises UserError too if this is not the main thread. `translate` is applied to messages of
+    # errors.
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
             "inline=True trains in the main thread, which alone receives signals, and this is"

@@ -20,10 +20,8 @@ from trainer.workdir import code
 
 
 def load_program(config: Config, declared: bool = False) -> _Program:
-    """Builds the program of a config.
-
-    If `declared`, a data set that is not on this machine is replaced by its declared shapes.
-    """
+    """Builds the program of a config."""
+    # If `declared`, a data set that is not on this machine is replaced by its declared shapes.
     program = make_program(config.resolved, config.vocabulary, declared=declared)
     check_code(config.vocabulary)
     return program

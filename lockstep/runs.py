@@ -306,12 +306,9 @@ def file_of(config: Config) -> Generator[tuple[Path, "Places"]]:
 
 
 class Places:
-    """Replaces the places of a temporary file in messages by those of the config.
+    """Replaces the places of a temporary file in messages by those of the config."""
 
-    Args:
-        file: the temporary file, which has the canonical YAML of the config.
-        config: the config.
-    """
+    # The temporary file has the canonical YAML of the config.
 
     def __init__(self, file: Path, config: Config):
         self._file = str(file)

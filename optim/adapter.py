@@ -36,10 +36,8 @@ from optim.tracing import reads_of_leaves
 
 
 def init(recipe: Recipe, params: optax.Params) -> optax.OptState:
-    """Initializes an optimizer's state for widened parameters.
-
-    Every leaf is strongly typed, and no two leaves share a buffer.
-    """
+    """Initializes an optimizer's state for widened parameters."""
+    # Every leaf is strongly typed, and no two leaves share a buffer.
     return own_buffers(jax.tree.map(_strong, _first_state(recipe, params)), params)
 
 
@@ -51,26 +49,10 @@ def update(
     step: ArrayLike,
     extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    """Runs one step of an optimizer; the gradients and the parameters are widened.
-
-    Args:
-        recipe: the recipe that `init` was called with.
-        grads: a dict like `params`.
-        state: the state that `init` or the last `update` returned.
-        params: path name -> the parameter before the step.
-        step: the step at which schedules are evaluated, an int32 scalar.
-        extra: extra arguments for the transformation; see `bound.extra_arguments`.
-
-    Returns:
-        The updates, to be added to the parameters; and the new state, whose structure, shapes,
-        dtypes and strong types are those of `state`, and whose leaves share no buffers.
-
-    Raises:
-        ValueError: if the optimizer returned no update for a parameter, or changed the structure of
-            its state, or the shape of a leaf;
-            inside shard_map, if it needs whole parameters and received shards; or if an argument
-            that determines the first state is a schedule (an ArgumentError).
-    """
+    """Returns the updates, to be added, and the new state; takes widened gradients."""
+    # The new state has the structure and types of `state`, and its leaves share no buffers. Raises
+    # ValueError if the optimizer returned no update for a parameter or changed the structure or a
+    # shape of its state; inside shard_map, if it needs whole parameters and received shards.
     _refuse_schedules_of_init(recipe, grads, state, params, extra)
     # Schedules are evaluated where they were made: they may hold arrays with explicit axes.
     now = at_step(recipe, step, compute_dtype(params))
@@ -107,11 +89,9 @@ def _refuse_schedules_of_init(
     params: optax.Params,
     extra: Mapping[str, Any],
 ) -> None:
-    """Raises ArgumentError if an argument whose first value stays in the state is a schedule.
-
-    An example is the first step size of Rprop: init stores it in the state, and every update
-    computes the next step sizes from the stored ones.
-    """
+    """Raises ArgumentError if an argument whose first value the state keeps is a schedule."""
+    # An example is the first step size of Rprop: init stores it in the state, and every update
+    # computes the next step sizes from the stored ones.
     dtype = compute_dtype(params)
     # Any value would do: the functions below are only traced, to see which leaves depend on it.
     scheduled = {
@@ -199,12 +179,10 @@ def _run(
 def match_avals(
     new: optax.OptState, old: optax.OptState, narrow: Sequence[Any] = ()
 ) -> optax.OptState:
-    """Casts every leaf of a new state to the dtype and the strong type of the old one.
-
-    `narrow` lists floating dtypes to which wider values may be cast, because the optimizer's
-    arguments declare them for its state. Raises ValueError if the structure or the shape of a leaf
-    differs, or a cast would lose more than rounding does, such as float32 to int32.
-    """
+    """Casts a new state to the dtypes and strong types of the old; ValueError if it cannot."""
+    # `narrow` lists floating dtypes to which wider values may be cast, because the optimizer's
+    # arguments declare them for its state. Any other cast that would lose more than rounding does,
+    # such as float32 to int32, raises.
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
             f"It changed the structure of its state from {jax.tree.structure(old)} to "
@@ -250,10 +228,9 @@ def _strong(x: ArrayLike) -> jax.Array:
 
 
 def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
-    """Copies leaves of a state that are also other leaves, so that all can be donated.
+    """Copies leaves of a state that are also other leaves, so that all can be donated."""
+    # `others` are donated with the state, such as the parameters.
 
-    `others` are donated with the state, such as the parameters.
-    """
     # Several optimizers of optax keep parameters or gradients in their state as they are, L-BFGS
     # and SAM among them. Donating one buffer twice fails; on several devices, jaxlib 0.10.2
     # crashes.

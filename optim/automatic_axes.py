@@ -19,24 +19,10 @@ def with_automatic_axes(
     functions: Mapping[str, Callable[..., Any]],
     like: tuple[Any, ...] | None,
 ) -> Any:
-    """Calls a function with automatic axes.
-
-    Args:
-        function: takes the operands, then `functions`. It must not use other arrays: an array that
-            it holds would keep its explicit axes, and could not be combined with the operands.
-        operands: pytrees of arrays.
-        functions: name -> a function of the caller, whose first argument is a tree like `like[0]`.
-            It is called with the axes of the caller, so that it may use the caller's arrays and
-            specify shardings.
-        like: pytrees of arrays like the results; None for results that shall be replicated.
-
-    Returns:
-        What the function returns, with the shardings of `like`. Without a mesh with explicit axes,
-        `function(*operands, functions)`.
-
-    Raises:
-        ValueError: if the function uses an array that is not among the operands.
-    """
+    """Calls a function with automatic axes; its results have the shardings of `like`."""
+    # Arrays other than its operands would keep their explicit axes, so that raises ValueError. Each
+    # of `functions`, whose first argument is a tree like `like[0]`, is called with the axes of the
+    # caller, and may use the caller's arrays. Results are replicated if `like` is None.
     mesh = _explicit_mesh((operands, like))
     if mesh is None:
         return function(*operands, functions)
@@ -87,10 +73,8 @@ def _place(x: jax.Array, otherwise: NamedSharding) -> NamedSharding:
 def _with_explicit_axes(
     function: Callable[..., Any], axes: tuple[str, ...], places: Any
 ) -> Callable[..., Any]:
-    """Wraps a function, which is called where axes are automatic and runs where they are explicit.
-
-    The first item of `places` has the shardings of the function's first argument.
-    """
+    """Wraps a function that is called with automatic axes, and runs with explicit ones."""
+    # The first item of `places` has the shardings of the function's first argument.
 
     # wraps copies __signature__, which optax's line searches read.
     @functools.wraps(function)

@@ -44,26 +44,17 @@ _SCHEDULED_BY = "lookahead.scheduled_by"
 
 
 class Updates(NamedTuple):
-    """What an optimizer would do to the parameters in a step; see `Optimizer.updates`.
+    """What an optimizer would do to the parameters in a step; see `Optimizer.updates`."""
 
-    Attributes:
-        updates: path name -> what is added to a parameter, at least float32.
-        weights: path name -> the parameter that it is added to, at least float32: the copy of
-            low_precision="master", if there is one.
-    """
+    # Both are by path name, and at least float32.
 
     updates: dict[str, jax.Array]
+    # what `updates` are added to: the copy of low_precision="master", if there is one
     weights: dict[str, jax.Array]
 
 
 class BoundOptimizer(NamedTuple):
-    """An optimizer bound to one tree of parameters, whose groups are known.
-
-    Attributes:
-        groups: see `optim.optimizer`, as for the next seven.
-        params: the parameters, a pytree of arrays, or of anything with a shape.
-        labels: path name -> group name, of every parameter.
-    """
+    """An optimizer bound to one tree of parameters, whose groups are known."""
 
     groups: Mapping[str, Group]
     clip_norm: optax.ScalarOrSchedule | None
@@ -73,8 +64,8 @@ class BoundOptimizer(NamedTuple):
     lookahead: Lookahead | None
     readout: WeightEma | None
     states: Mapping[str, str] | None
-    params: Any
-    labels: dict[str, str]
+    params: Any  # a pytree of arrays, or of anything with a shape
+    labels: dict[str, str]  # path name -> group name, of every parameter
 
     def trainable(self) -> dict[str, Any]:
         """Returns the parameters by path name, without those of frozen groups."""
@@ -83,10 +74,7 @@ class BoundOptimizer(NamedTuple):
         return {path: x for path, x in by_path.items() if self.labels[path] not in frozen}
 
     def split(self, trainable: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Divides trainable parameters, or values for each of them, among the groups.
-
-        Returns group name -> path name -> leaf, with an entry for each group that is not frozen.
-        """
+        """Returns group name -> path name -> leaf, for each group that is not frozen."""
         moving = [name for name, group in self.groups.items() if not group.is_frozen]
         by_group: dict[str, dict[str, Any]] = {name: {} for name in moving}
         for path, x in trainable.items():
@@ -94,10 +82,8 @@ class BoundOptimizer(NamedTuple):
         return by_group
 
     def layer_scales(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
-        """Computes the factors of layer-wise decay; an empty dict if `layer_decay` is None.
-
-        Expects all parameters, because the number of layers is counted among them.
-        """
+        """Returns the factors of layer-wise decay; an empty dict if `layer_decay` is None."""
+        # Expects all parameters, because the number of layers is counted among them.
         if self.layer_decay is None:
             return {}
         return layer_scales(by_path, self.layer_decay, self.layers, self.trainable())
@@ -112,11 +98,9 @@ class BoundOptimizer(NamedTuple):
         return widen({path: x for path, x in trainable.items() if jnp.finfo(x.dtype).bits < 32})
 
     def check(self) -> None:
-        """Raises GroupError if a parameter cannot be trained, or an argument is out of range.
-
-        Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
-        checked.
-        """
+        """Raises GroupError if a parameter cannot be trained or an argument is out of range."""
+        # Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
+        # checked.
         for path, value in own_floats(self).items():
             if callable(value):
                 why = checks.wrong_float(path, evaluate(value, 0, path))
@@ -181,10 +165,7 @@ class BoundOptimizer(NamedTuple):
         key: jax.Array | None = None,
         extra: Mapping[str, Any],
     ) -> tuple[Any, OptimizerState]:
-        """Updates the parameters by one step; see `Optimizer.update`.
-
-        Raises GroupError if the optimizer of a group raises an error; see `adapter.update`.
-        """
+        """Updates the parameters by one step; raises GroupError if an optimizer raises."""
         trainable = self.trainable()
         given = flatten(grads)
         old = self._unpacked(state)
@@ -386,10 +367,7 @@ class BoundOptimizer(NamedTuple):
             )
 
     def _wrapped(self, after: dict[str, Any], old: Unpacked) -> tuple[dict[str, Any], Any, Any]:
-        """Applies lookahead and readout to the parameters after the groups' updates.
-
-        Returns the parameters of the model, and the states of lookahead and readout.
-        """
+        """Returns the parameters after lookahead and readout, and the states of both."""
         weights, lookahead, readout = after, old.lookahead, old.readout
         if self.lookahead is not None:
             rate, made = self._rate_of_lookahead(old.step), old.step + 1 - old.skipped
@@ -444,11 +422,9 @@ class BoundOptimizer(NamedTuple):
 
 
 def own_floats(optimizer: Any) -> dict[str, Any]:
-    """Returns the float arguments of an optimizer that belong to no group, by their paths.
-
-    They are numbers, traced scalars or schedules: "clip_norm", "lookahead.decay", "readout.blend".
-    `optimizer` is an `Optimizer` or a `BoundOptimizer`.
-    """
+    """Returns the float arguments of an optimizer that belong to no group, by their paths."""
+    # They are numbers, traced scalars or schedules: "clip_norm", "lookahead.decay",
+    # "readout.blend". `optimizer` is an `Optimizer` or a `BoundOptimizer`.
     found = {} if optimizer.clip_norm is None else {"clip_norm": optimizer.clip_norm}
     for name in ("lookahead", "readout"):
         wrapper = getattr(optimizer, name)
@@ -465,13 +441,11 @@ _NEGATED_IF_MAXIMIZED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 def extra_arguments(
     extra: Mapping[str, Any], group_params: dict[str, Any], params: optax.Params
 ) -> dict[str, Any]:
-    """Restricts the extra arguments of a train step to one group's parameters.
+    """Restricts the extra arguments of a train step to one group's parameters."""
+    # Functions such as value_fn take all parameters in their own dtypes. The functions that are
+    # returned take the group's parameters, widened; the others stay as they are before the step.
+    # Scalars, also results of functions, become float32 (float64 under x64).
 
-    Functions such as value_fn take all parameters in their own dtypes. The functions that are
-    returned take the group's parameters, widened; the others stay as they are before the step. A
-    tree like `params` is reduced to the group. Scalars, also results of functions, become float32
-    (float64 under x64).
-    """
     # The default float: a line search transposes its function at a Python 1.0.
     dtype, whole = jnp.result_type(float), jax.tree.structure(params)
 
@@ -534,11 +508,9 @@ def negated(extra: Any) -> Any:
 
 
 def may_keep_averages(path: str) -> bool:
-    """Returns whether a leaf of a state may be one from which `eval_params` computes averages.
-
-    It looks for the names of the fields of such states in the leaf's path name. If no leaf of a
-    state has one, the parameters themselves are evaluated.
-    """
+    """Returns whether `eval_params` may compute averages from a leaf of a state."""
+    # It looks for the names of the fields of such states in the leaf's path name. If no leaf of a
+    # state has one, the parameters themselves are evaluated.
     return bool({"z", "slow", "lookahead", "readout"} & set(path.split("/")))
 
 
@@ -552,11 +524,10 @@ def keeps_averages(state: optax.OptState) -> bool:
 
 
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the parameters that evaluation must use: averages from the state, if there are any.
-
-    Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
-    is in the dtypes of `params`. Raises ValueError if the averages have other paths than `params`.
-    """
+    """Returns the parameters to evaluate: averages from the state, if there are any."""
+    # Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
+    # is in the dtypes of `params`. Raises ValueError if the averages have other paths than
+    # `params`.
     found = dict(params)
     for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _KEEP_AVERAGES)):
         if not isinstance(node, _KEEP_AVERAGES):

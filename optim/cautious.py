@@ -197,12 +197,10 @@ def _split(
     extra: dict[str, Any],
     name: str,
 ) -> tuple[Any, Any, Any]:
-    """Runs a base without schedules; returns its steps, its weight decay and its new state.
-
-    Decoupled weight decay d adds d * v to an update and does not change the state. So v is the
-    derivative of the update by d at d = 0, however the base scales and masks it. The second result
-    is what weight decay adds to the steps, or None.
-    """
+    """Runs a base without schedules; returns its steps, its weight decay and its new state."""
+    # Decoupled weight decay d adds d * v to an update and does not change the state. So v is the
+    # derivative of the update by d at d = 0, however the base scales and masks it. The second
+    # result is what weight decay adds to the steps, or None.
     decays = _weight_decays(recipe)
 
     def run(decays: dict[str, Any]) -> tuple[Any, Any]:

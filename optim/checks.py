@@ -107,16 +107,9 @@ def missing_arguments(recipe: Recipe) -> str | None:
 
 
 def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
-    """Checks the value of an optimizer's float argument, or the values of its schedule.
-
-    Args:
-        name: the argument, such as "b1", "betas[0]" or "base_optimizer.b1".
-        value: a number, or an array of the values of its schedule. Traced values pass.
-        default: the default of the argument, which is always accepted.
-
-    Returns:
-        The end of a sentence that begins with the argument, or None where nothing is wrong.
-    """
+    """Says what is wrong with a float argument's value or its schedule's values, or None."""
+    # The result is the end of a sentence that begins with the argument. Traced values pass, and so
+    # does the default.
     if isinstance(value, Tracer) or callable(value):
         return None
     # A PRNG key: optax annotates it as it does a float, and NumPy cannot hold it.
@@ -161,10 +154,8 @@ def wrong_option(
     layer_decay: Any,
     low_precision: Any,
 ) -> str | None:
-    """Describes the first wrong argument of `optimizer` other than its groups, or returns None.
-
-    Traced values and schedules pass; `wrong_float` checks a schedule's values.
-    """
+    """Describes the first wrong argument of `optimizer` other than its groups, or None."""
+    # Traced values and schedules pass; `wrong_float` checks a schedule's values.
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
     if clip_norm is not None and (found := groups_needing(groups, needs_examples)):
@@ -185,13 +176,10 @@ def wrong_option(
 
 
 def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
-    """Finds a float argument outside its range, in a recipe or in the recipes inside it.
-
-    Returns the argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence,
-    or None. Of a schedule, which may be meant for any number of steps, only the value at step 0 is
-    checked: see `wrong_schedule` for more. Traced values pass. Raises ValueError if a schedule
-    fails, or returns no scalar.
-    """
+    """Finds a float argument outside its range, in a recipe or in the recipes inside it."""
+    # Returns its path below the recipe, such as "base_optimizer.b1", and a whole sentence, or None.
+    # Of a schedule, which may be meant for any number of steps, only step 0 is checked. Traced
+    # values pass. Raises ValueError if a schedule fails, or returns no scalar.
     for path, inner in recipes_with_paths(recipe):
         for name, value, default in floats(inner):
             what = f"{name} of {name_of(inner)}"
@@ -314,11 +302,8 @@ def _keeps_zeros(recipe: partial) -> bool:
 
 
 def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Computes the norms of the matrices whose norms an optimizer keeps.
-
-    Returns path -> the smallest norm of the matrices of a parameter, a scalar; nothing if the
-    optimizer keeps no norms.
-    """
+    """Returns path -> the smallest norm of a parameter's matrices, where they are kept."""
+    # Nothing if the optimizer keeps no norms.
     found: dict[str, jax.Array] = {}
     for inner in recipes_within(recipe):
         if _keeps_zeros(inner):
@@ -338,10 +323,8 @@ def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Arra
 
 
 def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
-    """Describes a matrix of zeros whose norm an optimizer keeps, or returns None.
-
-    `norms` are what `kept_norms` returned, as known numbers.
-    """
+    """Describes a matrix of zeros whose norm an optimizer keeps, or returns None."""
+    # `norms` are what `kept_norms` returned, as known numbers.
     path = next((path for path, norm in norms.items() if not norm), None)
     if path is None:
         return None
@@ -354,11 +337,9 @@ def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
 
 
 def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Finds a schedule with values outside the range of its argument.
-
-    `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
-    the argument, and the end of a sentence that begins with the schedule; or None.
-    """
+    """Finds a schedule with values outside the range of its argument, or returns None."""
+    # `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
+    # the argument, and the end of a sentence that begins with the schedule.
     for key, inner, name, _, default in named_floats(recipe):
         if key in values:
             known, at = _known_right(inner.func, name, default), values[key]
@@ -417,9 +398,7 @@ def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
 
 
 def groups_needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
-    """Finds the groups with a certain need: group name -> optimizer name.
-
-    `what` is `needs_full_batch` or `needs_examples`.
-    """
+    """Finds the groups with a certain need: group name -> optimizer name."""
+    # `what` is `needs_full_batch` or `needs_examples`.
     found = {name: what(group.optimizer) for name, group in groups.items()}
     return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

@@ -56,24 +56,10 @@ def declare(
     length: Callable[[Layout], float] | None = None,
     again: bool = True,
 ) -> None:
-    """Checks the parameters of an optimizer at init and reports them to `declarations`.
-
-    Outside of `declarations`, each doubt becomes an `OptimizerWarning`, if `again`.
-
-    Args:
-        params: a pytree of arrays.
-        known: the rules that `optim.layouts.rules` returned.
-        optimizer: the optimizer's name, such as "optim.muon".
-        doubts: sentences about its other arguments.
-        length: the Frobenius norm of the update of a parameter with a layout, for a learning rate
-            of 1 and matrices whose singular values are all of the same size; None if it depends on
-            the gradients.
-        again: whether to report matrices that an optimizer before it has reported already, such as
-            another part of a chain.
-
-    Raises:
-        ValueError: see `optim.layouts.layouts`.
-    """
+    """Checks an optimizer's parameters at init and reports them to `declarations`."""
+    # Outside of it, each doubt becomes an `OptimizerWarning`, if `again`: whether to repeat reports
+    # of an earlier part of a chain. Raises ValueError as `layouts` does. `length` is an update's
+    # Frobenius norm for learning rate 1 and equal singular values; None if gradients decide.
     found = layouts(params, known, optimizer)
     listener = _LISTENER.get()
     if not again and (listener is None or any(found == one.layouts for one in listener)):
@@ -101,10 +87,9 @@ def _report(declaration: Declaration) -> None:
 
 @contextmanager
 def model_of(params: optax.Params) -> Iterator[None]:
-    """Makes all parameters of a model known while the optimizers of its groups start.
-
-    Doubts about a group's parameters depend on the others. Parameters may be anything with a shape.
-    """
+    """Makes all parameters of a model known while the optimizers of its groups start."""
+    # Doubts about a group's parameters depend on the others. Parameters may be anything with a
+    # shape.
     token = _MODEL.set({path: tuple(jnp.shape(x)) for path, x in flatten(params).items()})
     try:
         yield
@@ -149,11 +134,8 @@ def _doubts(
     optimizer: str,
     length: Callable[[Layout], float] | None,
 ) -> Iterator[tuple[str, bool]]:
-    """Yields a sentence for each kind of wrong matrices, and whether that is certain.
-
-    A rule takes the paths of `named`; of the others, the last two axes are the matrix. For
-    `length`, see `declare`.
-    """
+    """Yields a sentence for each kind of wrong matrices, and whether that is certain."""
+    # A rule takes the paths of `named`; of the others, the last two axes are the matrix.
     whole = _MODEL.get()
     shapes = {path: layout.shape for path, layout in found.items()}
     model = ModelShapes({**(whole or {}), **shapes}, whole is not None)

@@ -74,21 +74,17 @@ def descend(
 
 
 def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
-    """Casts a hyperparameter to the dtype of the array that it multiplies.
-
-    Without the cast, a strongly typed float32 scalar would widen an array of a narrower dtype.
-    """
+    """Casts a hyperparameter to the dtype of the array that it multiplies."""
+    # Without the cast, a strongly typed float32 scalar would widen an array of a narrower dtype.
     return jnp.asarray(value, like.dtype)
 
 
 def moving_average(
     mean: jax.Array, new: jax.Array, decay: jax.Array, weight: jax.Array | None = None
 ) -> jax.Array:
-    """Returns decay * mean + weight * new, in the dtype of `new`; None is a weight of 1 - decay.
-
-    An optimizer whose argument is the weight passes both, because 1 - (1 - weight) is not `weight`
-    to the last bit. Decay and weight are scalars in the dtype of `new`.
-    """
+    """Returns decay * mean + weight * new in the dtype of `new`; None is 1 - decay."""
+    # An optimizer whose argument is the weight passes both, because 1 - (1 - weight) is not
+    # `weight` to the last bit. Decay and weight are scalars in the dtype of `new`.
     return decay * mean.astype(new.dtype) + (1 - decay if weight is None else weight) * new
 
 
@@ -100,11 +96,9 @@ def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.
 
 
 def map_unzip(function: Callable[..., tuple[Any, ...]], length: int, tree: Any, *rest: Any) -> Any:
-    """Maps a function that returns a tuple over trees, and returns one tree for each of its items.
+    """Maps a function that returns `length` items over trees; returns a tree for each item."""
+    # The function takes a leaf of `tree` and the subtrees of `rest` at its path.
 
-    The function takes a leaf of `tree` and the subtrees of `rest` at its path. `length` is that of
-    the tuple.
-    """
     # Not jax.tree.map with tuples as leaves, which would take tuples in `tree` for results.
     leaves, structure = jax.tree.flatten(tree)
     columns = [structure.flatten_up_to(other) for other in rest]

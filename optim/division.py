@@ -35,14 +35,10 @@ _FEWEST_ROWS = 32
 
 @contextmanager
 def split_as(axes: Mapping[str, Sequence[Axes]]) -> Iterator[None]:
-    """Tells the optimizers that are traced meanwhile how the parameters are split.
-
-    With automatic axes, the type of a traced array does not say it. Results are the same without,
-    up to rounding, but devices may exchange more.
-
-    Args:
-        axes: path name -> the mesh axes that split each dimension of the parameter.
-    """
+    """Tells the optimizers that are traced meanwhile how the parameters are split."""
+    # With automatic axes, the type of a traced array does not say it. Results are the same without,
+    # up to rounding, but devices may exchange more. `axes` has, by path name, the mesh axes that
+    # split each dimension.
     token = _SPLIT.set(axes)
     try:
         yield
@@ -51,18 +47,14 @@ def split_as(axes: Mapping[str, Sequence[Axes]]) -> Iterator[None]:
 
 
 def split_of(path: str) -> Sequence[Axes] | None:
-    """Returns the mesh axes that split each dimension of a parameter.
-
-    The result is None if nobody has told them, or if `divide`, called here, divides nothing.
-    """
+    """Returns the mesh axes that split each dimension of a parameter, None if unknown."""
+    # Also None if `divide`, called here, divides nothing.
     return (_SPLIT.get() or {}).get(path) if is_divided() else None
 
 
 def square_cost(shape: tuple[int, ...]) -> float:
-    """Returns m * m * n for a matrix [..., m, n] with m <= n: the cost of X X^T.
-
-    The cost of decompositions of square matrices grows in the same way.
-    """
+    """Returns m * m * n for a matrix [..., m, n] with m <= n: the cost of X X^T."""
+    # The cost of decompositions of square matrices grows in the same way.
     small, large = sorted(shape[-2:])
     return float(small) * small * large
 
@@ -147,11 +139,9 @@ def _concatenate(*arrays: jax.Array) -> jax.Array:
 
 
 def is_divided() -> bool:
-    """Returns whether `divide`, called here, divides matrices among several devices.
-
-    It does where a mesh of several devices with automatic axes is set; models then constrain how
-    their arrays are divided.
-    """
+    """Returns whether `divide`, called here, divides matrices among several devices."""
+    # It does where a mesh of several devices with automatic axes is set; models then constrain how
+    # their arrays are divided.
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 
@@ -188,24 +178,10 @@ def _choose_rows(
     shares: Sequence[np.ndarray],
     mesh: AbstractMesh,
 ) -> tuple[Sequence[np.ndarray], list[tuple[str, ...]]]:
-    """Chooses the mesh axes over which the rows of single matrices are divided.
-
-    They are the last axes of the mesh: the fewest that make the work of the devices even enough,
-    or else those that make it the most even.
-
-    Args:
-        numbers: how many matrices there are of each shape.
-        costs: the cost of a matrix of each shape.
-        shapes: the shapes, [rows, columns].
-        shares: for each shape, the shares if every matrix stays whole, from `assign_to_devices`.
-        mesh: the mesh.
-
-    Returns:
-        For each shape, how many whole matrices each device computes, int [devices]; and the axes
-        along which the rows of the others are divided. The axes are () where there are no others:
-        for a shape whose rows do not divide over the devices or are too few, and for all if nothing
-        is gained.
-    """
+    """Chooses the mesh axes over which the rows of single matrices are divided."""
+    # They are the last axes of the mesh: the fewest that make the work even enough, or else the
+    # most even. Returns for each shape how many whole matrices each device computes, int [devices],
+    # and the axes for the others: () where rows do not divide or are too few, or nothing is gained.
     mean = sum(number * one for number, one in zip(numbers, costs, strict=True)) / mesh.size
 
     def largest(shares: Sequence[np.ndarray]) -> float:
@@ -249,10 +225,8 @@ def _by_rows(
     axes: tuple[str, ...],
     mesh: AbstractMesh,
 ) -> Any:
-    """Applies a function to stacks [n, ...]; the devices along `axes` compute a matrix together.
-
-    `function` returns this device's rows of the results.
-    """
+    """Applies a function to stacks [n, ...]; devices along `axes` compute a matrix together."""
+    # `function` returns this device's rows of the results.
     others = tuple(name for name in mesh.axis_names if name not in axes)
     groups, count = math.prod(mesh.shape[name] for name in others), stacks[0].shape[0]
     # Every group has as many slots as the fullest one; a slot too many repeats a matrix.
@@ -271,11 +245,9 @@ def _by_rows(
 def _on_shares(
     function: Callable[..., Any], stacks: Sequence[jax.Array], share: np.ndarray, mesh: AbstractMesh
 ) -> Any:
-    """Applies a function to stacks [n, ...]; each device computes its share.
-
-    Every device runs the same program, so each has as many slots as the largest share. The slots
-    that all devices fill form one batch. Each other slot is computed under a condition.
-    """
+    """Applies a function to stacks [n, ...]; each device computes its share."""
+    # Every device runs the same program, so each has as many slots as the largest share. The slots
+    # that all devices fill form one batch. Each other slot is computed under a condition.
     slots, filled = int(share.max()), int(share.min())
     if slots == 0:
         return function(*stacks)
@@ -324,11 +296,9 @@ def _split_first_axis(x: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
 
 
 def one_by_one(function: Callable[..., Sequence[list[Any]]]) -> Callable[..., Sequence[list[Any]]]:
-    """Makes a function of lists over the parameters treat one parameter after the other.
-
-    That needs the temporary memory of one. If `divide` shares matrices among devices, the function
-    gets all parameters at once, so that the devices get equal shares.
-    """
+    """Makes a function of lists over the parameters treat one parameter after the other."""
+    # That needs the temporary memory of one. If `divide` shares matrices among devices, the
+    # function gets all parameters at once, so that the devices get equal shares.
 
     def each(*lists: list[Any]) -> Sequence[list[Any]]:
         if is_divided() or not lists[0]:

@@ -19,17 +19,11 @@ Shape = tuple[int, ...]
 
 
 class Doubt(NamedTuple):
-    """A guess about one parameter.
+    """A guess about one parameter."""
 
-    Attributes:
-        text: what it probably is and what to do, with "<path>" in place of its path, so that equal
-            layers have equal texts.
-        spec: the value of `matrices` that would be right; None if there is none.
-        certain: whether it is no guess: a convolution, whose bias has the axes of its outputs.
-    """
-
-    text: str
-    spec: str | None = None
+    text: str  # with "<path>" in place of its path, so that equal layers have equal texts
+    spec: str | None = None  # the value of `matrices` that would be right; None if there is none
+    # whether it is no guess: a convolution, whose bias has the axes of its outputs
     certain: bool = False
 
 
@@ -89,12 +83,9 @@ _PRESETS = {
 
 
 class ModelShapes:
-    """The parameters of a model, or of one optimizer, from which the axes of each are guessed.
+    """The parameters of a model, or of one optimizer, from which axes of each are guessed."""
 
-    Args:
-        shapes: path name -> shape.
-        whole: whether these are all parameters of a model, and not those of one optimizer only.
-    """
+    # `shapes` are by path name; `whole` is whether these are all parameters of a model.
 
     def __init__(self, shapes: Mapping[str, Shape], whole: bool):
         # A raw nnx.State ends its paths in /value.
@@ -103,11 +94,9 @@ class ModelShapes:
 
     @cached_property
     def _stacks(self) -> dict[str, int]:
-        """Module -> the axis along which its parameters have stacked layers, where there is one.
-
-        A scan over layers adds an axis of one size to all parameters of a module: to kernels and to
-        scales and biases, which have fewer axes.
-        """
+        """Returns module -> the axis along which its parameters have stacked layers, if any."""
+        # A scan over layers adds an axis of one size to all parameters of a module: to kernels and
+        # to scales and biases, which have fewer axes.
         below = defaultdict(list)
         for path, shape in self._shapes.items():
             for module in _modules(path):
@@ -149,12 +138,10 @@ class ModelShapes:
         return self._by_shape(path, shape)
 
     def is_depthwise(self, path: str, summed: Shape) -> bool:
-        """Returns whether a kernel is probably that of a depthwise convolution.
-
-        Its axis of inputs has the size 1, but so has that of a first layer that reads gray images:
-        it is depthwise if its name says so, or if the model has several such kernels. `summed` has
-        the sizes of the axes that the layer sums over, the inputs last.
-        """
+        """Returns whether a kernel is probably that of a depthwise convolution."""
+        # Its axis of inputs has the size 1, but so has that of a first layer that reads gray
+        # images: it is depthwise if its name says so, or if the model has several such kernels.
+        # `summed` has the sizes of the axes that the layer sums over, the inputs last.
         path = _plain(path)
         if summed[-1] != 1 or set(summed) == {1}:
             return False
@@ -165,11 +152,9 @@ class ModelShapes:
         return len(alike) > 1 or bool(re.search(r"depthwise|(^|[/_])dw", path.lower()))
 
     def _summed(self, path: str) -> tuple[int, int] | None:
-        """Finds the first axis of a kernel that its layer sums over, and the number of such axes.
-
-        They are the axes that the layer's bias lacks. None if there is no bias, or if its axes are
-        not among those of the kernel.
-        """
+        """Finds a kernel's first axis that its layer sums over, and the number of such axes."""
+        # They are the axes that the layer's bias lacks. None if there is no bias, or if its axes
+        # are not among those of the kernel.
         shape, module = self._shapes[path], _modules(path)[0]
         found = (self._shapes.get(f"{module}/{name}".lstrip("/")) for name in ("bias", "b"))
         bias = next((x for x in found if x), None)
@@ -199,11 +184,9 @@ class ModelShapes:
         return _as(axes, _spec(axes, " ".join([inputs, *window]), "out"))
 
     def _by_heads(self, path: str) -> Doubt | None:
-        """Finds the kernels of attention, [in, heads, head_dim] and [heads, head_dim, out].
-
-        Each is known by the other in its module. Both may have further axes first, those of stacked
-        layers.
-        """
+        """Finds kernels of attention, [in, heads, head_dim] and [heads, head_dim, out]."""
+        # Each is known by the other in its module. Both may have further axes first, those of
+        # stacked layers.
         shape = self._shapes[path]
         module = (*_modules(path), "")[1]
         into, out = self._heads[module]
@@ -215,11 +198,9 @@ class ModelShapes:
 
     @cached_property
     def _heads(self) -> Mapping[str, tuple[Mapping[Shape, set[int]], Mapping[Shape, set[int]]]]:
-        """Reads each module's kernels as [in, heads, head_dim] and as [heads, head_dim, out].
-
-        Both dicts of a module are from the axes of layers and heads, (*layers, heads, head_dim), to
-        the sizes of the remaining axis: the inputs of queries, and the outputs.
-        """
+        """Reads kernels as [in, heads, head_dim] and as [heads, head_dim, out], by module."""
+        # Both dicts of a module are from the axes of layers and heads, (*layers, heads, head_dim),
+        # to the sizes of the remaining axis: the inputs of queries, and the outputs.
         found: Any = defaultdict(lambda: (defaultdict(set), defaultdict(set)))
         for path, shape in self._shapes.items():
             # A kernel [n, n, n] could be either.

@@ -21,10 +21,8 @@ def compute_dtype(params: optax.Params) -> DTypeLike:
 
 
 def widen(tree: Any, integers: bool = False) -> Any:
-    """Casts floats narrower than float32, such as bfloat16, to float32; other leaves stay.
-
-    With `integers`, integers and booleans become float32, too, as an average of them needs.
-    """
+    """Casts floats narrower than float32, such as bfloat16, to float32; other leaves stay."""
+    # With `integers`, integers and booleans become float32, too, as an average of them needs.
 
     def cast(x: Any) -> Any:
         x = jnp.asarray(x)

@@ -33,10 +33,8 @@ def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
 
 
 def grams_of_sides(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
-    """Returns X X^T and X^T X of matrices X, [..., rows, columns]; () for a side that is too long.
-
-    With "shorter" for `sides`, the longer side of a matrix is too long.
-    """
+    """Returns X X^T and X^T X of X [..., rows, columns]; () for a side that is too long."""
+    # With "shorter" for `sides`, the longer side of a matrix is too long.
     if sides == "shorter":
         max_size = min(max_size, *x.shape[-2:])
     return Sides(*gram_matrices(x, max_size))
@@ -45,12 +43,10 @@ def grams_of_sides(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> 
 def first_sides(
     over: Matrices, params: optax.Params, grams_of: Callable[[jax.Array], Sides]
 ) -> list[Any]:
-    """Makes the state before the first gradient.
-
-    `grams_of` returns the Gram matrices of one parameter's matrices [n, rows, columns]. Returns
-    zeros like the parameters, then the Gram matrices of the left and of the right sides, which are
-    zero, and the bases of both, which are identities.
-    """
+    """Makes the state before the first gradient: zeros, Gram matrices of zeros, identities."""
+    # `grams_of` returns the Gram matrices of one parameter's matrices [n, rows, columns]. Returns
+    # zeros like the parameters, then the Gram matrices of the left and of the right sides, then the
+    # bases of both.
 
     def eye(s: jax.Array) -> jax.Array:
         return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
@@ -75,11 +71,10 @@ def turn_back(x: jax.Array, bases: Sides) -> jax.Array:
 
 
 def is_noise(variance: jax.Array) -> jax.Array:
-    """Finds the elements whose gradients are zero up to the rounding errors of `turn`.
-
-    The rounding error of an element is proportional to the norms of its row and column and, after
-    the first of the two products, to the norm of the whole matrix. `variance` are means of squares.
-    """
+    """Finds the elements whose gradients are zero up to the rounding errors of `turn`."""
+    # The rounding error of an element is proportional to the norms of its row and column and, after
+    # the first of the two products, to the norm of the whole matrix. `variance` are means of
+    # squares.
     rows = jnp.sum(variance, axis=-1, keepdims=True)
     columns = jnp.sum(variance, axis=-2, keepdims=True)
     scale = rows + columns + jnp.mean(variance, axis=(-2, -1), keepdims=True)
@@ -95,11 +90,9 @@ def first_bases(grams: list[Sides]) -> list[Sides]:
 def next_bases(
     grams: list[Sides], bases: list[Sides], sort: bool = True
 ) -> tuple[list[Sides], list[Sides]]:
-    """Rotates bases towards the eigenvectors by one power iteration and a QR decomposition.
-
-    Returns the new bases and, for each, the order into which its columns were sorted before, which
-    is () everywhere without `sort`.
-    """
+    """Rotates bases towards the eigenvectors by a power iteration and a QR decomposition."""
+    # Returns the new bases and, for each, the order into which its columns were sorted before,
+    # which is () everywhere without `sort`.
     orders = jax.tree.map(falling_order, grams, bases) if sort else []
     structure = jax.tree.structure(grams)
 
@@ -129,14 +122,10 @@ def _is_null(eigenvalues: jax.Array) -> jax.Array:
 
 
 def eigenvectors(gram: jax.Array) -> jax.Array:
-    """Computes eigenvectors of Gram matrices [..., m, m], independent of rounding errors.
-
-    In the null space any basis consists of eigenvectors. This function uses the eigenvectors of a
-    fixed diagonal matrix restricted to the null space: they change as little as the null space
-    does. A row without gradients keeps its column of the identity, bit for bit.
-
-    Returns orthonormal columns, [..., m, m], in falling order of their eigenvalues.
-    """
+    """Returns orthonormal eigenvectors of [..., m, m], in falling order of eigenvalues."""
+    # In the null space any basis would do. To be independent of rounding errors, it is that of a
+    # fixed diagonal matrix restricted to the null space, which changes as little as the null space
+    # does. A row without gradients keeps its column of the identity, bit for bit.
     size = gram.shape[-1]
     gram, like = replicate(gram), gram
     # The diagonal of a mean of G G^T is 0 only for rows whose gradients were all 0.
@@ -161,11 +150,9 @@ def eigenvectors(gram: jax.Array) -> jax.Array:
 
 
 def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
-    """Multiplies a basis [..., m, m] by the Gram matrix and orthonormalizes the columns in order.
-
-    The product maps columns in the null space to rounding errors. Such columns are taken from the
-    old basis instead and made orthogonal to all others.
-    """
+    """Multiplies a basis [..., m, m] by the Gram matrix and orthonormalizes its columns."""
+    # They are orthonormalized in order. The product maps columns in the null space to rounding
+    # errors. Such columns are taken from the old basis instead and made orthogonal to all others.
     powered = product(gram, basis)
     found, triangle = qr(powered)
     null = _is_null(jnp.abs(jnp.diagonal(triangle, axis1=-2, axis2=-1)))
@@ -185,10 +172,8 @@ def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 def falling_order(gram: jax.Array, basis: jax.Array) -> jax.Array:
-    """Returns the indices of a basis' columns in falling order of their eigenvalues, int [..., m].
-
-    The columns, [..., m, m], are orthonormal and close to eigenvectors of `gram`.
-    """
+    """Returns the indices of columns in falling order of their eigenvalues, int [..., m]."""
+    # The columns, [..., m, m], are orthonormal and close to eigenvectors of `gram`.
     eigenvalues = _rayleigh_quotients(gram, basis)
     # Zeros keep their order in argsort, so that rounding errors do not sort the null space.
     eigenvalues = jnp.where(_is_null(eigenvalues), 0, eigenvalues)

@@ -25,11 +25,9 @@ Recipe = partial | optax.GradientTransformation
 
 
 class ArgumentError(ValueError):
-    """Raised if an argument of a recipe is not allowed.
+    """Raised if an argument of a recipe is not allowed."""
 
-    Attributes:
-        argument: its path below the recipe, such as "base_optimizer.learning_rate".
-    """
+    # Its `argument` is the path below the recipe, such as "base_optimizer.learning_rate".
 
     def __init__(self, message: str, argument: str):
         super().__init__(message)
@@ -42,11 +40,9 @@ def recipes_within(recipe: object) -> Iterator[partial]:
 
 
 def recipes_with_paths(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
-    """Yields a recipe and those inside it, outermost first, each after its path.
-
-    A path is such as "" or "inner.base_optimizer". Containers of recipes are searched, and other
-    objects yield nothing. Only recursive calls pass `path`.
-    """
+    """Yields a recipe and those inside it, outermost first, each after its path."""
+    # A path is such as "" or "inner.base_optimizer". Containers of recipes are searched, and other
+    # objects yield nothing. Only recursive calls pass `path`.
 
     def below(key: Any) -> str:
         return f"{path}.{key}".lstrip(".")
@@ -65,11 +61,9 @@ def recipes_with_paths(recipe: object, path: str = "") -> Iterator[tuple[str, pa
 
 
 def name_of(recipe: Recipe) -> str:
-    """Returns a factory's name as in a config: "optax.adamw", "my_lab.optimizers.sign_momentum".
-
-    It is the shortest one, if the packages around its module have it, too. A finished
-    transformation has no name and is called "an optax transformation".
-    """
+    """Returns the name of a factory as in a config, such as "optax.adamw"."""
+    # It is the shortest one, if the packages around its module have it, too. A finished
+    # transformation has no name and is called "an optax transformation".
     if not isinstance(recipe, partial):
         return "an optax transformation"
     for package in (optax, optax.contrib):  # optax.nadam is itself a partial, without a __name__
@@ -83,22 +77,17 @@ def name_of(recipe: Recipe) -> str:
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Returns the float arguments of a recipe and of those inside it; a transformation has none.
-
-    They are floats, traced scalars or schedules by name, defaults included, without arguments that
-    are None. Items of a tuple of floats are called "betas[0]", "betas[1]". If several recipes have
-    an argument of one name, the outermost is called by the name and the others by their path,
-    "base_optimizer.learning_rate".
-    """
+    """Returns the float arguments of a recipe and of those inside it, by name."""
+    # They are floats, traced scalars or schedules, defaults included, without arguments that are
+    # None. Items of a tuple are called "betas[0]". If several recipes have an argument of one name,
+    # the outermost has the name and the others have their path, "base_optimizer.learning_rate".
     return {key: value for key, _, _, value, _ in named_floats(recipe)}
 
 
 def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
-    """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`.
-
-    Each is the unique name, the recipe with the argument, the argument's name, its value, its
-    default.
-    """
+    """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`."""
+    # Each is the unique name, the recipe with the argument, the argument's name, its value, its
+    # default.
     found: set[str] = set()
     for path, inner in recipes_with_paths(recipe):
         for name, value, default in floats(inner):
@@ -108,10 +97,7 @@ def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]
 
 
 def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
-    """Yields name, value and default of the float arguments of one recipe, without inner recipes.
-
-    Arguments that are None are left out.
-    """
+    """Yields name, value and default of a recipe's own float arguments that are not None."""
     given = bound(recipe)
     given.apply_defaults()
     for name, value in given.arguments.items():
@@ -128,11 +114,8 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
 
 
 def declared_dtypes(recipe: Recipe) -> list[Any]:
-    """Returns the dtypes in arguments such as `mu_dtype`, inner recipes included.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation (which has none).
-    """
+    """Returns the dtypes in arguments such as `mu_dtype`, inner recipes included."""
+    # A finished transformation has none.
     given = [
         item for _, inner in recipes_with_paths(recipe) for item in bound(inner).arguments.items()
     ]
@@ -140,10 +123,8 @@ def declared_dtypes(recipe: Recipe) -> list[Any]:
 
 
 def learning_rate_of(recipe: Recipe) -> Any:
-    """Returns the outermost argument `learning_rate`: a number, a traced scalar or a schedule.
-
-    Raises ValueError if there is none, or if there are several and none is the outermost.
-    """
+    """Returns the outermost argument `learning_rate`: a number, traced scalar or schedule."""
+    # Raises ValueError if there is none, or if there are several and none is the outermost.
     found = {
         path: value
         for path, inner in recipes_with_paths(recipe)
@@ -165,12 +146,10 @@ def learning_rate_of(recipe: Recipe) -> Any:
 
 
 def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """Changes the float arguments of a recipe and of those inside it, defaults included.
-
-    `change` takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value (a
-    number, a traced scalar, a schedule or None), and returns what to put in its place. Containers
-    of recipes are searched, and other objects are returned. Only recursive calls pass `path`.
-    """
+    """Changes the float arguments of a recipe and of those inside it, defaults included."""
+    # `change` takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value (a
+    # number, a traced scalar, a schedule or None), and returns what to put in its place. Containers
+    # of recipes are searched, and other objects are returned. Only recursive calls pass `path`.
 
     def below(key: Any) -> str:
         return f"{path}.{key}".lstrip(".")
@@ -202,10 +181,8 @@ def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = ""
 
 
 def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
-    """Changes the arrays, also traced ones, among the arguments of a recipe and of those inside it.
-
-    The arrays are visited in the same order at every call.
-    """
+    """Changes the arrays, also traced ones, in a recipe and in those inside it."""
+    # The arrays are visited in the same order at every call.
     if isinstance(recipe, jax.Array):
         return change(recipe)
     if isinstance(recipe, partial):
@@ -220,10 +197,9 @@ def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
 
 
 def float_paths(recipe: object) -> dict[str, Any]:
-    """Returns the float arguments of a recipe and of those inside it by their paths.
-
-    A path is such as "base_optimizer.b1"; a value is a number, a traced scalar, a schedule or None.
-    """
+    """Returns the float arguments of a recipe and of those inside it by their paths."""
+    # A path is such as "base_optimizer.b1"; a value is a number, a traced scalar, a schedule or
+    # None.
     found: dict[str, Any] = {}
     # setdefault returns the value, so that nothing changes.
     map_floats(recipe, lambda path, value: found.setdefault(path, value))
@@ -237,12 +213,10 @@ FLOATS = ("learning_rate", "weight_decay")
 
 
 def takes_float(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument of an optimizer factory is a float, and may be a schedule.
-
-    True for an argument with a float default, or annotated as a float, alone or in a union, and for
-    `learning_rate` and `weight_decay` with any annotation; False for integers, booleans, masks,
-    dtypes, functions and the like.
-    """
+    """Returns whether an optimizer factory's argument is a float, and may be a schedule."""
+    # True for an argument with a float default, or annotated as a float, alone or in a union, and
+    # for `learning_rate` and `weight_decay` with any annotation; False for integers, booleans,
+    # masks, dtypes, functions and the like.
     return _kind(function, name) == "float"
 
 
@@ -257,10 +231,9 @@ def takes_recipe(function: Callable[..., Any], name: str) -> bool:
 
 
 def takes_partial(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a recipe that the factory itself calls, as `cautious` does.
-
-    Such a recipe is passed on as it is; any other is replaced by its transformation.
-    """
+    """Returns whether an argument is a recipe that the factory itself calls."""
+    # `cautious` has one. Such a recipe is passed on as it is; any other is replaced by its
+    # transformation.
     return "partial" in str(parameters(function)[name].annotation)
 
 
@@ -316,10 +289,8 @@ def bound(recipe: partial) -> inspect.BoundArguments:
 
 
 def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
-    """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
-
-    For `dtype`, that of the values, see `dtypes.compute_dtype`.
-    """
+    """Replaces each schedule of a recipe, and of those inside it, by its value at a step."""
+    # For `dtype`, that of the values, see `dtypes.compute_dtype`.
 
     def number(path: str, value: Any) -> Any:
         name = path.split(".")[-1]
@@ -334,11 +305,9 @@ def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
 def instantiate(
     recipe: Recipe, step: ArrayLike, dtype: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
-    """Calls the factory of a recipe, with each schedule replaced by its value at a step.
-
-    The transformation ignores extra arguments that it does not know. Raises ValueError if the
-    factory branches in Python on a scheduled argument, or a schedule fails.
-    """
+    """Calls the factory of a recipe, with each schedule replaced by its value at a step."""
+    # The transformation ignores extra arguments that it does not know. Raises ValueError if the
+    # factory branches in Python on a scheduled argument, or a schedule fails.
     return _called(at_step(recipe, step, dtype))
 
 
@@ -348,10 +317,8 @@ def separate_arrays(
     list[jax.Array],
     Callable[[Sequence[jax.Array], DTypeLike], optax.GradientTransformationExtraArgs],
 ]:
-    """Returns the arrays among the arguments of a recipe, and a function that calls the recipe.
-
-    The function takes arrays to put in their place, and the dtype of `instantiate`.
-    """
+    """Returns the arrays among a recipe's arguments, and a function that calls the recipe."""
+    # The function takes arrays to put in their place, and the dtype of `instantiate`.
     held: list[jax.Array] = []
     map_arrays(recipe, held.append)
 
@@ -393,10 +360,9 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
 
 
 def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
-    """Evaluates a schedule at a step, which it receives as an array.
-
-    Raises ValueError, with the argument's name, if the schedule fails or does not return a scalar.
-    """
+    """Evaluates a schedule at a step, which it receives as an array."""
+    # Raises ValueError, with the argument's name, if the schedule fails or does not return a
+    # scalar.
     must = (
         f"The schedule of {name} must be a function of the step, a traced int32 scalar, that "
         "returns a scalar. It"

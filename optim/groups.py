@@ -183,11 +183,9 @@ _FROZEN = optax.set_to_zero()  # a single object, so that `is_frozen` can compar
 
 
 def assign(groups: Mapping[str, Group], by_path: Mapping[str, Any]) -> dict[str, str]:
-    """Finds the group of every parameter: path name -> group name.
-
-    The first group that takes a parameter has it. Raises GroupError if no group takes a parameter,
-    a group takes none, or a pattern takes too long.
-    """
+    """Returns path name -> group name of every parameter; raises GroupError if it cannot."""
+    # The first group that takes a parameter has it. It is an error if no group takes a parameter, a
+    # group takes none, or a pattern takes too long.
     labels = {path: _first(groups, path, x) for path, x in by_path.items()}
     for name, group in groups.items():
         if name not in labels.values():
@@ -244,10 +242,8 @@ def _dead_group(
 
 @contextmanager
 def group_error_context(name: str, group: Group, params: Mapping[str, Any]) -> Iterator[None]:
-    """Raises an optimizer's errors again as GroupErrors that name the group.
-
-    `params` are the parameters of the group, by path name.
-    """
+    """Raises an optimizer's errors again as GroupErrors that name the group."""
+    # `params` are the parameters of the group, by path name.
     try:
         yield
     # A GroupError names its group already; the other one is about a device, such as its memory.

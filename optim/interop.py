@@ -18,23 +18,15 @@ from optim.paths import flatten, names, unflatten
 
 
 class TransformationState(NamedTuple):
-    """The state of `Optimizer.tx`.
+    """The state of `Optimizer.tx`."""
 
-    Attributes:
-        groups: group name -> the state of its optimizer; values for each parameter are a tree like
-            the parameters, with `optax.MaskedNode` for parameters of other groups.
-        skipped: the number of skipped updates, int32.
-        step: the number of updates, int32.
-        master: the float32 copies of low_precision="master", a tree like the parameters;
-            otherwise empty.
-        lookahead: the state of the lookahead, with trees like the parameters; otherwise empty.
-        readout: the same of the readout.
-    """
+    # Values for each parameter are a tree like the parameters; `master`, `lookahead` and `readout`
+    # are empty where they are not used.
 
-    groups: dict[str, Any]
-    skipped: Any
-    step: Any
-    master: Any
+    groups: dict[str, Any]  # name -> state; `optax.MaskedNode` for parameters of other groups
+    skipped: Any  # the number of skipped updates, int32
+    step: Any  # the number of updates, int32
+    master: Any  # the float32 copies of low_precision="master"
     lookahead: Any = ()
     readout: Any = ()
 
@@ -61,12 +53,10 @@ class TransformationState(NamedTuple):
 
 
 def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns an `optim.Optimizer` as an optax transformation.
-
-    Updates have the parameters' dtypes: in low precision, parameters plus updates are rounded once
-    more than the parameters that `Optimizer.update` returns. The state is a `TransformationState`;
-    `update` also takes an `OptimizerState`, and then returns one.
-    """
+    """Returns an `optim.Optimizer` as an optax transformation."""
+    # Updates have the parameters' dtypes: in low precision, parameters plus updates are rounded
+    # once more than the parameters that `Optimizer.update` returns. The state is a
+    # `TransformationState`; `update` also takes an `OptimizerState`, and then returns one.
 
     def init(params: optax.Params) -> TransformationState:
         if not jax.tree.leaves(params):  # optax.tree.map_params passes a placeholder
@@ -127,10 +117,8 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
 
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
-    """Converts the state of a transformation back, for `Optimizer.update`.
-
-    An `OptimizerState` is returned unchanged.
-    """
+    """Converts the state of a transformation back, for `Optimizer.update`."""
+    # An `OptimizerState` is returned unchanged.
     if isinstance(state, OptimizerState):
         return state
     template = bound.template()

@@ -35,20 +35,10 @@ def inverse_roots(
     exponent: ArrayLike | None = None,
     tolerance: ArrayLike | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """Computes inverse roots of the Gram matrices of all parameters.
-
-    Args:
-        sides: for each parameter its left, and for each its right Gram matrices, [n, m, m], or ().
-        corrected: corrects their bias.
-        eps: added to the eigenvalues; None for pseudo-inverses, in which eigenvalues of zero stay
-            zero.
-        exponent: of each root; None for 1/4 where a parameter has two sides, and 1/2 where one.
-        tolerance: the eigenvalues up to this many times the largest count as zero in a
-            pseudo-inverse; None for the rounding errors of the dtype.
-
-    Returns:
-        The roots, like `sides`.
-    """
+    """Returns inverse roots of left and right Gram matrices, [n, m, m] or (), like `sides`."""
+    # `eps` is added to the eigenvalues; None is for pseudo-inverses, where zeros stay zero, and so
+    # does what is up to `tolerance` times the largest (None: the rounding errors of the dtype). If
+    # `exponent` is None, it is 1/4 where a parameter has two sides, and 1/2 where one.
 
     def root(gram: jax.Array, power: jax.Array) -> jax.Array:
         values, vectors = eigh(replicate(corrected(gram)))

@@ -50,10 +50,8 @@ _STATES_THAT_DEPEND_ON_STEPS = (
 
 
 def depends_on_steps(state: optax.OptState) -> bool:
-    """Returns whether an optimizer's state would disagree with steps that are changed later.
-
-    Such a state contains copies of parameters, or the length of a step.
-    """
+    """Returns whether an optimizer's state would disagree with steps that are changed later."""
+    # Such a state contains copies of parameters, or the length of a step.
     found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _STATES_THAT_DEPEND_ON_STEPS))
     return any(isinstance(node, _STATES_THAT_DEPEND_ON_STEPS) for node in found)
 

@@ -105,11 +105,9 @@ class Rule(NamedTuple):
 
 
 def rules(matrices: MatrixSpec) -> list[Rule]:
-    """Reads the argument `matrices`: a preset's name, a spec, a mapping of path pattern to either.
-
-    The first rule that takes a path applies; None has no rules. Raises ValueError if it is none of
-    these, or a pattern is not a regular expression.
-    """
+    """Reads the argument `matrices`; raises ValueError if it is invalid."""
+    # It is a preset's name, a spec, or a mapping of path pattern to either. The first rule that
+    # takes a path applies; None has no rules.
     if matrices is None:
         return []
     if not isinstance(matrices, Mapping):
@@ -170,12 +168,10 @@ def _unreadable(spec: Any) -> ValueError:
 
 
 def layouts(params: optax.Params, known: list[Rule], optimizer: str) -> dict[str, Layout]:
-    """Finds the matrices of every parameter: path name -> layout, in the order of the leaves.
-
-    Parameters that none of the `known` rules takes use their last two axes. Raises ValueError if a
-    parameter has fewer than two axes, is complex, or has fewer axes than its rule names; or a rule
-    does not match any parameter.
-    """
+    """Returns path name -> layout of every parameter's matrices, in the order of the leaves."""
+    # Parameters that none of the `known` rules takes use their last two axes. Raises ValueError if
+    # a parameter has fewer than two axes, is complex, or has fewer axes than its rule names; or a
+    # rule does not match any parameter.
     by_path = flatten(params)
     found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}
     for rule in known:

@@ -22,31 +22,19 @@ ByPath = dict[str, jax.Array]  # path name -> array, at least float32
 
 
 class Ahead(NamedTuple):
-    """The result of a lookahead.
+    """The result of a lookahead."""
 
-    Attributes:
-        params: the parameters at which the next gradient is taken, by path name.
-        weights: the weights that are evaluated, by path name.
-        state: the state of the lookahead.
-    """
-
-    params: ByPath
-    weights: ByPath
+    params: ByPath  # at which the next gradient is taken
+    weights: ByPath  # that are evaluated
     state: Any
 
 
 class EmaNesterovState(NamedTuple):
-    """The state of `ema_nesterov`.
+    """The state of `ema_nesterov`."""
 
-    Attributes:
-        weights: path name -> the weights without the displacement.
-        moves: path name -> the average of their changes.
-        peak: the largest learning rate so far, a scalar; an empty tuple without `scheduled_by`.
-    """
-
-    weights: ByPath
-    moves: ByPath
-    peak: Any
+    weights: ByPath  # without the displacement
+    moves: ByPath  # the average of their changes
+    peak: Any  # the largest learning rate so far, a scalar; () without `scheduled_by`
 
 
 class EmaNesterov(NamedTuple):
@@ -126,15 +114,10 @@ class EmaNesterov(NamedTuple):
 
 
 class OuterNesterovState(NamedTuple):
-    """The state of `outer_nesterov`.
+    """The state of `outer_nesterov`."""
 
-    Attributes:
-        weights: path name -> the weights after the last outer step.
-        momentum: path name -> the sum of the changes, decayed.
-    """
-
-    weights: ByPath
-    momentum: ByPath
+    weights: ByPath  # after the last outer step
+    momentum: ByPath  # the sum of the changes, decayed
 
 
 class OuterNesterov(NamedTuple):
@@ -325,10 +308,8 @@ def _raise_if_wrong(name: str, made: Lookahead) -> None:
 
 
 def copied(x: jax.Array) -> jax.Array:
-    """Returns a new array with the values of a parameter, for a state.
-
-    The step donates both parameters and state. A weak type would change at the first update.
-    """
+    """Returns a new array with the values of a parameter, for a state."""
+    # The step donates both parameters and state. A weak type would change at the first update.
     return jnp.array(x, x.dtype, copy=True)
 
 

@@ -18,16 +18,10 @@ from optim.layouts import Layout, MatrixSpec, layouts, rules
 
 
 class Matrices:
-    """Converts the parameters of an optimizer to batches of matrices and back.
+    """Converts parameters to batches of matrices and back; ValueError for an invalid spec."""
 
-    Args:
-        spec: the optimizer's argument `matrices`; see `optim.layouts`. None uses the last two axes
-            of every parameter, [inputs, outputs], and every axis before them as batch.
-        optimizer: the optimizer's name in errors, such as "optim.muon".
-
-    Raises:
-        ValueError: if the spec is invalid.
-    """
+    # The spec is the optimizer's argument `matrices`; None uses the last two axes of every
+    # parameter, [inputs, outputs], and every axis before them as batch.
 
     def __init__(self, spec: MatrixSpec, optimizer: str):
         self._rules = rules(spec)
@@ -39,18 +33,15 @@ class Matrices:
         doubts: Sequence[str] = (),
         length: Callable[[Layout], float] | None = None,
     ) -> None:
-        """Checks the parameters at init and reports their layouts to `declarations`.
-
-        For `doubts` and `length`, see `declarations.declare`. Raises ValueError if a parameter is
-        not a real matrix or does not fit the spec, or a pattern of the spec matches no parameter.
-        """
+        """Checks the parameters at init and reports their layouts to `declarations`."""
+        # Raises ValueError if a parameter is not a real matrix or does not fit the spec, or a
+        # pattern of the spec matches no parameter. For `doubts` and `length`, see
+        # `declarations.declare`.
         declare(params, self._rules, self._optimizer, doubts, length)
 
     def check(self, params: optax.Params) -> None:
-        """Checks the parameters at init as `declare` does.
-
-        Reports their layouts only if no other part of the chain before it has done so.
-        """
+        """Checks the parameters at init as `declare` does."""
+        # Reports their layouts only if no other part of the chain before it has done so.
         declare(params, self._rules, self._optimizer, again=False)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
@@ -58,10 +49,8 @@ class Matrices:
         return list(layouts(params, self._rules, self._optimizer).values())
 
     def splits(self, params: optax.Params) -> list[tuple[Axes, Axes]]:
-        """Finds the mesh axes that split rows and columns of every parameter's matrices.
-
-        They are () where `division.split_as` does not say; raises as `declare` does.
-        """
+        """Finds the mesh axes that split rows and columns of every parameter's matrices."""
+        # They are () where `division.split_as` does not say; raises as `declare` does.
 
         def of_path(path: str, layout: Layout) -> tuple[Axes, Axes]:
             of = split_of(path) or [()] * len(layout.shape)
@@ -80,26 +69,10 @@ class Matrices:
         trees: Sequence[Any],
         kept: Sequence[Any] = (),
     ) -> list[Any]:
-        """Applies a function to the matrices of all parameters.
-
-        Args:
-            function: takes a list of each of `trees`, with an array [n, rows, columns] for each
-                parameter, then a list of each of `kept`, with a pytree of arrays [n, ...] for each
-                parameter. It returns as many lists of the first kind as there are trees, and then
-                any number of lists of the second kind. Matrices are independent of each other.
-            trees: pytrees with the structure and the shapes of the parameters.
-            kept: pytrees that begin with that structure, whose arrays have, in place of n, the
-                batch axes of the parameter.
-
-        Returns:
-            For each list that the function returns a pytree with the structure of the parameters:
-            first those with their shapes and shardings, then those like `kept`, with the shardings
-            of `kept` if there is any.
-
-        Raises:
-            ValueError: see `declare`; or inside shard_map, if an array differs between devices: it
-                may be a shard of a matrix, whose norm is not the norm of the matrix.
-        """
+        """Applies a function to lists of all parameters' matrices, [n, rows, columns]."""
+        # It takes a list of each of `trees`, then of each of `kept` ([n, ...], with the batch axes
+        # in place of n outside), and returns lists in that order. Raises ValueError as `declare`
+        # does, or inside shard_map if an array differs between devices: it may be a shard.
         leaves, structure = jax.tree.flatten(trees[0])
         # Each item of `kept` has a tree of arrays for a parameter, or () where there is no matrix.
         columns = [structure.flatten_up_to(tree) for tree in (*trees, *kept)]
@@ -143,11 +116,9 @@ class Matrices:
 
 
 def _merge(x: jax.Array, batch: int, shape: tuple[int, ...]) -> jax.Array:
-    """Merges the batch axes into one, and gathers all axes but the first batch axis.
-
-    Under jit with automatic axes the compiler gathers where necessary. With explicit axes, where
-    the sharding belongs to the type, the array must be resharded here.
-    """
+    """Merges the batch axes into one, and gathers all axes but the first batch axis."""
+    # Under jit with automatic axes the compiler gathers where necessary. With explicit axes, where
+    # the sharding belongs to the type, the array must be resharded here.
     sharding = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types:
         first = tuple(sharding.spec)[: min(batch, 1)]
@@ -183,11 +154,8 @@ def replicate(x: jax.Array) -> jax.Array:
 
 
 def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
-    """Returns X X^T and X^T X of matrices X, [..., rows, columns].
-
-    The result for a side longer than `max_size` is an empty tuple, as are both results for matrices
-    without elements.
-    """
+    """Returns X X^T and X^T X of X [..., rows, columns]; () for a side above `max_size`."""
+    # Both results are () for matrices without elements.
     if not x.size:  # the largest eigenvalue would be a maximum over nothing, which raises
         return (), ()
     left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
@@ -206,10 +174,8 @@ def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def solve_triangular(upper: jax.Array, x: jax.Array, side: str) -> jax.Array:
-    """Returns R^-T X for side "left", and X R^-1 for "right".
-
-    R is an upper triangular matrix, [..., m, m]; X is [..., m, n], or [..., n, m].
-    """
+    """Returns R^-T X for side "left", and X R^-1 for "right"."""
+    # R is an upper triangular matrix, [..., m, m]; X is [..., m, n], or [..., n, m].
     left = side == "left"
 
     def solve(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -219,12 +185,10 @@ def solve_triangular(upper: jax.Array, x: jax.Array, side: str) -> jax.Array:
 
 
 def _decompose(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """Decomposes a batch at once, but one matrix after the other on a CPU, under vmap, too.
-
-    jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait for
-    them. If as many such kernels run at once as there are threads, this is a deadlock: two on two
-    cores, or one on each of eight simulated devices.
-    """
+    """Decomposes a batch at once, but one matrix after the other on a CPU, under vmap, too."""
+    # jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait
+    # for them. If as many such kernels run at once as there are threads, this is a deadlock: two on
+    # two cores, or one on each of eight simulated devices.
     one = jax.custom_batching.sequential_vmap(function)
     sharded = jax.sharding.get_abstract_mesh().size > 1
 

@@ -109,10 +109,9 @@ def polynomials(
 
 
 def range_of_results(triples: Sequence[Any]) -> tuple[float, float]:
-    """Returns the smallest and the largest value to which the steps map singular values in [0, 1].
-
-    The largest is infinite for steps that diverge. The coefficients are numbers.
-    """
+    """Returns the least and the largest value to which the steps map values in [0, 1]."""
+    # The values are singular values. The largest is infinite for steps that diverge. The
+    # coefficients are numbers.
     x = np.linspace(0, 1, 2001)
     with np.errstate(over="ignore", invalid="ignore"):
         for a, b, c in triples:
@@ -190,11 +189,9 @@ def orthogonalize_all(
     add_eps: bool = False,
     splits: Sequence[tuple[Axes, Axes]] = (),
 ) -> list[jax.Array]:
-    """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
-
-    `batches` has the matrices of each parameter, [k, m, n]; `splits` the mesh axes that split their
-    rows and columns, if they are known. See `orthogonalize` for the rest.
-    """
+    """Orthogonalizes the matrices of many parameters, [k, m, n] each; see `orthogonalize`."""
+    # `splits` has the mesh axes that split their rows and columns, if they are known; see
+    # `division.divide` for several devices.
 
     def cost(shape: tuple[int, ...]) -> float:
         size = jnp.finfo(batches[0].dtype if dtype is None else dtype).bits // 8
@@ -212,13 +209,10 @@ def orthogonalize_all(
 
 
 def _turned(batches: Sequence[jax.Array], splits: Sequence[tuple[Axes, Axes]]) -> list[bool]:
-    """Returns whether to transpose the matrices of each parameter, so that `divide` stacks them.
-
-    Wide matrices of one size can be stacked. If square ones are split over two axes of the mesh in
-    both ways, such as queries by (rows, columns) and outputs by (columns, rows), the compiler would
-    gather their stack on every device, and a transposition moves nothing. Where only one side is
-    split, they stay: the compiler exchanges single axes well.
-    """
+    """Returns which parameters' matrices to transpose, so that `divide` stacks them."""
+    # If square ones are split in both ways, as queries by (rows, columns) and outputs by (columns,
+    # rows), the compiler would gather their stack on every device; a transposition moves nothing.
+    # If only one side is split, they stay: it exchanges single axes well.
     numbers: Counter[tuple[int, tuple[Axes, Axes]]] = Counter()
     for x, split in zip(batches, splits, strict=True):
         if x.shape[-2] == x.shape[-1]:
@@ -235,10 +229,8 @@ def _turned(batches: Sequence[jax.Array], splits: Sequence[tuple[Axes, Axes]]) -
 
 
 def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:
-    """Counts the operations of the products that orthogonalize a matrix, a multiply-add as two.
-
-    `rows` is the smaller side; `itemsize` are the bytes of a number in the dtype of the steps.
-    """
+    """Counts the operations that orthogonalize a matrix, a multiply-add as two."""
+    # `rows` is the smaller side; `itemsize` are the bytes of a number in the dtype of the steps.
     cube, rectangle = float(rows) ** 3, float(rows) * rows * columns
     if not _prefers_gram(rows, columns, itemsize):
         return steps * (4 * rectangle + 2 * cube)
@@ -254,11 +246,7 @@ def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
 
 
 class Rows:
-    """How the devices along some mesh axes divide the rows of matrices; without axes, not at all.
-
-    Args:
-        axes: the names of the axes.
-    """
+    """How devices along some mesh axes divide rows of matrices; without axes, not at all."""
 
     def __init__(self, axes: tuple[str, ...]):
         self._axes = axes
@@ -291,10 +279,8 @@ def _plain_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Arr
 
 
 def _gram_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Array:
-    """Computes all steps as polynomials of X X^T, by products of the smaller side only.
-
-    Takes whole matrices, and returns this device's rows of the results.
-    """
+    """Computes all steps as polynomials of X X^T, by products of the smaller side only."""
+    # Takes whole matrices, and returns this device's rows of the results.
     gram = rows.gather(product(rows.of(x), transpose(x)))
     identity = rows.of(jnp.eye(gram.shape[-1], dtype=gram.dtype))
     whole = None
@@ -311,12 +297,9 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Arra
 
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:
-    """Returns the factor of an orthogonal update for the shape of its matrix.
-
-    It is sqrt(max(1, columns / rows)) for 'original', 0.2 * sqrt(max(rows, columns)) for
-    'match_rms_adamw' and 1 for 'none', where rows are inputs and columns outputs (y = x W). Raises
-    ValueError if the name is unknown.
-    """
+    """Returns an orthogonal update's factor for its shape; ValueError if `scale` is unknown."""
+    # It is sqrt(max(1, columns / rows)) for 'original', 0.2 * sqrt(max(rows, columns)) for
+    # 'match_rms_adamw' and 1 for 'none', where rows are inputs and columns outputs (y = x W).
     factors = {
         "original": math.sqrt(max(1.0, columns / max(rows, 1))),
         "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)),

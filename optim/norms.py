@@ -22,10 +22,8 @@ def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
 def clip(
     grads: dict[str, jax.Array], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
 ) -> dict[str, jax.Array]:
-    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`.
-
-    Raises ValueError if its schedule fails; inside shard_map, if a gradient is sharded.
-    """
+    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
+    # Raises ValueError if its schedule fails; inside shard_map, if a gradient is sharded.
     scale = clip_scale(grads, clip_norm, step)
     # g.real: a complex gradient is scaled by a real number.
     return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}

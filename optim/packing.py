@@ -34,24 +34,16 @@ class OptimizerState(NamedTuple):
 
 
 class Unpacked(NamedTuple):
-    """The state of an `optim.Optimizer` before its scalars are packed.
+    """The state of an `optim.Optimizer` before its scalars are packed."""
 
-    The leaves of a tuple are in the order of its fields. So the last two scalars that `pack` finds
-    of dtype int32 are `skipped` and `step`, whatever the groups are.
+    # The leaves of a tuple are in the order of its fields. So the last two scalars that `pack`
+    # finds of dtype int32 are `skipped` and `step`, whatever the groups are.
 
-    Attributes:
-        groups: group name -> the state of its optimizer.
-        lookahead: the state of the lookahead, or an empty tuple.
-        readout: the state of the readout, or an empty tuple.
-        skipped: the number of updates that were skipped, an int32 scalar.
-        step: the number of updates, an int32 scalar.
-    """
-
-    groups: dict[str, Any]
-    lookahead: Any
-    readout: Any
-    skipped: Any
-    step: Any
+    groups: dict[str, Any]  # group name -> the state of its optimizer
+    lookahead: Any  # or ()
+    readout: Any  # or ()
+    skipped: Any  # the number of updates that were skipped, int32
+    step: Any  # the number of updates, int32
 
 
 def _is_scalar(x: Any) -> bool:
@@ -60,10 +52,8 @@ def _is_scalar(x: Any) -> bool:
 
 
 def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
-    """Splits a state into a vector of scalars for each dtype name, and the rest of the tree.
-
-    The rest has None in place of each scalar.
-    """
+    """Splits a state into a vector of scalars for each dtype name, and the rest of the tree."""
+    # The rest has None in place of each scalar.
     leaves, structure = jax.tree.flatten(state)
     scalars: dict[str, list[Any]] = {}
     for x in filter(_is_scalar, leaves):
@@ -74,10 +64,8 @@ def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
 
 
 def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
-    """Restores the state that `pack` has split.
-
-    `template` has the structure, shapes and dtypes of the state.
-    """
+    """Restores the state that `pack` has split."""
+    # `template` has the structure, shapes and dtypes of the state.
     leaves, structure = jax.tree.flatten(template)
     # `pack` took scalars and tensors in the order of the leaves; they return in that order.
     tensors = iter(jax.tree.leaves(rest))

@@ -11,10 +11,9 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Joins the keys of a jax key path by "/", on one line, with control characters escaped.
+    """Joins the keys of a jax key path by "/", on one line, with control characters escaped."""
+    # The name for the path of a bare array is "params".
 
-    The name for the path of a bare array is "params".
-    """
     # The path of parameters that are a single array is empty.
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
     if name.isprintable():
@@ -56,12 +55,10 @@ def as_arrays(tree: Any) -> Any:
 
 
 def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
-    """Returns the leaves of a tree by their path names, in the order of the leaves.
-
-    If `verbatim`, a name contains every key of the path, unescaped, as in saved files. By default
-    the names are those of `names`, which users see and match. Raises ValueError if two leaves have
-    the same path name ({"a/b": x, "a": {"b": y}}).
-    """
+    """Returns leaves by their path names, in order; raises ValueError if two are the same."""
+    # If `verbatim`, a name contains every key of the path, unescaped, as in saved files. By default
+    # the names are those of `names`, which users see and match. Two leaves have the same name in
+    # {"a/b": x, "a": {"b": y}}.
     called = _verbatim_names(tree) if verbatim else names(tree)
     by_path = dict(zip(called, jax.tree.leaves(tree), strict=True))
     if len(by_path) < len(called):
@@ -74,8 +71,6 @@ def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
 
 
 def unflatten(like: Any, by_path: dict[str, Any]) -> Any:
-    """Builds a tree with the structure of `like` from leaves by path name; inverts `flatten`.
-
-    Raises KeyError if a leaf is missing.
-    """
+    """Builds a tree like `like` from leaves by path name; raises KeyError if one is missing."""
+    # It inverts `flatten`.
     return jax.tree.unflatten(jax.tree.structure(like), [by_path[name] for name in names(like)])

@@ -23,11 +23,8 @@ class SlowPattern(ValueError):
 # Every trace matches all parameters again, and the timer costs 30 times as much as the match.
 @lru_cache(maxsize=1 << 16)
 def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
-    """Matches a pattern with a whole path name.
-
-    Raises SlowPattern if it takes more than a second of processor time; only in the main thread,
-    because no other handles signals.
-    """
+    """Matches a whole path name; raises SlowPattern after a second of processor time."""
+    # It raises only in the main thread, because no other handles signals.
     with _limit(pattern, path):
         return pattern.fullmatch(path)
 
@@ -42,10 +39,8 @@ def occurs(pattern: re.Pattern[str], path: str) -> bool:
 
 
 def near_paths(pattern: re.Pattern[str], paths: Iterable[str]) -> tuple[list[str], bool]:
-    """Returns the path names nearest to a pattern that matches none of them, at most three.
-
-    The second result is whether the pattern occurs within them, so that .* is probably missing.
-    """
+    """Returns up to three path names nearest to a pattern that matches none of them."""
+    # The second result is whether the pattern occurs within them, so that .* is probably missing.
     known = list(paths)
     partly = [path for path in known if occurs(pattern, path)]
     # With a cutoff of 0, difflib names some paths even if none is like the pattern.

@@ -20,13 +20,9 @@ ByPath = dict[str, jax.Array]  # path name -> array, at least float32
 
 
 class WeightEmaState(NamedTuple):
-    """The state of `weight_ema`.
+    """The state of `weight_ema`."""
 
-    Attributes:
-        average: path name -> the average; until `start` the weights themselves.
-    """
-
-    average: ByPath
+    average: ByPath  # until `start` the weights themselves
 
 
 class WeightEma(NamedTuple):

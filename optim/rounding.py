@@ -18,11 +18,9 @@ def round_to(
     step: ArrayLike,
     key: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Casts new parameters, float32 or wider, to the dtypes of the old ones.
-
-    The noise of "stochastic" depends on the step and the PRNG key; None is one key for all runs.
-    Raises ValueError for it inside shard_map, where all shards would get the same noise.
-    """
+    """Casts new parameters, float32 or wider, to the dtypes of the old ones."""
+    # The noise of "stochastic" depends on the step and the PRNG key; None is one key for all runs.
+    # Raises ValueError for it inside shard_map, where all shards would get the same noise.
     if how != "stochastic":
         return {path: x.astype(before[path].dtype) for path, x in after.items()}
     require_whole(None, (after, ()), 'low_precision="stochastic"')

@@ -448,10 +448,8 @@ def fraction(step: ArrayLike, begin: int, end: int) -> jax.Array:
 
 
 def step_count(name: str, steps: int | str) -> int:
-    """Returns a number of steps as an int; raises ValueError if it is not an integer of at least 0.
-
-    Strings such as "5%" are refused, too: only a config resolves them.
-    """
+    """Returns a number of steps; raises ValueError unless it is an integer of at least 0."""
+    # Strings such as "5%" are refused, too: only a config resolves them.
     if isinstance(steps, str):
         raise ValueError(
             f"{name} is {steps!r}, but units are resolved only in a config, where the length of"

@@ -9,18 +9,10 @@ import jax
 def require_whole(
     function: Callable[..., Any] | None, operands: tuple[Any, Any], name: str
 ) -> None:
-    """Raises, inside shard_map, if a function needs whole parameters and receives shards.
-
-    The norm of a shard is not the norm of the parameter. A function that treats each number by
-    itself may work on shards, so it is traced if an operand differs between devices: ValueError is
-    raised if it combines numbers of an array or draws random numbers.
-
-    Args:
-        function: a function of the gradients, the first of `operands`. None for a computation that
-            always needs whole arrays.
-        operands: the gradients, and all other arrays that the function uses.
-        name: the name of the function in the error.
-    """
+    """Raises ValueError, inside shard_map, if a function needs whole arrays and gets shards."""
+    # The norm of a shard is not the norm of the parameter. A function is traced if an operand
+    # differs between devices: it may work on shards unless it combines numbers of an array or draws
+    # random ones. It takes the first of `operands`, the gradients; None always needs whole arrays.
     axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}
     if not axes:
         return

@@ -29,17 +29,11 @@ class StateError(ValueError):
 
 
 class Leaf(NamedTuple):
-    """An array of a group's state that may be stored in another dtype.
+    """An array of a group's state that may be stored in another dtype."""
 
-    Attributes:
-        index: its place among the leaves of the group's state.
-        name: the field of the state that has it, such as "mu"; "state" without a field.
-        stored: an element of STORED.
-    """
-
-    index: int
-    name: str
-    stored: str
+    index: int  # its place among the leaves of the group's state
+    name: str  # the field that has it, such as "mu"; "state" without a field
+    stored: str  # an element of STORED
 
 
 def wrong_states(states: Any) -> str | None:
@@ -69,17 +63,10 @@ def wrong_states(states: Any) -> str | None:
 def find_leaves(
     states: Mapping[str, str], templates: Mapping[str, Any], params: Mapping[str, Any]
 ) -> dict[str, list[Leaf]]:
-    """Finds the arrays of each group that the first rule which matches them stores otherwise.
-
-    Args:
-        states: pattern -> element of STORED; a pattern must match a whole name, or the name of a
-            group, a slash and a name.
-        templates: group name -> shapes of the state that its optimizer itself has.
-        params: path names of the parameters, which are no part of a name.
-
-    Returns:
-        Group name -> its float32 arrays, with "float32" where no rule matches.
-    """
+    """Returns each group's float32 arrays, stored as the first rule that matches them says."""
+    # `states` is pattern -> element of STORED; a pattern must match a whole name, or the name of a
+    # group, a slash and a name. Where none does, it is "float32". `templates` has the shapes of the
+    # state that each optimizer itself has. Path names of `params` are no part of a name.
     compiled = {re.compile(pattern): stored for pattern, stored in states.items()}
 
     def stored(group: str, name: str) -> str:
@@ -99,10 +86,8 @@ def find_leaves(
 
 
 def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) -> None:
-    """Raises StateError for a rule that is the first to match no array; it lists those that exist.
-
-    `found` is what `find_leaves` returned.
-    """
+    """Raises StateError for a rule that is the first to match no array."""
+    # The error lists those that exist. `found` is what `find_leaves` returned.
     names = list(dict.fromkeys(f"{group}/{x.name}" for group, own in found.items() for x in own))
     left = list(names)
     for text in states:
@@ -156,11 +141,9 @@ def widen_leaves(state: Any, leaves: Sequence[Leaf]) -> Any:
 
 
 def store_leaves(state: Any, leaves: Sequence[Leaf], step: ArrayLike, key: jax.Array) -> Any:
-    """Rounds arrays of a group's state to the dtypes in which they are stored.
-
-    The noise of "bfloat16 stochastic" depends on the step and the PRNG key. Raises ValueError for
-    it inside shard_map, where all shards would get the same noise.
-    """
+    """Rounds arrays of a group's state to the dtypes in which they are stored."""
+    # The noise of "bfloat16 stochastic" depends on the step and the PRNG key. Raises ValueError for
+    # it inside shard_map, where all shards would get the same noise.
     flat, structure = jax.tree.flatten(state)
     noise = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
     for leaf in leaves:

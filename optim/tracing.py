@@ -8,11 +8,9 @@ from jax.interpreters import partial_eval
 
 
 def reads(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the arguments that the results of a function depend on.
-
-    The function takes a dict like `arguments`, of numbers, arrays or pytrees of them. It is traced,
-    and nothing is computed. Dependence on the shape of an argument alone does not count.
-    """
+    """Returns the names of the arguments that the results of a function depend on."""
+    # The function takes a dict like `arguments`, of numbers, arrays or pytrees of them. It is
+    # traced, and nothing is computed. Dependence on the shape of an argument alone does not count.
     jaxpr, owners = _trace(function, arguments)
     return _used(jaxpr, owners, [True] * len(jaxpr.outvars))
 

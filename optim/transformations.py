@@ -7,12 +7,10 @@ import optax
 
 
 def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
-    """Adapts the result of an optimizer factory to optax's usual interface.
+    """Adapts what an optimizer factory returns to optax's interface, or raises ValueError."""
+    # It may be a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters are
+    # moved to its state (see `SlowParams`). Unknown extra arguments are ignored.
 
-    The result may be a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters
-    are moved to its state (see `SlowParams`). Unknown extra arguments are ignored. Raises
-    ValueError with the factory's name for other objects.
-    """
     # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
     # `params`, by which a lookahead is recognized, would be lost.
     return with_known_extras(_with_slow_params(_finished(made, name)))
@@ -33,11 +31,9 @@ def _finished(made: Any, name: str) -> optax.GradientTransformation:
 def with_known_extras(
     tx: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Drops the extra arguments that a transformation does not know, and keeps its class.
-
-    `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
-    one, and raises at any other.
-    """
+    """Drops extra arguments that a transformation does not know, and keeps its class."""
+    # `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam`
+    # takes one, and raises at any other.
     given, tx = tx, optax.with_extra_args_support(tx)
     if tx is not given:  # a new function, whose name tells `optim.chain` what it wraps
         tx.update.__qualname__ = getattr(given.update, "__qualname__", "")  # type: ignore[attr-defined]
@@ -62,11 +58,9 @@ class SlowParams(NamedTuple):
 
 
 def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Moves the slow parameters of a lookahead to its state.
-
-    The update of a lookahead takes and returns a pair of parameters, `optax.LookaheadParams`. It is
-    recognized by the annotation of its argument `params`.
-    """
+    """Moves the slow parameters of a lookahead to its state."""
+    # The update of a lookahead takes and returns a pair of parameters, `optax.LookaheadParams`. It
+    # is recognized by the annotation of its argument `params`.
     params_of = inspect.signature(tx.update).parameters.get("params")
     if params_of is None or params_of.annotation is not optax.LookaheadParams:
         return tx

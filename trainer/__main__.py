@@ -23,11 +23,8 @@ def script() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command with the arguments `argv`; None stands for those of the process.
-
-    Returns the exit code: 0 done, 1 a failed run or disk, 2 a user's mistake, 75 stopped by a
-    signal after a checkpoint.
-    """
+    """Runs a command and returns its exit code; `argv` None stands for those of the process."""
+    # 0 done, 1 a failed run or disk, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.flags.safe_path:
         os.environ["PYTHONSAFEPATH"] = "1"  # -P of the processes that this one starts

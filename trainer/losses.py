@@ -225,11 +225,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
 
 
 def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
-    """Returns a field of a batch, for the loss or metric `name`.
-
-    Raises ValueError, with the fields that there are, if the batch has no such field; or if it is
-    complex.
-    """
+    """Returns a field of a batch; raises ValueError if it is missing or complex."""
     if key not in batch:
         raise ValueError(
             f"{name} reads {key!r} from the batch, but the data set has "
@@ -245,10 +241,7 @@ def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
 
 
 def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
-    """Raises ValueError if the outputs are a ChunkedLogits, or are complex.
-
-    `name` is that of the loss or metric in the message.
-    """
+    """Raises ValueError, for the loss `name`, if the outputs are a ChunkedLogits or complex."""
     if isinstance(outputs, ChunkedLogits):
         raise ValueError(
             f"{name} needs outputs that are an array, but the model returns ChunkedLogits, which "
@@ -260,10 +253,8 @@ def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None
 
 
 def check_outputs(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
-    """Raises ValueError if the outputs are complex, or a single number for all examples.
-
-    Outputs that are not an array are not checked.
-    """
+    """Raises ValueError if the outputs are complex, or a single number for all examples."""
+    # Outputs that are not an array are not checked.
     if isinstance(outputs, jax.Array) and outputs.ndim == 0:
         raise ValueError(
             f"{name} takes the outputs of each example, [batch, ...], but the model returned "
@@ -302,10 +293,8 @@ def per_position(values: jax.Array) -> jax.Array:
 
 
 def over_features(values: jax.Array) -> jax.Array:
-    """Averages values [batch, features] or [batch, positions, features] over the last axis.
-
-    Values of more axes are averaged over all of them but the batch.
-    """
+    """Averages values [batch, features] or [batch, positions, features] over the last axis."""
+    # Values of more axes are averaged over all of them but the batch.
     return (
         values.mean(axis=-1) if values.ndim == 3 else values.mean(axis=tuple(range(1, values.ndim)))
     )

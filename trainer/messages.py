@@ -38,10 +38,8 @@ class UserError(ValueError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escapes characters that are not printable, such as "\x1b", except those in `keep`.
-
-    Names in a config may have any characters, including those that move a terminal's cursor.
-    """
+    """Escapes characters that are not printable, except those in `keep`."""
+    # Names in a config may have any characters, including those that move a terminal's cursor.
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

@@ -11,11 +11,10 @@ from trainer.messages import MISTAKE, printable
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints errors in two lines, and escapes control characters.
+    """Prints errors in two lines, and escapes control characters."""
 
-    A parser of several commands keeps the name of the one that was given as `command`. A parser
-    with the option --help has --version, too.
-    """
+    # A parser of several commands keeps the name of the one that was given as `command`. A parser
+    # with the option --help has --version, too.
 
     def __init__(self, *args: Any, add_help: bool = True, **kwargs: Any):
         super().__init__(*args, add_help=add_help, **kwargs)
@@ -24,10 +23,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--version", action=Version, nargs=0, help=text)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
-
-        None stands for the arguments of the process, and for a new namespace.
-        """
+        """Parses the arguments; for an unknown one, prints what to write and exits with 2."""
         # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -73,10 +69,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class Actions(argparse._SubParsersAction):
-    """Commands below a command that has options of its own, which must not be given with one.
+    """Commands below one that has options of its own, which must not be given with one."""
 
-    argparse would take the options before the action, and then replace their values by defaults.
-    """
+    # argparse would take the options before the action, and then replace their values by defaults.
 
     def __call__(
         self,
@@ -109,11 +104,9 @@ class Version(argparse.Action):
 def _unknown(
     command: str, unknown: Sequence[str], options: Iterable[str], elsewhere: Mapping[str, str]
 ) -> str:
-    """Returns an error message about unknown arguments of a command, with what to write instead.
-
-    The unknown arguments may be ["--steps=100"] or ["--steps", "100"]. `elsewhere` has the options
-    of all commands, and one that takes each.
-    """
+    """Returns an error message about unknown arguments, with what to write instead."""
+    # They may be ["--steps=100"] or ["--steps", "100"]. `elsewhere` has the options of all
+    # commands, and one that takes each.
     joined: list[str] = []
     for argument in unknown:
         before = joined[-1] if joined else ""

@@ -17,17 +17,12 @@ __all__ = ["adam", "laprop", "prodigy"]
 
 
 class AdamState(NamedTuple):
-    """The state of `adam`.
+    """The state of `adam`."""
 
-    Attributes:
-        count: the number of updates so far, int32; an empty tuple without `bias_correction`.
-        mean: the mean of the updates, shaped like the parameters.
-        variance: the mean of their squares.
-    """
-
+    # the number of updates so far, int32; () without `bias_correction`
     count: ArrayLike | tuple[()]
-    mean: optax.Params
-    variance: optax.Params
+    mean: optax.Params  # of the updates
+    variance: optax.Params  # the mean of their squares
 
 
 def adam(
@@ -115,19 +110,12 @@ def adam(
 
 
 class LapropState(NamedTuple):
-    """The state of `laprop`.
+    """The state of `laprop`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        rate: the mean of the learning rates, a scalar.
-        mean: the mean of learning rate times normalized gradient, shaped like the parameters.
-        variance: the mean of the squares of the gradients.
-    """
-
-    count: ArrayLike
-    rate: jax.Array
-    mean: optax.Params
-    variance: optax.Params
+    count: ArrayLike  # the number of updates so far, int32
+    rate: jax.Array  # the mean of the learning rates, a scalar
+    mean: optax.Params  # of learning rate times normalized gradient
+    variance: optax.Params  # the mean of the squares of the gradients
 
 
 def laprop(
@@ -202,27 +190,18 @@ def laprop(
 
 
 class ProdigyState(NamedTuple):
-    """The state of `prodigy`.
+    """The state of `prodigy`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        estimate: the factor of the learning rate, a scalar.
-        largest: the largest estimate so far, before its growth was limited, a scalar.
-        numerator: the numerator of the estimate, a scalar.
-        start: the first parameters.
-        mean: the mean of the gradients times the factor, shaped like the parameters.
-        variance: the mean of the squares of gradients times the factor.
-        total: the weighted sum of the gradients.
-    """
+    # `estimate`, `largest` and `numerator` are scalars.
 
-    count: ArrayLike
-    estimate: jax.Array
-    largest: jax.Array
-    numerator: jax.Array
-    start: optax.Params
-    mean: optax.Params
-    variance: optax.Params
-    total: optax.Params
+    count: ArrayLike  # the number of updates so far, int32
+    estimate: jax.Array  # the factor of the learning rate
+    largest: jax.Array  # the largest estimate so far, before its growth was limited
+    numerator: jax.Array  # of the estimate
+    start: optax.Params  # the first parameters
+    mean: optax.Params  # of the gradients times the factor
+    variance: optax.Params  # the mean of the squares of gradients times the factor
+    total: optax.Params  # the weighted sum of the gradients
 
 
 def prodigy(

@@ -126,10 +126,8 @@ def of_matrices(
     keeps_zeros: bool = False,
     needs: Sequence[Need] = (),
 ) -> Part:
-    """Makes a part without a state of a function of updates and weights [n, rows, columns].
-
-    It stands before the learning rate; for `name` and what follows it, see `Part`.
-    """
+    """Makes a part without state of a function of updates and weights [n, rows, columns]."""
+    # It stands before the learning rate; for `name` and what follows it, see `Part`.
 
     def init(params: optax.Params) -> optax.EmptyState:
         over.check(params)
@@ -163,18 +161,14 @@ def at_least(x: jax.Array, eps: ArrayLike) -> jax.Array:
 
 
 def learning_rate_of(extra: Mapping[str, Any], name: str, where: Place = "before") -> ArrayLike:
-    """Returns the learning rate that a chain passes to its parts; raises ValueError if none did.
-
-    `name` is that of the part, such as "parts.laprop", and `where` its place.
-    """
+    """Returns the learning rate that a chain passes; raises ValueError if none did."""
+    # `name` is that of the part, such as "parts.laprop", and `where` its place.
     return _passed(extra, "learning_rate", "the learning rate", name, where)
 
 
 def gradient_of(extra: Mapping[str, Any], name: str) -> optax.Updates:
-    """Returns the gradient that a chain passes to its parts; raises ValueError if none did.
-
-    `name` is that of the part, such as "parts.soap".
-    """
+    """Returns the gradient that a chain passes to its parts; raises ValueError if none did."""
+    # `name` is that of the part, such as "parts.soap".
     return _passed(extra, "grad", "the gradient", name, "before")
 
 

@@ -76,13 +76,9 @@ def momentum(
 
 
 class MixtureState(NamedTuple):
-    """The state of `momentum_mixture`.
+    """The state of `momentum_mixture`."""
 
-    Attributes:
-        means: for each decay the mean of the updates, shaped like the parameters.
-    """
-
-    means: tuple[optax.Params, ...]
+    means: tuple[optax.Params, ...]  # for each decay the mean of the updates
 
 
 def momentum_mixture(
@@ -197,10 +193,8 @@ def polar_of(
     norm: str = "frobenius",
     add_eps: bool = False,
 ) -> Part:
-    """Makes `polar` of matrices that are named already, and of the coefficients of its steps.
-
-    Raises ValueError if `scale` or `norm` is unknown.
-    """
+    """Makes `polar` of matrices that are named already, and of its steps' coefficients."""
+    # Raises ValueError if `scale` or `norm` is unknown.
     check_option("norm", norm, ("frobenius", "gram"))
     shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
 

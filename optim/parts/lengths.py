@@ -136,15 +136,10 @@ def match_rms(
 
 
 class GraftState(NamedTuple):
-    """The state of `graft`.
+    """The state of `graft`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        onto: the state of the other transformation.
-    """
-
-    count: ArrayLike
-    onto: optax.OptState
+    count: ArrayLike  # the number of updates so far, int32
+    onto: optax.OptState  # the state of the other transformation
 
 
 def graft(

@@ -20,22 +20,14 @@ __all__ = ["psgd"]
 
 
 class PsgdState(NamedTuple):
-    """The state of `psgd`.
+    """The state of `psgd`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        left: the factor of the rows, [batch axes..., rows, rows]; upper triangular in the geometry
-            "EQ".
-        right: that of the columns, [batch axes..., columns, columns].
-        left_bound: the bound of the curvature in the factor of the rows, [batch axes..., 1, 1]; an
-            empty tuple in the geometry "EQ".
-        right_bound: that of the columns.
-    """
+    # In the geometry "EQ", the factors are upper triangular and the bounds are ().
 
-    count: ArrayLike
-    left: optax.Params
-    right: optax.Params
-    left_bound: Any = ()
+    count: ArrayLike  # the number of updates so far, int32
+    left: optax.Params  # the factor of the rows, [batch axes..., rows, rows]
+    right: optax.Params  # that of the columns, [batch axes..., columns, columns]
+    left_bound: Any = ()  # of the curvature in the factor, [batch axes..., 1, 1]
     right_bound: Any = ()
 
 
@@ -177,10 +169,8 @@ def psgd(
 
 
 def probes(seed: int, count: ArrayLike, place: int, like: jax.Array) -> jax.Array:
-    """Draws the matrices Z of an update, [n, rows, columns] as `like`.
-
-    `count` is the number of updates before this one; `place`, that of parameters before this one.
-    """
+    """Draws the matrices Z of an update, [n, rows, columns] as `like`."""
+    # `count` is the number of updates before this one; `place`, that of parameters before this one.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), count), place)
     return scatter(jax.random.normal(key, like.shape, like.dtype), like)
 
@@ -210,10 +200,8 @@ def _precondition(
     right: jax.Array,
     *rest: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """Returns the directions of updates [n, rows, columns], and their new factors and bounds.
-
-    `rest` are the bounds, if the geometry has any, and the random arrays.
-    """
+    """Returns directions of updates [n, rows, columns], and their new factors and bounds."""
+    # `rest` are the bounds, if the geometry has any, and the random arrays.
     bounds = rest[: len(rest) // 2]  # 0 of 1 array, or 2 of 5
     if not x.size:
         return update, left, right, *bounds
@@ -281,10 +269,8 @@ def _towards_symmetric(q: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _norm_of(x: jax.Array, v: jax.Array, scale: jax.Array) -> jax.Array:
-    """Estimates the spectral norms of matrices [n, m, m], as [n, 1, 1], by random rows v [n, k, m].
-
-    The rows are turned towards the longest row of a matrix, and multiplied by it four times.
-    """
+    """Estimates spectral norms of [n, m, m], as [n, 1, 1], by random rows v [n, k, m]."""
+    # The rows are turned towards the longest row of a matrix, and multiplied by it four times.
     tiny = jnp.finfo(x.dtype).tiny
     scale = scale + tiny
     x = x / scale
@@ -302,11 +288,9 @@ def _largest(x: jax.Array) -> jax.Array:
 
 
 def _spectral_norm(x: jax.Array) -> jax.Array:
-    """Estimates the spectral norms of positive semidefinite matrices [n, m, m], as [n, 1, 1].
-
-    Power iteration begins with the longest column, and measures how much it lengthens the second
-    iterate.
-    """
+    """Estimates the spectral norms of semidefinite matrices [n, m, m], as [n, 1, 1]."""
+    # They must be positive semidefinite. Power iteration begins with the longest column, and
+    # measures how much it lengthens the second iterate.
     scale = _largest(x)
     x = x / jnp.where(scale > 0, scale, 1)
     longest = jnp.argmax(jnp.sum(x * x, axis=-2, keepdims=True), axis=-1, keepdims=True)

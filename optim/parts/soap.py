@@ -154,10 +154,8 @@ def soap_of(
     length: str = "free",
     sides: str = "both",
 ) -> Part:
-    """Makes `soap` of matrices that are named already; `keep` is the decay of L and R.
-
-    Raises ValueError if an option is unknown, or `every` is not positive.
-    """
+    """Makes `soap` of matrices that are named already; `keep` is the decay of L and R."""
+    # Raises ValueError if an option is unknown, or `every` is not positive.
     check_option("squares", squares, ("update", "gradient"))
     check_option("first", first, ("pass", "rotate", "skip"))
     check_option("length", length, ("gram", "frobenius", "free"))
@@ -232,26 +230,18 @@ def _adam_direction(
 
 
 class KlState(NamedTuple):
-    """The state of `kl_soap` and `kl_shampoo`.
+    """The state of `kl_soap` and `kl_shampoo`; for the other fields, see `SoapState`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        variance: the mean of the squares, in the eigenbases, shaped like the parameters; an empty
-            tuple for `kl_shampoo`.
-        left, right, left_basis, right_basis: see `SoapState`; `left` and `right` are the Gram
-            matrices of gradients that the other side has whitened.
-        left_values: estimates of the eigenvalues of `left`, [batch axes..., rows].
-        right_values: those of `right`, [batch axes..., columns].
-    """
+    # `left` and `right` are the Gram matrices of gradients that the other side has whitened.
 
-    count: jax.Array
-    variance: Any
+    count: jax.Array  # the number of updates so far, int32
+    variance: Any  # in the eigenbases; () for `kl_shampoo`
     left: optax.Params
     right: optax.Params
     left_basis: optax.Params
     right_basis: optax.Params
-    left_values: optax.Params
-    right_values: optax.Params
+    left_values: optax.Params  # estimates of the eigenvalues of `left`, [batch axes..., rows]
+    right_values: optax.Params  # those of `right`, [batch axes..., columns]
 
 
 def kl_soap(
@@ -460,11 +450,9 @@ def _kl_part(
 
 
 def _whitened(g: jax.Array, bases: Sides, values: Sides, start: jax.Array) -> tuple[Sides, Sides]:
-    """Computes the Gram matrices of gradients that the other side has whitened.
-
-    Returns them, divided by the length of the other side, and the diagonals that they have in the
-    bases. At the start, nothing is whitened.
-    """
+    """Computes the Gram matrices of gradients that the other side has whitened."""
+    # Returns them, divided by the length of the other side, and the diagonals that they have in the
+    # bases. At the start, nothing is whitened.
     rows, columns = g.shape[-2:]
     if not g.size:
         return Sides((), ()), Sides((), ())
@@ -489,25 +477,18 @@ def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
 
 
 class _Rule(NamedTuple):
-    """What a part computes of the arrays of one parameter, [n, rows, columns], and their bases.
+    """What a part computes of one parameter's arrays, [n, rows, columns], and their bases."""
 
-    Attributes:
-        direction: (U, G, moments, bases, values, count) -> the direction and the new moments. The
-            moments are the last mean of squares, after the mean of updates, as far as it has them.
-        observe: (G, bases, values, count) -> that of which the Gram matrices are the means, and the
-            new values of the sides.
-        keep: the decay of the Gram matrices.
-        every: the number of updates from one change of the bases to the next.
-        rotates_first: whether the first bases are computed before the first direction.
-        sorts: whether the columns of bases are sorted by their eigenvalues.
-    """
+    # `direction` is (U, G, moments, bases, values, count) -> direction, new moments (the mean of
+    # updates, then the last mean of squares, as far as it has them). `observe` is (G, bases,
+    # values, count) -> that of which the Gram matrices are the means, new values of the sides.
 
     direction: Callable[..., tuple[jax.Array, Sequence[jax.Array]]]
     observe: Callable[..., tuple[Sides, Any]]
-    keep: ArrayLike
-    every: int
-    rotates_first: bool
-    sorts: bool
+    keep: ArrayLike  # the decay of the Gram matrices
+    every: int  # the number of updates between changes of the bases
+    rotates_first: bool  # whether the first bases are computed before the first direction
+    sorts: bool  # whether the columns of bases are sorted by their eigenvalues
 
 
 def _update_of(over: Matrices, rule: _Rule, name: str) -> Callable[..., tuple[Any, Any]]:
@@ -560,11 +541,9 @@ def _follow(
     bases: list[Sides],
     sorts: bool,
 ) -> tuple[list[Any], list[Sides]]:
-    """Keeps the bases (0), rotates them by one power iteration (1) or computes the first ones (2).
-
-    The moments of each parameter follow: a mean is rotated to the new bases. Mean squares cannot be
-    rotated: they are sorted with the columns to which they belong.
-    """
+    """Keeps the bases (0), rotates them by power iteration (1) or computes first ones (2)."""
+    # The moments of each parameter follow: a mean is rotated to the new bases. Mean squares cannot
+    # be rotated: they are sorted with the columns to which they belong.
 
     def rotate() -> tuple[list[Any], list[Sides]]:
         news, orders = next_bases(grams, bases, sorts)

@@ -204,6 +204,26 @@ def public_things_are_described(module: Module) -> Iterator[str]:
                 yield f"{node.lineno}: the docstring of {node.name} does not describe {silent}."
 
 
+# Docstrings that are read beside the code: configs/schema.json and the pages have the keys of these
+# classes from there, and `optim.optimizer` refers to the function. Users implement the protocols.
+READ = {"Ablation", "Arm", "Branch", "Challenge", "Claims", "Continuation", "Experiment", "Final"}
+READ |= {"Goal", "Ladder", "WarmStart", "layer_scales"}
+IMPLEMENTED = {"trainer.hooks", "trainer.protocols"}
+LISTED = {name for module in MODULES for name in offered(module)}
+
+
+def what_no_package_offers_has_one_line(module: Module) -> Iterator[str]:
+    """The docstring of what stands in no `__all__` is one line; comments have the rest."""
+    for node in module.tree.body if module.name not in IMPLEMENTED else []:
+        if getattr(node, "name", None) in LISTED | READ:
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                said = ast.get_docstring(each) or ""
+                if "\n" in said and ">>>" not in said:
+                    yield f"{each.lineno}: the docstring of {each.name} has more than one line."
+
+
 def no_file_is_for_leftovers(module: Module) -> Iterator[str]:
     """No utils.py: a function belongs to the package that it serves."""
     if module.name.rpartition(".")[2] in {"util", "utils", "helpers", "common", "misc"}:
@@ -226,6 +246,7 @@ RULES = [
     packages_have_one_keeper,
     files_run_nothing,
     public_things_are_described,
+    what_no_package_offers_has_one_line,
     no_file_is_for_leftovers,
     what_is_printed_is_escaped,
 ]
@@ -287,6 +308,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (public_things_are_described, "optim.a", "'''A.'''\ndef f(): '''F.'''"),
         (public_things_are_described, "optim.a", "'''A.'''\nclass C: pass"),
         (public_things_are_described, "optim.a", "x = 1"),
+        (what_no_package_offers_has_one_line, "optim.a", "def _f():\n '''F.\n\n A.'''"),
         (no_file_is_for_leftovers, "trainer.utils", "x = 1"),
         (what_is_printed_is_escaped, "trainer.cli.commands", "print('a')"),
     ],
@@ -315,6 +337,7 @@ def test_a_rule_detects_an_offence(
         (packages_have_one_keeper, "trainer.metrics", "from clu import metrics"),
         (files_run_nothing, "trainer.a", "class Mine(yaml.SafeLoader): pass\nre.compile('a')"),
         (public_things_are_described, "optim.a", "'''A.'''\ndef _f(x): pass"),
+        (what_no_package_offers_has_one_line, "optim.a", "def muon():\n '''F.\n\n A.'''"),
         (what_is_printed_is_escaped, "trainer.cli.terminal", "print('a')"),
     ],
 )
@@ -322,6 +345,11 @@ def test_a_rule_accepts_code_without_an_offence(
     rule: Callable[[Module], Iterator[str]], name: str, source: str
 ) -> None:
     assert list(rule(Module(name, name, ast.parse(source)))) == []
+
+
+def test_docstrings_that_may_be_long_exist() -> None:
+    named = {getattr(node, "name", None) for module in MODULES for node in module.tree.body}
+    assert named >= READ and NAMES >= IMPLEMENTED
 
 
 def test_imports_have_no_circles() -> None:

@@ -22,16 +22,9 @@ Fence = Callable[[], None]
 
 
 def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fence) -> None:
-    """Syncs the files of a step, and renames the step to its final name.
-
-    Raises OSError if the disk cannot be written, and any exception of `before` and `fence`.
-
-    Args:
-        temporary: the folder in which the step was written.
-        final: its path in checkpoints/.
-        before: syncs the files that the checkpoint must not be ahead of.
-        fence: called just before the rename.
-    """
+    """Syncs a step's files and renames it; raises OSError if the disk cannot be written."""
+    # `before` syncs the files that the checkpoint must not be ahead of; `fence` is called just
+    # before the rename. Any exception of the two is passed on.
     before()
     sync_tree(temporary)
     # As late as possible: another process may take the workdir over while the files are synced.
@@ -42,12 +35,10 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
 
 
 def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
-    """Removes checkpoints of a checkpoints/ directory, the newest first.
-
-    Each is renamed before its files are deleted, because a folder with the name of a step must be
-    complete at any moment. `fence` is called first and before each rename, and its exceptions are
-    passed on. Raises OSError if a checkpoint cannot be renamed; those before it were removed.
-    """
+    """Removes checkpoints, the newest first; raises OSError if one cannot be renamed."""
+    # Each is renamed before its files are deleted, because a folder with the name of a step must be
+    # complete at any moment. `fence` is called first and before each rename, and its exceptions are
+    # passed on. Those before a checkpoint that cannot be renamed were removed.
     if not steps and not (directory / REMOVED).exists():
         return
     fence()
@@ -64,11 +55,9 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
 
 
 def delete_removed(directory: Path) -> None:
-    """Deletes the folder of removed checkpoints, including those of a killed process.
-
-    Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
-    save.
-    """
+    """Deletes the folder of removed checkpoints, including those of a killed process."""
+    # Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
+    # save.
     home = directory / REMOVED
     if home.is_symlink() or home.is_file():
         home.unlink()
@@ -82,10 +71,7 @@ def remove_unfinished(directory: Path, step: int | None = None) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Moves a damaged step to damaged/, beside the steps, and returns its new path.
-
-    Raises CheckpointError if the folder cannot be moved.
-    """
+    """Moves a damaged step to damaged/, or raises CheckpointError; returns its new path."""
     home = path.parent / DAMAGED
     try:
         home.mkdir(mode=0o700, exist_ok=True)
@@ -111,11 +97,8 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being 
 
 
 def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Lists the committed steps of a checkpoints/ directory, which may not exist, oldest first.
-
-    Returns step -> absolute path of its folder. Raises CheckpointError if the directory cannot be
-    listed.
-    """
+    """Returns step -> absolute path of the committed steps in checkpoints/, oldest first."""
+    # The directory may not exist. Raises CheckpointError if it cannot be listed.
     root = Path(directory)
     try:
         root = root.absolute()  # orbax does not accept relative paths
@@ -164,14 +147,10 @@ def check_not_lost(directory: str | os.PathLike[str]) -> None:
 
 
 class Retention:
-    """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps.
+    """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps."""
 
-    Args:
-        latest: how many of the newest to keep, at least 1.
-        best: how many of the best to keep as well.
-        mode: 'max' or 'min'; of two equal metrics the earlier one is better.
-        always: steps that are always kept.
-    """
+    # It keeps at least 1 of the newest. `mode` is 'max' or 'min'; of two equal metrics the earlier
+    # one is better.
 
     def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
         if latest < 1 or best < 0:
@@ -200,10 +179,8 @@ class Retention:
         self._metrics[step] = math.nan if metric is None else metric
 
     def record_metric(self, step: int, metric: float) -> None:
-        """Sets the metric of a checkpoint that was saved before it was evaluated.
-
-        It replaces the metric on disk in every later decision.
-        """
+        """Sets the metric of a checkpoint that was saved before it was evaluated."""
+        # It replaces the metric on disk in every later decision.
         self._later_metrics[step] = self._metrics[step] = metric
 
     def forget_after(self, step: int) -> None:

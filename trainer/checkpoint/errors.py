@@ -38,10 +38,8 @@ class CorruptCheckpoint(CheckpointError):
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Returns the OSError behind an error, or None if the operating system did not report one.
-
-    The text of an error of tensorstore names the number of the system's error.
-    """
+    """Returns the OSError behind an error, or None if the system did not report one."""
+    # The text of an error of tensorstore names the number of the system's error.
     if isinstance(error, OSError):
         return error
     if found := re.search(r"os_error_code='(\d+)'", str(error)):  # as tensorstore writes it
@@ -55,11 +53,9 @@ def means_absent(error: OSError) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Describes an error in one line of at most 200 characters, without a full stop.
-
-    An error of the operating system is described by the system's own text, such as "No space left
-    on device"; any other by the first line of its message.
-    """
+    """Describes an error in one line of at most 200 characters, without a full stop."""
+    # An error of the operating system is described by the system's own text, such as "No space left
+    # on device"; any other by the first line of its message.
     system = system_error(error)
     if system is not None and system.errno:
         return os.strerror(system.errno)

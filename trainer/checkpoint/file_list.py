@@ -22,10 +22,9 @@ SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list wh
 
 
 def write_file_list(directory: Path, final: Path) -> None:
-    """Writes the list of the files of a step that gets the path `final`, and orbax's last mark.
+    """Writes the list of the files of a step that gets the path `final`, and orbax's last mark."""
+    # Raises OSError if the disk cannot be written or the folder has no arrays.
 
-    Raises OSError if the disk cannot be written or the folder has no arrays.
-    """
     # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
     if not (directory / ARRAYS).is_file():
         raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {directory}")
@@ -35,10 +34,8 @@ def write_file_list(directory: Path, final: Path) -> None:
 
 
 def file_list(directory: Path) -> dict[str, SizeAndCrc]:
-    """Computes the size and the CRC-32 of every file of a step, by path relative to its folder.
-
-    Raises OSError if a file or folder cannot be read.
-    """
+    """Returns the size and CRC-32 of every file of a step, by path relative to its folder."""
+    # Raises OSError if a file or folder cannot be read.
     listing = {}
     for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() ignores errors
         for path in (Path(folder, name) for name in names):
@@ -49,10 +46,9 @@ def file_list(directory: Path) -> dict[str, SizeAndCrc]:
 
 
 def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[str]:
-    """Returns a line for each file that is missing or differs from the list that was saved with it.
+    """Returns a line for each listed file that is missing or differs from what was saved."""
+    # Raises OSError if a file or folder cannot be read.
 
-    Files that are not listed are ignored. Raises OSError if a file or folder cannot be read.
-    """
     # A damaged listing may name any path: its names are compared, and never opened.
     present = file_list(directory)
     problems = [

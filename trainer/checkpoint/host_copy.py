@@ -15,27 +15,20 @@ Index = list[list[int]]  # [[start, stop], ...], a shard's position in its leaf
 
 
 class HostLeaf(NamedTuple):
-    """A leaf that is being saved.
-
-    Attributes:
-        spec: its global shape and its dtype.
-        data: the whole leaf; the jax.Array itself if this process does not have all of its shards.
-        pieces: what this process computes checksums of: [([], whole array)], or (position, data) of
-            each shard that this process saves.
-    """
+    """A leaf that is being saved."""
 
     spec: Spec
+    # the whole leaf; the jax.Array itself if this process does not have all of its shards
     data: np.ndarray | jax.Array
+    # what this process computes checksums of: [([], whole array)], or (position, data) of each
+    # shard that this process saves
     pieces: list[tuple[Index, np.ndarray]]
 
 
 def to_host(tree: Any) -> dict[str, HostLeaf]:
-    """Fetches every leaf of a state, arrays and typed PRNG keys, and returns them by path.
-
-    The arrays stay valid when the state is donated afterwards. On a CPU they may be views, and jax
-    does not reuse a buffer while a view of it exists; on other devices they are copies. Raises
-    ValueError if a leaf is not an array, or has dtype object.
-    """
+    """Fetches every leaf, by path; raises ValueError for one of dtype object or no array."""
+    # The arrays stay valid when the state is donated afterwards. On a CPU they may be views, and
+    # jax does not reuse a buffer while a view of it exists; on other devices they are copies.
     leaves = flatten(tree, verbatim=True)
     known = {name: spec(name, leaf) for name, leaf in leaves.items()}
     arrays = {
@@ -73,11 +66,8 @@ def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
 
 
 def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
-    """Computes the checksums of leaves, and returns their entries of the manifest, by path.
-
-    An entry is {"shape", "dtype", "stored_shape", "stored_dtype", "crc32"}, of JSON values. "crc32"
-    is a list of [position, checksum], one for each piece of the leaf.
-    """
+    """Computes the checksums of leaves, and returns their entries of the manifest, by path."""
+    # The "crc32" of an entry is a list of [position, checksum], one for each piece of the leaf.
     return {
         name: {
             "shape": list(leaf.spec.shape),
@@ -91,9 +81,7 @@ def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]
 
 
 def arrays_to_write(leaves: Mapping[str, HostLeaf]) -> dict[str, np.ndarray | jax.Array]:
-    """Returns the arrays that are written for leaves, by path: always at least one.
-
-    Empty leaves are left out, because orbax cannot store them.
-    """
+    """Returns the arrays that are written for leaves, by path: always at least one."""
+    # Empty leaves are left out, because orbax cannot store them.
     stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
     return stored or {"nothing": np.zeros(1, np.uint8)}  # orbax refuses an item without leaves

@@ -178,10 +178,8 @@ def distances(
 
 
 def _norms(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
-    """Returns the squared norms of two arrays and of their difference; 0 for equal bits.
-
-    The last is infinite as `distances` says. It is at least the smallest float if bits differ.
-    """
+    """Returns the squared norms of two arrays and of their difference; 0 for equal bits."""
+    # The last is infinite as `distances` says. It is at least the smallest float if bits differ.
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return np.array([0.0, 0.0, math.inf])
     equal = a.tobytes() == b.tobytes()

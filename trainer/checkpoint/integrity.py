@@ -26,15 +26,10 @@ _PART = 1 << 18  # bytes
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of a leaf.
-
-    Attributes:
-        shape: the global shape.
-        dtype: its name, such as "bfloat16" or "key<fry>".
-    """
+    """The global shape of a leaf, and the name of its dtype."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # such as "bfloat16" or "key<fry>"
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -46,10 +41,8 @@ def is_key(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
 
 
 def spec(name: str, leaf: Any) -> Spec:
-    """Returns the Spec of an array or ShapeDtypeStruct; `name` is its path, for the error.
-
-    Raises ValueError if the leaf is anything else, or has dtype object.
-    """
+    """Returns the Spec of an array or ShapeDtypeStruct; ValueError for any other leaf."""
+    # ValueError is raised for dtype object too. `name` is the path of the leaf, for the error.
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ValueError(
             f"The leaf {name!r} of the state is a Python {type(leaf).__name__}. "
@@ -62,10 +55,7 @@ def spec(name: str, leaf: Any) -> Spec:
 
 
 def dtype(name: str) -> np.dtype:
-    """Returns the numpy dtype of a name in a manifest, such as "bfloat16".
-
-    Raises ValueError if there is no such dtype.
-    """
+    """Returns the numpy dtype of a name such as "bfloat16"; ValueError if there is none."""
     try:
         return jax.numpy.dtype(name)
     except TypeError as e:
@@ -119,10 +109,7 @@ def seal(manifest: Mapping[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """Returns the manifest in a text that `seal` returned.
-
-    Raises ValueError if the text was changed, or has a format that cannot be read.
-    """
+    """Returns the manifest in a text of `seal`; ValueError if it was changed or is unreadable."""
     outer = json.loads(text)
     if not isinstance(outer, dict) or not isinstance(outer.get("manifest"), dict):
         raise ValueError("it is not a manifest")
@@ -146,11 +133,9 @@ def specs(manifest: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns a line for every damaged leaf among arrays that were read, given by path.
-
-    Each is a whole array as it was stored, and a typed key is its key data. Leaves that are not
-    given are not checked.
-    """
+    """Returns a line for every damaged leaf among arrays that were read, given by path."""
+    # Each is a whole array as it was stored, and a typed key is its key data. Leaves that are not
+    # given are not checked.
     problems = []
     for name, array in arrays.items():
         entry = manifest["leaves"][name]
@@ -167,10 +152,8 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
 
 
 def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
-    """Returns an array that was read, without a copy, in the dtype it had before it was stored.
-
-    `entry` is the leaf's, in the manifest. A typed key stays its key data.
-    """
+    """Returns an array that was read, uncopied, in the dtype it had before it was stored."""
+    # `entry` is the leaf's, in the manifest. A typed key stays its key data.
     if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
         return array
     return array.view(dtype(entry["dtype"]))

@@ -39,11 +39,9 @@ DTYPES = {
 def write_step(
     directory: Path, manifest: Mapping[str, Any], leaves: Mapping[str, HostLeaf]
 ) -> None:
-    """Writes the leaves of a step, and then its manifest; neither is synced when it returns.
+    """Writes the leaves of a step, and then its manifest; syncs neither."""
+    # The folder must exist, `manifest` is without its leaves, and each leaf is a whole host array.
 
-    The folder must exist, `manifest` is without its leaves, and each leaf is a whole host array.
-    Raises OSError if the disk cannot be written.
-    """
     # Larger items first: every leaf then begins at a multiple of the size of its items.
     names = sorted(leaves, key=lambda name: -leaves[name].data.dtype.itemsize)
     header, starts = _header({name: leaves[name].data for name in names})
@@ -87,10 +85,8 @@ def _header(arrays: Mapping[str, np.ndarray | Any]) -> tuple[bytes, dict[str, in
 
 
 def _drop_from_memory(file: BinaryIO) -> None:
-    """Writes a file through to the disk, and frees the memory in which the system caches it.
-
-    The file of a large checkpoint would otherwise evict the data that the steps read.
-    """
+    """Writes a file through to the disk, and frees the memory that caches it."""
+    # The file of a large checkpoint would otherwise evict the data that the steps read.
     file.flush()
     os.fsync(file.fileno())
     if hasattr(os, "posix_fadvise"):  # not on macOS
@@ -100,11 +96,9 @@ def _drop_from_memory(file: BinaryIO) -> None:
 def read(
     directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the leaves `wanted` of a step as they were stored; their checksums are not compared.
-
-    Raises CorruptCheckpoint if the file is missing, has another size or another header, and OSError
-    if the disk cannot be read.
-    """
+    """Yields leaves of a step as they were stored; their checksums are not compared."""
+    # Raises CorruptCheckpoint if the file is missing, has another size or another header, and
+    # OSError if the disk cannot be read.
     try:
         with open_regular(directory / LEAVES) as file:
             _check_layout(file, manifest)
@@ -121,10 +115,8 @@ def read(
 
 
 def _check_layout(file: BinaryIO, manifest: Mapping[str, Any]) -> None:
-    """Raises CorruptCheckpoint unless the file has the size and the header that it was saved with.
-
-    A leaf cannot be larger than the file after this, whatever its entry says.
-    """
+    """Raises CorruptCheckpoint unless the file has the size and the header of its save."""
+    # A leaf cannot be larger than the file after this, whatever its entry says.
     length, crc = manifest["header"]
     size = length + sum(_nbytes(entry) for entry in manifest["leaves"].values())
     found = os.fstat(file.fileno()).st_size

@@ -314,17 +314,13 @@ class Checkpoints:
 
 
 class BackgroundSaver:
-    """Writes checkpoints, commits them, and then calls a function, in background threads.
+    """Writes checkpoints, commits them, and then calls a function, in background threads."""
 
-    One process writes with `leaf_file`; several write with orbax, which makes them wait for each
-    other. Exceptions of these threads are not raised there: `wait` returns them to the main thread.
-
-    Args:
-        directory: checkpoints/ of a run.
-        before_commit: called in process 0 before a checkpoint is committed; see `commit`.
-        fence: called in process 0 before the commit; prevents it by an exception.
-        after_commit: called in every process after the commit.
-    """
+    # One process writes with `leaf_file`; several write with orbax, which makes them wait for each
+    # other. Exceptions of these threads are not raised there: `wait` returns them to the main
+    # thread.
+    # Process 0 calls `before_commit` and `fence`, which prevents the commit by an exception; every
+    # process calls `after_commit`.
 
     def __init__(
         self,
@@ -349,10 +345,7 @@ class BackgroundSaver:
         return self._is_open
 
     def open(self) -> None:
-        """Deletes the files of a killed save, and opens orbax's manager if several processes save.
-
-        Raises OSError if the directory cannot be read or written.
-        """
+        """Deletes the files of a killed save; opens orbax's manager if several processes save."""
         if jax.process_count() == 1:
             remove_unfinished(self._directory)
         else:
@@ -360,11 +353,9 @@ class BackgroundSaver:
         self._is_open = True
 
     def start(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
-        """Starts a save; `wait` must have been called for the previous one.
-
-        `manifest` is without its leaves, and the arrays of the leaves must stay valid. Raises any
-        error of orbax or of the disk with which the save fails at once.
-        """
+        """Starts a save; `wait` must have been called for the previous one."""
+        # `manifest` is without its leaves, and the arrays of the leaves must stay valid. Raises any
+        # error of orbax or of the disk with which the save fails at once.
         if not self._is_open:
             raise ValueError("The saver must be opened before it saves.")
         if self._manager is None:
@@ -401,11 +392,9 @@ class BackgroundSaver:
             raise
 
     def wait(self) -> tuple[int, BaseException | None] | None:
-        """Waits for the save in progress; returns its step and the exception that ended it or None.
-
-        The exception may be one of `after_commit`, when the step is committed already. Returns None
-        if no save was started since the last call.
-        """
+        """Waits for the save; returns its step and the exception that ended it, or None."""
+        # The exception may be one of `after_commit`, when the step is committed already. Returns
+        # None if no save was started since the last call.
         if self._pending is None:
             return None
         (step, finished), self._pending = self._pending, None

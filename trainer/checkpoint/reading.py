@@ -34,11 +34,9 @@ def storage() -> ModuleType:
 def read_arrays(
     step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory, by path, and verifies their checksums.
-
-    Only leaves whose paths start with `prefix` are read; a typed key as its key data. Raises
-    CorruptCheckpoint if a file or a leaf is damaged, and OSError if the disk cannot be read.
-    """
+    """Reads the leaves whose paths start with `prefix` into host memory; verifies checksums."""
+    # A typed key is read as its key data. Raises CorruptCheckpoint if a file or a leaf is damaged,
+    # and OSError if the disk cannot be read.
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
     if manifest["format"] == integrity.ONE_FILE:
@@ -52,10 +50,8 @@ def read_arrays(
 def _read_with_orbax(
     step_directory: Path, every: Mapping[str, Any], wanted: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """Reads leaves of a step that orbax wrote; `every` has the entries of all of its leaves.
-
-    The checksums of the files are verified first, so that orbax never parses a damaged file.
-    """
+    """Reads leaves of a step of orbax; `every` has the entries of all of its leaves."""
+    # The checksums of the files are verified first, so that orbax never parses a damaged file.
     _check_file_list(step_directory)
     empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # not stored
     arrays = {}
@@ -69,10 +65,7 @@ def _read_with_orbax(
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
-    """Compares the leaves of a checkpoint with those that a program expects, by path.
-
-    Returns a line for every leaf that is missing, superfluous, or of another shape or dtype.
-    """
+    """Returns a line for every leaf that is missing, superfluous, or of another shape or dtype."""
     saved = integrity.specs(manifest)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
     return [
@@ -84,11 +77,9 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
 
 
 def read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads a step whose leaves must have the paths, shapes and dtypes of the targets.
-
-    Returns path -> array; a typed key is its key data. Raises UnlikeCheckpoint, which names the
-    leaves that differ, or CorruptCheckpoint; OSError if the disk cannot be read.
-    """
+    """Reads a step, by path; its leaves must have the paths, shapes and dtypes of the targets."""
+    # A typed key is its key data. Raises UnlikeCheckpoint, which names the leaves that differ, or
+    # CorruptCheckpoint; OSError if the disk cannot be read.
     manifest = read_manifest(step_directory)
     wrong = mismatches(manifest, targets)
     if wrong:
@@ -103,12 +94,10 @@ def read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str,
 def read_in_all_processes(
     step_directory: Path, targets: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Reads a step as `read_matching` does, in every process of the run.
-
-    Raises CorruptCheckpoint in all processes if one of them finds the step damaged, and
-    CheckpointError in all if one of them cannot read the disk, or if leaves differ from the
-    targets.
-    """
+    """Reads a step as `read_matching` does, in every process of the run."""
+    # Raises CorruptCheckpoint in all processes if one of them finds the step damaged, and
+    # CheckpointError in all if one of them cannot read the disk, or if leaves differ from the
+    # targets.
     problem, arrays = None, {}
     try:
         arrays = read_matching(step_directory, targets)
@@ -127,11 +116,9 @@ def read_in_all_processes(
 
 
 def read_state(step_directory: Path, abstract_state: Any) -> Any:
-    """Reads a step, in every process of the run, into the structure and shardings of a state.
-
-    Every leaf is committed; one whose abstract leaf has no sharding is on the first device. Raises
-    what `read_in_all_processes` raises.
-    """
+    """Reads a step, in every process, into the structure and shardings of a state."""
+    # Every leaf is committed; one whose abstract leaf has no sharding is on the first device.
+    # Raises what `read_in_all_processes` raises.
     targets = flatten(abstract_state, verbatim=True)
     arrays = read_in_all_processes(step_directory, targets)
     # Pop each array, so that host memory is freed as leaves reach the devices.
@@ -168,10 +155,8 @@ def _key_impl(target: Any) -> Any:
 
 
 def place(array: np.ndarray, target: Any) -> jax.Array:
-    """Puts a whole host array, or the key data of a typed key, on the devices of `target.sharding`.
-
-    Without a sharding, it is put on the first device. The result is committed.
-    """
+    """Puts a whole host array, or the key data of a typed key, on the target's devices."""
+    # Without a sharding, it is put on the first device. The result is committed.
     sharding = getattr(target, "sharding", None)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -188,11 +173,9 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a step, with the checksums that all processes of the run wrote.
-
-    Raises CorruptCheckpoint if it is missing or was changed, and OSError if the disk cannot be
-    read.
-    """
+    """Reads the manifest of a step; CorruptCheckpoint if it is missing or was changed."""
+    # It has the checksums that all processes of the run wrote. Raises OSError if the disk cannot be
+    # read.
     by_orbax = step_directory / "integrity"
     if not by_orbax.is_dir():
         return _sealed(step_directory / integrity.MANIFEST)
@@ -225,10 +208,8 @@ def _named(path: Path) -> str:
 
 
 def read_metric(path: Path) -> float:
-    """Returns the metric that a step was saved with; NaN if it has none or is damaged.
-
-    Raises OSError if the disk cannot be read.
-    """
+    """Returns the metric that a step was saved with; NaN if it has none or is damaged."""
+    # Raises OSError if the disk cannot be read.
     try:
         metric = read_manifest(path)["metric"]
     except CorruptCheckpoint:

@@ -81,11 +81,10 @@ ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
 
 
 class _HostArrays(ocp.type_handlers.NumpyHandler):
-    """Waits for every leaf before it raises the error of one.
+    """Waits for every leaf before it raises the error of one."""
 
-    Orbax's own handler raises at once. The tasks of the other leaves then find their event loop
-    closed, and each of them prints a traceback.
-    """
+    # Orbax's own handler raises at once. The tasks of the other leaves then find their event loop
+    # closed, and each of them prints a traceback.
 
     async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
         one = super()._background_serialize
@@ -149,13 +148,11 @@ def _committed_by(
 
 
 def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
-    """Opens orbax's manager on a directory, and removes the files that a killed save left in it.
-
-    `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
-    step's temporary folder and its final path. The manager removes no checkpoint: it would delete
-    file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
-    be read or written.
-    """
+    """Opens orbax's manager on a directory, and removes the files that a killed save left."""
+    # `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
+    # step's temporary folder and its final path. The manager removes no checkpoint: it would delete
+    # file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
+    # be read or written.
     _silence_orbax()
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add("state", ocp.args.PyTreeSave, _pytree_handler())

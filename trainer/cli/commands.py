@@ -183,11 +183,7 @@ def _log(line: str) -> None:
 
 
 def config(arguments: argparse.Namespace) -> int:
-    """Prints the resolved config as canonical YAML, after checking its names and types.
-
-    With --full, the defaults of all calls are part of it. With --unused, lists the bindings that
-    have no effect instead.
-    """
+    """Prints the resolved config as canonical YAML, after checking its names and types."""
     config = read_config(arguments)
     configs.Builder(config, arguments.vocabulary).check()
     if arguments.unused:

@@ -55,17 +55,11 @@ def differences(
     diff: str | None = None,
     metrics: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """Yields what two configs or runs differ in: a text for each subject, as soon as it is known.
-
-    Args:
-        a: one side.
-        b: the other side, of the same kind.
-        vocabulary: further packages whose public functions the configs may name.
-        program: whether to compare the programs of a step, which takes a moment.
-        longest: how many lines of the programs' difference are shown.
-        diff: a file for all of these lines.
-        metrics: those that are drawn; by default the ones that differ first.
-    """
+    """Yields a text for each subject in which two configs or runs differ, as soon as known."""
+    # The sides are of the same kind. `vocabulary` has further packages whose public functions the
+    # configs may name. `program` compares the programs of a step, which takes a moment; `longest`
+    # lines of their difference are shown, and the file `diff` gets all. `metrics` None draws those
+    # that differ first.
     check_sides(a, b)
     yield "\n".join(table([("A", *_described(a)), ("B", *_described(b))]))
     yield _section("Config", _config_lines(a, b, vocabulary))

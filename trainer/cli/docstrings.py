@@ -37,12 +37,10 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[{}]|[^\\{}]+")
 
 @dataclass(frozen=True)
 class Reference:
-    """A work that a docstring refers to.
+    """A work that a docstring refers to."""
 
-    Attributes:
-        text: the reference on one line, with its address.
-        short: its first authors, and its number in arXiv or its year.
-    """
+    # `text` is the reference on one line, with its address; `short` its first authors, and its
+    # number in arXiv or its year.
 
     text: str
     short: str
@@ -89,10 +87,8 @@ def rule(doc: str) -> str:
 
 
 def _formulas(body: str) -> Iterator[str]:
-    """Yields the formulas of a text: those of LaTeX as plain text, others with what leads to them.
-
-    A formula is a block that is indented.
-    """
+    """Yields the formulas (indented blocks) of a text, LaTeX as plain text."""
+    # A formula that is not LaTeX comes with what leads to it.
     before = ""
     for block in re.split(r"\n[ ]*\n(?=\S|[ ]+\S)", body):
         if block.startswith(".. math::"):

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the plan and draws the schedules; compiles the step with --compile.
-
-    The data need not be on this machine, if their shapes are known. With --devices, neither need
-    the devices.
-    """
+    """Prints the plan and draws the schedules; compiles the step with --compile."""
+    # The data need not be on this machine, if their shapes are known. With --devices, neither need
+    # the devices.
     _simulate(arguments)
     from trainer.engine.explanation import explain, with_compiled
     from trainer.engine.plan_text import compiled_text, explained_text
@@ -54,10 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    """Makes jax simulate the devices of --devices, if it is given.
-
-    Raises UserError for an option that needs it.
-    """
+    """Simulates the devices of --devices, if given; UserError for an option that needs it."""
     if arguments.devices is None:
         for name in ("device_memory", "devices_figure"):
             if (given := getattr(arguments, name)) is not None:

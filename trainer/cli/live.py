@@ -15,17 +15,12 @@ _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 
 class LiveView:
-    """A context manager that shows the progress of a sweep on stderr, from a thread of its own.
+    """A context manager that shows the progress of a sweep on stderr, from its own thread."""
 
-    In a terminal it is a table below the lines of the log, redrawn about once a second; elsewhere a
-    line about once a minute. An error here never ends the sweep.
-
-    Args:
-        folder: of the sweep.
-        table: whether to draw the table; None to do so in a terminal.
-        every: seconds between two tables or lines; None for 1 or 60.
-        quiet: whether to show the lines of the log only.
-    """
+    # In a terminal it is a table below the lines of the log, redrawn about once a second; elsewhere
+    # a line about once a minute. An error here never ends the sweep.
+    # `table` None draws the table in a terminal; `every` is in seconds, and None is 1 or 60;
+    # `quiet` shows the lines of the log only.
 
     def __init__(
         self,

@@ -32,16 +32,10 @@ _ADAMW = "!optax.adamw {learning_rate: 1e-3}"
 
 
 class Facts:
-    """What is known of an optimizer, or of a piece of one.
+    """What is known of an optimizer, or of a piece of one."""
 
-    Attributes:
-        function: the function that a config names.
-        family: the title of its family.
-        summary: the first sentence of its docstring.
-        rule: the formulas of the docstring, or else its second paragraph, on several lines.
-        references: what the docstring refers to, the first one first.
-        failure: the error of a user's optimizer when its cost was measured; "" if there is none.
-    """
+    # `rule` has the formulas of the docstring, or else its second paragraph; `failure` is the error
+    # of a user's optimizer when its cost was measured.
 
     def __init__(self, function: Function, family: str, packages: Sequence[str] = ()):
         self.function = function
@@ -172,10 +166,8 @@ class Facts:
 
 
 def families(packages: Sequence[str] = ()) -> dict[str, list[Facts]]:
-    """Returns what a config can name as an optimizer, or as a part of optim.chain, by family.
-
-    Each of the user's packages is a family. Raises ConfigError if one cannot be imported.
-    """
+    """Returns what a config can name as an optimizer, or a part of optim.chain, by family."""
+    # Each of the user's packages is a family. Raises ConfigError if one cannot be imported.
     vocabulary = Vocabulary(packages)
     names = {**FAMILIES, PARTS: vocabulary.names("parts")}
     for package in packages:
@@ -188,11 +180,9 @@ def families(packages: Sequence[str] = ()) -> dict[str, list[Facts]]:
 
 
 def find(name: str, packages: Sequence[str] = ()) -> tuple[Facts, list[str]]:
-    """Finds an optimizer or a piece of one by its name, such as "optim.muon", "muon" or "floor".
-
-    Returns it, and the full names of others to which a short name applies as well. Raises
-    UserError if there is none, with the nearest name.
-    """
+    """Finds an optimizer or a piece of one by its name; UserError if there is none."""
+    # A name is such as "optim.muon", "muon" or "floor". The list has the full names of others to
+    # which a short name applies as well.
     known = _known(packages)
     spelled = name.replace("optim.parts.", "parts.")
     found = [each for each in known if each == spelled]

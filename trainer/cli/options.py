@@ -575,8 +575,6 @@ def _launcher(sweep: argparse.ArgumentParser) -> None:
 
 
 def _watched(parser: argparse.ArgumentParser) -> None:
-    """Adds --watched: the process ends, after a checkpoint, when the one that started it has ended.
-
-    The process that starts it must give it a pipe as its standard input.
-    """
+    """Adds --watched: the process saves and ends when the one that started it has ended."""
+    # The process that starts it must give it a pipe as its standard input.
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)

@@ -38,13 +38,11 @@ def make_program(
     steps_per_call: int | None = None,
     declared: bool = False,
 ) -> "Program":
-    """Builds the experiment of a config, and the program that trains it, which is not compiled yet.
-
-    `vocabulary` has the user's packages whose functions the config may name; `steps_per_call`
-    replaces that of the config, unless it is None. If `declared`, a data set that is not on this
-    machine is replaced by its declared shapes: the program can then be planned and compiled, but
-    not run.
-    """
+    """Builds the experiment of a config, and the program that trains it, not yet compiled."""
+    # `vocabulary` has the user's packages whose functions the config may name; `steps_per_call`
+    # replaces that of the config, unless it is None. If `declared`, a data set that is not on this
+    # machine is replaced by its declared shapes: the program can then be planned and compiled, but
+    # not run.
     from trainer.engine.loading import load_located
 
     ignore_optimizer_warnings()  # the plan has each of them once
@@ -76,11 +74,9 @@ def allowed_changes(arguments: argparse.Namespace) -> list[str]:
 
 
 def default_workdir(files: Sequence[str], config: Config) -> str:
-    """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d.
-
-    It is named after the first file and the digest of the config: a changed config gets another
-    folder, and the same command resumes. Raises UserError if the current folder no longer exists.
-    """
+    """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d."""
+    # It is named after the first file and the digest of the config: a changed config gets another
+    # folder, and the same command resumes. Raises UserError if the current folder no longer exists.
     if not values.current_folder_exists():
         raise UserError(
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."

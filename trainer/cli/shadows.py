@@ -45,11 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_other(arguments: argparse.Namespace) -> Config:
-    """Reads the config of the other optimizer.
-
-    The settings of --set are edits of both configs, but for those of the optimizer. Without
-    --shadow it is the config itself, with all of its edits and those of --shadow_set.
-    """
+    """Reads the config of the other optimizer."""
+    # The settings of --set are edits of both configs, but for those of the optimizer. Without
+    # --shadow it is the config itself, with all of its edits and those of --shadow_set.
     if not arguments.shadow and not arguments.shadow_sets:
         raise UserError(
             "Name the other optimizer: --shadow=FILE with its config, or --shadow_set PATH=VALUE"

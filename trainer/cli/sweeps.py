@@ -107,10 +107,8 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
-    """Plans a sweep in another process, so that its memory and GPU are free for the workers.
-
-    Returns the exit code of that process.
-    """
+    """Plans a sweep in another process, and returns the exit code of that process."""
+    # Its memory and GPU are then free for the workers.
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
     options.append(f"--locks={arguments.locks}")
     options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
@@ -218,10 +216,7 @@ def _work(arguments: argparse.Namespace) -> int:
 def _compute_in_workers(
     folder: Path, arguments: argparse.Namespace, settings: RaySettings | None, view: LiveView
 ) -> int:
-    """Computes trials in worker processes of this machine or of a Ray cluster, and waits for them.
-
-    None stands for this machine.
-    """
+    """Computes trials in workers of a Ray cluster, or of this machine if settings is None."""
     from trainer.sweep import local
 
     words, count = _worker_words(folder, arguments), arguments.workers
@@ -283,11 +278,9 @@ def _log(line: str) -> None:
 
 
 def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:
-    """Returns the settings of `--slurm_file` and `--slurm`, or of `--ray_file` and `--ray`.
-
-    None stands for the workers of this machine. Raises UserError if a setting is wrong or is one
-    of another launcher, or the launcher is not installed.
-    """
+    """Returns the settings of Slurm or Ray; None stands for the workers of this machine."""
+    # Raises UserError if a setting is wrong or is one of another launcher, or the launcher is not
+    # installed.
     for name in ("slurm", "ray"):
         given, file = getattr(arguments, name), getattr(arguments, f"{name}_file")
         if arguments.launcher != name and (given or file is not None):

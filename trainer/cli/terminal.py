@@ -12,29 +12,23 @@ _KEPT = "\n\t"
 
 
 def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Prints a text, and escapes control characters except tabs and line breaks.
-
-    All output of commands must use this function, because names in configs, of files and of metrics
-    may have any characters. tests/house/test_house.py checks it. `stream` None is stdout.
-    """
+    """Prints a text, and escapes control characters except tabs and line breaks."""
+    # All output of commands must use this function, because names in configs, of files and of
+    # metrics may have any characters. tests/house/test_house.py checks it.
     print(printable(text, keep=_KEPT), file=stream or sys.stdout, end=end, flush=True)
 
 
 class Redrawn:
-    """Lines at the end of a terminal that are redrawn in place, below all other lines.
+    """Lines at the end of a terminal that are redrawn in place, below all other lines."""
 
-    The terminal must understand the control sequences of ECMA-48.
-    """
+    # The terminal must understand the control sequences of ECMA-48.
 
     def __init__(self, stream: TextIO):
         self._stream = stream
         self._drawn = 0
 
     def draw(self, lines: Sequence[str], above: str = "") -> None:
-        """Replaces the lines that were drawn before; leaves out those that do not fit the terminal.
-
-        The text `above` stays above them for good.
-        """
+        """Replaces the lines drawn before, as many as fit; `above` stays above them for good."""
         width, height = _size(self._stream)
         # Leave out the last column and row, where a terminal would wrap a line, or scroll.
         lines = [printable(line)[: width - 1] for line in lines[: height - 1]]
@@ -57,12 +51,11 @@ def _size(stream: TextIO) -> tuple[int, int]:
 
 
 class BestEffortStream:
-    """A context manager that replaces stdout or stderr with a stream that never raises.
+    """A context manager that replaces stdout or stderr with a stream that never raises."""
 
-    Text that cannot be written is dropped, so that a closed terminal, a pipe without a reader or a
-    full disk does not end a run, prevent its last checkpoint or change its exit code. A stream that
-    is None, because the process was started without it, is not replaced.
-    """
+    # Text that cannot be written is dropped, so that a closed terminal, a pipe without a reader or
+    # a full disk does not end a run, prevent its last checkpoint or change its exit code. A stream
+    # that is None, because the process was started without it, is not replaced.
 
     def __init__(self, name: Literal["stdout", "stderr"]):
         self._name = name
@@ -71,10 +64,8 @@ class BestEffortStream:
 
     @property
     def error(self) -> OSError | None:
-        """The first error of a write, or None.
-
-        A reader that closes its pipe early, as in `... explain | head`, does not count.
-        """
+        """The first error of a write, or None."""
+        # A reader that closes its pipe early, as in `... explain | head`, does not count.
         return None if isinstance(self._error, BrokenPipeError) else self._error
 
     def __enter__(self) -> "BestEffortStream":

@@ -50,11 +50,10 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
 
 
 def widen_to_float(hint: Any, default: Any) -> Any:
-    """Returns an annotation that also accepts a float.
+    """Returns an annotation that also accepts a float."""
+    # For a parameter without an annotation, it accepts a float or a schedule, and None if that is
+    # the default.
 
-    For a parameter without an annotation, it accepts a float or a schedule, and None if that is the
-    default.
-    """
     # Union, because `float | hint` raises TypeError if the hint is a string.
     if hint is not inspect.Parameter.empty:
         return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
@@ -101,11 +100,9 @@ def accepts_anything(hint: Any) -> bool:
 
 
 def takes_optimizer(hint: Any) -> bool:
-    """Returns whether an annotation accepts an optimizer: an optax transformation or a partial.
-
-    The builder passes the optimizer as a factory (a partial), which is called when the step is
-    traced.
-    """
+    """Returns whether an annotation accepts an optax transformation or a partial of one."""
+    # The builder passes the optimizer as a factory (a partial), which is called when the step is
+    # traced.
     return any(is_optimizer(part) for part in union_members(hint))
 
 
@@ -244,11 +241,9 @@ def describe(hint: Any) -> str:
 
 
 def takes_result(hint: Any, returns: Any) -> bool:
-    """Returns whether the result of a function may fit an annotation.
-
-    Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
-    what they do, not for their class.
-    """
+    """Returns whether the result of a function may fit an annotation."""
+    # Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
+    # what they do, not for their class.
     parts = union_members(hint)
     if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
@@ -262,10 +257,8 @@ def takes_result(hint: Any, returns: Any) -> bool:
 
 
 def returns_optimizer(hint: Any, returns: Any) -> bool:
-    """Returns whether a function may return an optimizer, or another value that fits.
-
-    `hint` is the annotation of the argument, which accepts an optimizer.
-    """
+    """Returns whether a function may return an optimizer, or another value that fits."""
+    # `hint` is the annotation of the argument, which accepts an optimizer.
     if returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
     wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
@@ -278,11 +271,9 @@ def returns_optimizer(hint: Any, returns: Any) -> bool:
 
 
 def returns_factory(hint: Any, returns: Any) -> bool:
-    """Returns whether a function has to be called to get a value that fits an annotation.
-
-    This is the case if the annotation accepts a class, or a function that does not itself return a
-    function, and the function is annotated to return a function or a class.
-    """
+    """Returns whether a function must be called to get a value that fits an annotation."""
+    # This is the case if the annotation accepts a class, or a function that does not itself return
+    # a function, and the function is annotated to return a function or a class.
     if returns is inspect.Parameter.empty or accepts_anything(returns):
         return False
     wanted = [part for part in union_members(hint) if _is_function(part)]

@@ -358,10 +358,8 @@ class _Traversal:
     def _check_arguments(
         self, call: Call, function: Function, path: str, slot: Slot | None
     ) -> None:
-        """Raises ConfigError for arguments that a function does not have.
-
-        If a `slot` is given, no required argument may be missing.
-        """
+        """Raises ConfigError for arguments that a function does not have."""
+        # If a `slot` is given, no required argument may be missing either.
         unknown = []
         for name in call.kwargs:
             if name not in function.parameters:

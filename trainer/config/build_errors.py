@@ -13,10 +13,8 @@ from trainer.config.yaml_reader import PARTIAL
 
 
 def exception_text(error: BaseException) -> str:
-    """Returns the message of an exception on one line, with its type unless it is a ValueError.
-
-    Advice is added to numpy's message about the name of a dtype.
-    """
+    """Returns the message of an exception on one line, with its type unless a ValueError."""
+    # Advice is added to numpy's message about the name of a dtype.
     text = " ".join(str(error).split())
     text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.dtype_advice_in(text)) else text
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
@@ -38,10 +36,8 @@ def unknown_argument(function: Function, name: str) -> str:
 
 
 def other_places(name: str, paths: Iterable[str]) -> str:
-    """Returns a sentence with the paths that end in the name of an argument; "" if there are none.
-
-    It is for an argument that the root of a config does not take.
-    """
+    """Returns a sentence with the paths that end in an argument's name; "" if none do."""
+    # It is for an argument that the root of a config does not take.
     below = [path for path in paths if path.endswith(f".{name}")]
     return f" This config has {name} at {listing(below, 4)}." if below else ""
 

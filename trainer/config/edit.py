@@ -125,10 +125,8 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
 
 
 def config_of_tree(root: Call, source: Source) -> Config:
-    """Returns the config of a tree that was not read from a file; raises ConfigError.
-
-    `source` says in messages where the tree comes from.
-    """
+    """Returns the config of a tree that was not read from a file; raises ConfigError."""
+    # `source` says in messages where the tree comes from.
     return to_config(_with_source(root, source))
 
 
@@ -201,11 +199,9 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
 
 
 def _hint_for_function_path(root: Node, path: str, value: str) -> str:
-    """Returns advice for a path that begins with the name of a function; "" for other paths.
-
-    The path is that of a setting, such as "optim.muon.learning_rate", and does not exist in the
-    tree.
-    """
+    """Returns advice for a path that begins with the name of a function; "" for others."""
+    # The path is that of a setting, such as "optim.muon.learning_rate", and does not exist in the
+    # tree.
     from trainer.config.vocabulary import RUN
 
     path = path[path.rfind("/", 0, path.find(".")) + 1 :]  # the tree contains no scopes of Gin
@@ -248,11 +244,10 @@ def _calls(node: Node, path: str) -> Iterator[tuple[str, str]]:
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Merges two trees; values of `over` replace those of `base`.
-
-    Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged key
-    by key; anything else is replaced. New keys are added at the end. Each value keeps its source.
-    """
+    """Merges two trees; values of `over` replace those of `base`."""
+    # Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged
+    # key by key; anything else is replaced. New keys are added at the end. Each value keeps its
+    # source.
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):
         if (old.name, old.partial) != (new.name, new.partial):

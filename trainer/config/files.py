@@ -26,11 +26,9 @@ _YAML = (".yaml", ".yml")
 
 
 class SearchPath:
-    """Finds the files of a config, and decides which files messages may quote.
+    """Finds the files of a config, and decides which files messages may quote."""
 
-    Attributes:
-        folders: the folders of the files that the command names, and of `--gin_search_paths`.
-    """
+    # `folders` are those of the files that the command names, and of `--gin_search_paths`.
 
     def __init__(self, search_paths: Sequence[str]):
         for folder in search_paths:
@@ -41,12 +39,10 @@ class SearchPath:
         self.folders = [os.path.realpath(folder) for folder in search_paths]
 
     def find_file(self, file: str) -> str:
-        """Returns the path of a file of the command line, and allows messages to quote its folder.
-
-        A relative path that does not exist is looked up in the search paths; if it is not there
-        either, it is returned unchanged. Raises ConfigError if two search paths contain different
-        files of this name, or if there is no such shipped config.
-        """
+        """Returns the path of a file of the command line, and lets messages quote its folder."""
+        # A relative path that does not exist is looked up in the search paths; if it is not there
+        # either, it is returned unchanged. Raises ConfigError if two search paths contain different
+        # files of this name, or if there is no such shipped config.
         found = shipped_file(file, Source(file)) or file
         # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
         if not os.path.lexists(found) and not os.path.isabs(found):
@@ -55,10 +51,8 @@ class SearchPath:
         return found
 
     def find_include(self, file: str, beside: str, included_at: Source) -> str:
-        """Returns the path of an included file; raises ConfigError as `find_file` does.
-
-        `beside` is the folder of the including file, "" the current one.
-        """
+        """Returns the path of an included file; raises ConfigError as `find_file` does."""
+        # `beside` is the folder of the including file, "" the current one.
         if found := shipped_file(file, included_at):
             self.allow_quotes(os.path.dirname(found))
             return found
@@ -74,10 +68,7 @@ class SearchPath:
             self.folders.append(os.path.realpath(folder or "."))
 
     def may_quote(self, file: str) -> bool:
-        """Returns whether messages may quote a file: whether the command names a folder above it.
-
-        Symbolic links are followed first.
-        """
+        """Returns whether the command names a folder above a file, with links followed first."""
         real = os.path.realpath(file)
         return any(os.path.commonpath([real, folder]) == folder for folder in self.folders)
 
@@ -104,11 +95,8 @@ class SearchPath:
 
 
 def shipped_file(name: str, source: Source) -> str | None:
-    """Returns the path of a shipped config, such as "lockstep:muon_vit.gin".
-
-    Returns None if the name does not begin with "lockstep:"; raises ConfigError if there is no such
-    config.
-    """
+    """Returns the path of "lockstep:muon_vit.gin", say; None without this prefix."""
+    # Raises ConfigError if there is no such shipped config.
     if not name.startswith(SHIPPED):
         return None
     folder = Path(__file__).parent.parent / "shipped"
@@ -139,10 +127,8 @@ def _read(path: str) -> bytes:
 
 
 def suffix_kind(path: str, source: Source) -> str:
-    """Returns the format of a config, "gin" or "yaml", by its suffix; raises ConfigError.
-
-    The file need not exist.
-    """
+    """Returns "gin" or "yaml" by the suffix of a config; raises ConfigError."""
+    # The file need not exist.
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _GIN:
         return "gin"
@@ -156,11 +142,9 @@ def suffix_kind(path: str, source: Source) -> str:
 
 
 def read_text(path: str, included_at: Source | None, searched: str = "") -> tuple[str, str]:
-    """Returns the text of a file and the SHA-256 of its bytes; raises ConfigError.
-
-    `included_at` is the include statement, None for a file of the command line; `searched` is a
-    sentence about the other places in which the file was looked up.
-    """
+    """Returns the text of a file and the SHA-256 of its bytes; raises ConfigError."""
+    # `included_at` is the include statement, None for a file of the command line; `searched` is a
+    # sentence about the other places in which the file was looked up.
     source = included_at or Source(path)
     which = f"The included file {path}" if included_at else "The file"
     try:
@@ -309,12 +293,7 @@ def _binding_source(text: str, line: int) -> Source:
 
 
 class _FileReader:
-    """Reads files and the files that they include.
-
-    Attributes:
-        statements: the Gin statements that were read, in order.
-        read: the files that were read, in order.
-    """
+    """Reads files and the files that they include; `statements` and `read` are in order."""
 
     def __init__(self, kind: str, places: SearchPath, language: Language):
         self.language = language
@@ -441,11 +420,9 @@ class _FileReader:
 
     @contextmanager
     def _without_quotes(self, path: str, included_at: Source | None) -> Iterator[None]:
-        """Keeps the text of an included file out of messages, unless the command names its folder.
-
-        A config written by somebody else can include any file that the user can read, and messages
-        are copied into logs and mails.
-        """
+        """Keeps an included file's text out of messages, unless the command names its folder."""
+        # A config written by somebody else can include any file that the user can read, and
+        # messages are copied into logs and mails.
         try:
             yield
         except ConfigError as error:

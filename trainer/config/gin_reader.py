@@ -38,17 +38,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Binding:
-    """`scope/name.argument = value`; a macro's definition binds the argument `value` of MACRO.
-
-    Attributes:
-        value: a Node of leaves, References, lists of Nodes, and Pairs.
-        source: the place of the statement.
-    """
+    """`scope/name.argument = value`; a macro's definition binds the `value` of MACRO."""
 
     scopes: tuple[str, ...]
     name: str
     argument: str
-    value: Node
+    value: Node  # of leaves, References, lists of Nodes, and Pairs
     source: Source
 
     @property

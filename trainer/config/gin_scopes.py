@@ -29,18 +29,13 @@ Calls = Mapping[str, set[Scope]]
 
 @dataclass(frozen=True)
 class Statement:
-    """A binding or the head of a block, and its position.
-
-    Attributes:
-        content: the binding, or the head of a block.
-        section: the number of the section. Each file, include, end of an include, and option
-            begins a new section; a binding overrides those of earlier sections.
-        included: whether the file is included by another file.
-    """
+    """A binding or the head of a block, and its position."""
 
     content: Binding | Block
+    # each file, include, end of an include, and option begins a new section; a binding overrides
+    # those of earlier sections
     section: int
-    included: bool = False
+    included: bool = False  # by another file
 
 
 def references(value: Node) -> Iterator[Reference]:
@@ -69,14 +64,10 @@ def suffixes(name: str) -> Iterator[str]:
 
 
 class Bindings:
-    """All bindings of a config, in the order of the text; `root` names the call at its root.
+    """All bindings of a config, in the order of the text; `root` names the call at its root."""
 
-    Attributes:
-        bindings: the statements that are bindings.
-        blocks: the statements that are heads of blocks.
-        full: the names that a reference spells in full. A binding of another name applies to the
-            called function whose name ends with it.
-    """
+    # `full` has the names that a reference spells in full. A binding of another name applies to the
+    # called function whose name ends with it.
 
     def __init__(self, statements: Sequence[Statement], root: str):
         self.bindings = [each for each in statements if isinstance(each.content, Binding)]
@@ -91,22 +82,18 @@ class Bindings:
         return Table(self, None)
 
     def before(self) -> list[tuple[int, "Table"]]:
-        """Returns (section, its table) for each section but the last, the latest first.
-
-        The table of a section holds for each argument the last binding up to that section, or else
-        the first one after it.
-        """
+        """Returns (section, its table) for each section but the last, the latest first."""
+        # The table of a section holds for each argument the last binding up to that section, or
+        # else the first one after it.
         sections = sorted({each.section for each in self.bindings})
         return [(section, Table(self, section)) for section in reversed(sections[:-1])]
 
 
 class Table:
-    """The bindings that are in force; see `Bindings`.
+    """The bindings that are in force; see `Bindings`."""
 
-    Attributes:
-        in_force: the statements of these bindings, in the order of the text. Two bindings that
-            spell the name of one function differently are both listed, though only one is read.
-    """
+    # `in_force` is in the order of the text. Two bindings that spell the name of one function
+    # differently are both listed, though only one is read.
 
     def __init__(self, all_bindings: Bindings, last: int | None):
         self._full = all_bindings.full
@@ -127,12 +114,10 @@ class Table:
         self._spellings: dict[str, list[str]] = {}
 
     def bound(self, name: str, scope: Scope) -> dict[str, Binding]:
-        """Returns the bindings of a function in exactly one scope: argument -> binding.
-
-        Bindings of outer scopes are not included. A binding may spell only the last parts of the
-        function's name, as in adamw.b2. Raises ConfigError if two bindings of one section bind the
-        same argument.
-        """
+        """Returns the bindings of a function in exactly one scope: argument -> binding."""
+        # Bindings of outer scopes are not included. A binding may spell only the last parts of the
+        # function's name, as in adamw.b2. Raises ConfigError if two bindings of one section bind
+        # the same argument.
         if name not in self._spellings:
             short = [each for each in suffixes(name) if each not in self._full]
             self._spellings[name] = [each for each in [name, *short] if each in self._names]
@@ -169,12 +154,10 @@ _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 def resolve(
     statements: Sequence[Statement], where: Source, language: Language
 ) -> tuple[Node, list[Unused]]:
-    """Returns the tree of the statements, and the bindings that have no effect on it.
-
-    Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
-    effect is a mistake; see `UnusedBindings`. `where` is the place to name if the root has no
-    binding.
-    """
+    """Returns the tree of the statements, and the bindings that have no effect on it."""
+    # Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
+    # effect is a mistake; see `UnusedBindings`. `where` is the place to name if the root has no
+    # binding.
     root_name = language.root
     bindings = Bindings(statements, root_name)
     table = bindings.at_end()
@@ -318,14 +301,11 @@ class _Resolver:
 
 
 class UnusedBindings:
-    """Classifies the bindings of a config that no call reads.
+    """Classifies the bindings of a config that no call reads."""
 
-    Args:
-        bindings: all bindings.
-        called: the scopes of the calls that the config makes, by function.
-        where: the place of the first call of each function.
-        calls_of: returns the calls that the config would make with another table.
-    """
+    # `called` has the scopes of the calls that the config makes, by function, and `where` the place
+    # of the first call of each. `calls_of` returns the calls that the config would make with
+    # another table.
 
     def __init__(
         self,
@@ -355,19 +335,15 @@ class UnusedBindings:
             )
 
     def refuse_block(self, statement: Statement) -> None:
-        """Raises ConfigError for a block, even an empty one, whose function is never called.
-
-        A block of an included file may be for a function that the config does not call.
-        """
+        """Raises ConfigError for a block, even an empty one, of a function never called."""
+        # A block of an included file may be for a function that the config does not call.
         name = statement.content.name
         if not statement.included and not self._scopes_since(statement):
             raise ConfigError(self._never_called(name), statement.content.source)
 
     def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
-        """Returns why a binding that no call reads is no mistake; raises ConfigError if it is.
-
-        `in_force` are the bindings in force at the end of the text, which may override it.
-        """
+        """Returns why a binding that no call reads is no mistake; raises ConfigError if it is."""
+        # `in_force` are the bindings in force at the end of the text, which may override it.
         binding = statement.content
         assert isinstance(binding, Binding)
         name, why, unknown = binding.name, "", None

@@ -17,16 +17,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 @dataclass(frozen=True)
 class Node:
-    """A tree with the place of every value; used by the readers and by edits.
+    """A tree with the place of every value; used by the readers and by edits."""
 
-    Attributes:
-        value: a leaf, or a Call, list or dict of Nodes.
-        source: where the value was written.
-        key_source: where the argument or key of the value was written, if in another place.
-    """
-
-    value: Any
+    value: Any  # a leaf, or a Call, list or dict of Nodes
     source: Source
+    # where the argument or key of the value was written, if in another place
     key_source: Source | None = None
 
     @property
@@ -41,10 +36,7 @@ def children(node: Node) -> Mapping[Key, Node]:
 
 
 def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
-    """Returns a copy of a node with other children.
-
-    The keys of a list's children are ignored; a leaf has no children to replace.
-    """
+    """Returns a copy of a node with other children; the keys of a list's are ignored."""
     value = node.value
     if isinstance(value, Call):
         value = Call(value.name, {str(key): item for key, item in items.items()}, value.partial)
@@ -64,10 +56,8 @@ def plain(node: Node) -> Tree:
 
 
 def to_config(root: Node) -> Config:
-    """Converts the call at the root of a tree to a config.
-
-    Raises ConfigError if the tree is too deep or too large, or if two values have the same path.
-    """
+    """Converts the call at the root of a tree to a config."""
+    # Raises ConfigError if the tree is too deep or too large, or if two values have the same path.
     sources: dict[str, Source] = {}
     key_sources: dict[str, Source] = {}
     budget = Budget()
@@ -109,13 +99,9 @@ def to_node(config: Config) -> Node:
 def with_calls(
     config: Config, names: Collection[str], inner: Mapping[str, str] | None = None
 ) -> Config:
-    """Converts dicts that are arguments of the root to calls, which check their arguments.
-
-    Args:
-        config: the config.
-        names: arguments of the root, each a call of the function of the same name.
-        inner: argument of the root -> the function that each value of its dict is a call of.
-    """
+    """Converts dicts that are arguments of the root to calls, which check their arguments."""
+    # `names` are arguments of the root, each a call of the function of the same name; `inner` maps
+    # an argument of the root to the function that each value of its dict is a call of.
 
     def call(node: Node, name: str) -> Node:
         if not isinstance(node.value, dict):
@@ -156,11 +142,10 @@ def check_key(key: Any, source: Source) -> None:
 
 
 def check_leaf(value: Any, source: Source) -> None:
-    """Raises ConfigError for a leaf that a config cannot contain.
+    """Raises ConfigError for a leaf that a config cannot contain, such as NaN."""
+    # The others are an integer of more than 64 bits, a string with half of a surrogate pair, and an
+    # object of another type.
 
-    These are NaN, an integer of more than 64 bits, a string with half of a surrogate pair, and an
-    object of another type.
-    """
     # NaN is not equal to itself: such a config would differ from its own config.yaml.
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError("The value is NaN, which a config cannot contain.", source)

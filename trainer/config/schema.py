@@ -64,12 +64,10 @@ _OPTIMIZER, _SCHEDULE = "optimizer", "schedule"
 
 
 def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns a JSON schema, draft 2020-12, of the YAML files of runs, sweeps and challenges.
-
-    A file is that of a challenge or a sweep if it has a key that only such files have. No key is
-    required, because a file may be laid over another one. Raises ConfigError if a package of
-    `vocabulary` cannot be imported.
-    """
+    """Returns a JSON schema, draft 2020-12, of the YAML files of runs, sweeps and challenges."""
+    # A file is that of a challenge or a sweep if it has a key that only such files have. No key is
+    # required, because a file may be laid over another one. Raises ConfigError if a package of
+    # `vocabulary` cannot be imported.
     kinds = [_Schemas(vocabulary, language) for language in (RUN, SWEEP, CHALLENGE)]
     run, sweep, challenge = (each.root() for each in kinds)
     definitions = {name: x for each in kinds for name, x in each.definitions.items()}

@@ -31,17 +31,11 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a config may set.
+    """A parameter that a config may set."""
 
-    Attributes:
-        hint: its annotation, evaluated; `typing.Any` if it cannot be evaluated.
-        default: its default, or `inspect.Parameter.empty`.
-        kind: the kind of `inspect.Parameter`; a config sets `VAR_POSITIONAL` to a list.
-    """
-
-    hint: Any
-    default: Any
-    kind: Any
+    hint: Any  # evaluated; `typing.Any` if it cannot be evaluated
+    default: Any  # or `inspect.Parameter.empty`
+    kind: Any  # that of `inspect.Parameter`; a config sets `VAR_POSITIONAL` to a list
 
     @property
     def required(self) -> bool:
@@ -52,28 +46,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a config may call.
+    """A function that a config may call."""
 
-    Attributes:
-        name: its name in the config.
-        call: the function or class.
-        parameters: the parameters that a config may set, by name.
-        open_ended: whether it takes **kwargs. A config may not use them.
-        returns: the annotation of its result; Any for a class.
-    """
-
-    name: str
+    name: str  # in the config
     call: Callable[..., Any]
-    parameters: Mapping[str, Parameter]
-    open_ended: bool
-    returns: Any
+    parameters: Mapping[str, Parameter]  # those that a config may set
+    open_ended: bool  # whether it takes **kwargs; a config may not use them
+    returns: Any  # the annotation of its result; Any for a class
 
     def bind(self, values: Mapping[str, Any]) -> functools.partial:
-        """Binds arguments by name to the function; the value of *args is a list.
+        """Returns a partial with arguments bound by name; the value of *args is a list."""
+        # Positional-only arguments are in their positions.
 
-        Returns a partial of the function, in which positional-only arguments are in their
-        positions.
-        """
         # Python takes the values of *args only behind all positional arguments, so that these are
         # passed by position as well, their defaults included.
         spread = any(
@@ -163,23 +147,16 @@ _FLOATS = ("learning_rate", "weight_decay")  # of optimizers, whatever their ann
 
 @dataclass(frozen=True)
 class Slot:
-    """The argument, list element or dict entry that a node is the value of.
+    """The argument, list element or dict entry that a node is the value of."""
 
-    Attributes:
-        hint: the annotation.
-        default: the default of the parameter, if the node is an argument.
-        owner: the name of the function that receives it.
-        argument: the argument of the function, "writers", or an element or entry of it, as in
-            "writers[0]" or "groups.rest".
-        in_factory: the function is an optimizer factory, so a schedule may replace any float.
-        counts_steps: whether integers are numbers of steps, by the argument's name or default.
-    """
-
-    hint: Any = Any
-    default: Any = None
-    owner: str = ""
+    hint: Any = Any  # the annotation
+    default: Any = None  # of the parameter, if the node is an argument
+    owner: str = ""  # the name of the function that receives it
+    # "writers", or an element or entry of it, as in "writers[0]" or "groups.rest"
     argument: str = ""
+    # the function is an optimizer factory, so a schedule may replace any float
     in_factory: bool = False
+    # whether integers are numbers of steps, by the argument's name or default
     counts_steps: bool = False
 
     @property
@@ -202,11 +179,9 @@ class Slot:
         return (name == "mask" or name.endswith("_mask")) and is_optax
 
     def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
-        """Returns the slot of an argument of a function that is called here.
-
-        If the function is the factory of an optimizer, `learning_rate` and `weight_decay` accept a
-        float, whatever their annotation.
-        """
+        """Returns the slot of an argument of a function that is called here."""
+        # If the function is the factory of an optimizer, `learning_rate` and `weight_decay` accept
+        # a float, whatever their annotation.
         parameter = function.parameters[name]
         hint, default = (
             annotations.or_type_of_default(parameter.hint, parameter.default),
@@ -219,10 +194,8 @@ class Slot:
         return Slot(hint, default, function.name, name, is_factory, counts)
 
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
-        """Returns the slots of a list's elements, and the sequence type.
-
-        Raises TypeMismatch if the annotation does not accept a list of `count` elements.
-        """
+        """Returns the slots of a list's elements, and the sequence type."""
+        # Raises TypeMismatch if the annotation does not accept a list of `count` elements.
         found = items(self.hint, count)
         if found is None:
             raise TypeMismatch
@@ -320,11 +293,8 @@ def _string(value: str, parts: list[Any]) -> Any:
 
 
 def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
-    """Returns an annotation for each element of a list, and the sequence type.
-
-    Returns None if the annotation accepts no list; raises TypeMismatch if it accepts lists, but
-    none of this length.
-    """
+    """Returns the annotations of a list's elements, and its type; None if it takes no list."""
+    # Raises TypeMismatch if the annotation accepts lists, but none of this length.
     if accepts_anything(hint):
         return [Any] * count, list
     wrong_length = False

@@ -353,10 +353,8 @@ class Config:
 
 
 def _position(value: Tree, text: str) -> int | None:
-    """Returns the position of a string of a config in a text, as a whole word, or None.
-
-    A message may contain "/users/ann/data" if the config has "~/data" or "./data/".
-    """
+    """Returns the position of a config's string in a text, as a whole word, or None."""
+    # A message may contain "/users/ann/data" if the config has "~/data" or "./data/".
     if not isinstance(value, str) or len(word := value.removeprefix("~").strip("./")) < 2:
         return None
     found = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)

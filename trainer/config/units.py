@@ -50,10 +50,8 @@ def looks_like_quantity(text: str) -> bool:
 
 
 def is_steps(hint: Any) -> bool:
-    """Returns whether an annotation marks a number of steps, as Annotated[int, "steps"] does.
-
-    A member of a union may have the mark.
-    """
+    """Returns whether an annotation, or a member of its union, marks a number of steps."""
+    # The mark is that of Annotated[int, "steps"].
     origin = typing.get_origin(hint)
     if origin is typing.Annotated and _STEPS in hint.__metadata__:
         return True

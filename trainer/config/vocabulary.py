@@ -35,31 +35,20 @@ _OF_A_RUN: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Language:
-    """What the configs of one kind may name.
+    """What the configs of one kind may name."""
 
-    Attributes:
-        root: the name of the call at the root, "experiment" or "sweep".
-        what: what such a config describes, for messages.
-        nodes: name without a dot -> the class that it stands for.
-        modules: prefix of the other names -> the module that it stands for. A config may name what
-            `__all__` of a module lists, and in optax all public functions.
-        keys: some arguments of the root, for messages.
-        marks: arguments of the root that the other kinds do not have, one of which it has.
-        command: what to do with such a config, for a user who used it as the other kind.
-        place: where an argument of this root belongs, for a user who wrote it in a config of the
-            other kind.
-        example: a Gin statement that binds an argument of the root.
-    """
-
-    root: str
-    what: str
-    nodes: Mapping[str, str]
+    root: str  # the name of the call at the root, "experiment" or "sweep"
+    what: str  # what such a config describes, for messages
+    nodes: Mapping[str, str]  # name without a dot -> the class that it stands for
+    # prefix of the other names -> the module that it stands for; a config may name what `__all__`
+    # of a module lists, and in optax all public functions
     modules: Mapping[str, str]
-    keys: str
+    keys: str  # some arguments of the root, for messages
+    # arguments of the root that the other kinds do not have, one of which it has
     marks: tuple[str, ...]
-    command: str
-    place: str
-    example: str
+    command: str  # what to do with such a config, for a user who used it as the other kind
+    place: str  # where an argument of this root belongs, for a user who wrote it in another kind
+    example: str  # a Gin statement that binds an argument of the root
 
     def has(self, name: str) -> bool:
         """Returns whether a function belongs to Lockstep or optax, and not to the user."""
@@ -131,12 +120,11 @@ _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 
 
 class Vocabulary:
-    """Finds the functions that a config may name: those of a language, and of packages of the user.
+    """Finds the functions that a config may name: of a language, and of the user's packages."""
 
-    A config spells the names of functions of these packages, such as "my_lab.zoo", in full; `named`
-    are all names of one, for messages. Raises ConfigError if a package has an invalid name, a name
-    that is taken, or cannot be imported.
-    """
+    # A config spells the names of functions of these packages, such as "my_lab.zoo", in full;
+    # `named` are all names of one, for messages. Raises ConfigError if a package has an invalid
+    # name, a name that is taken, or cannot be imported.
 
     def __init__(
         self, packages: Sequence[str] = (), language: Language = RUN, named: Iterable[str] = ()
@@ -167,11 +155,9 @@ class Vocabulary:
         return found or [self.function(name, source)]
 
     def names(self, package: str) -> list[str]:
-        """Returns the full names of a package's functions that a config may name.
-
-        The package is their prefix, such as "models", "optax.contrib" or "my_lab.zoo". Raises
-        ConfigError if there is none.
-        """
+        """Returns the full names of a package's functions that a config may name."""
+        # The package is their prefix, such as "models", "optax.contrib" or "my_lab.zoo". Raises
+        # ConfigError if there is none.
         module, rest = self._root(f"{package}.x", [*package.split("."), "x"][:-1], None)
         for step in rest:
             module = self._step_into(module, step, package, None)
@@ -287,10 +273,8 @@ class Vocabulary:
         return f"There is no function {name!r}. {hint}"
 
     def _elsewhere(self, name: str) -> str:
-        """Suggests a function of the same name in another package; "" if there is none.
-
-        A package that the name has before the function, such as "parts", is asked first.
-        """
+        """Suggests a function of the same name in another package; "" if there is none."""
+        # A package that the name has before the function, such as "parts", is asked first.
         *steps, last = name.split(".")
         others = ["optax.contrib", *self._packages]
         packages = [*self.language.modules.items(), *zip(others, others, strict=True)]

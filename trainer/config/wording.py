@@ -148,10 +148,7 @@ _IN_YAML = [
 
 
 def in_gin(line: str, reason: str) -> tuple[str, str]:
-    """Returns why Gin's parser cannot read a line, and advice.
-
-    `reason` is the message of the parser.
-    """
+    """Returns why Gin's parser, with message `reason`, cannot read a line, and advice."""
     word = re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)
     if word is None:
         if reason.startswith("Expected indentation"):
@@ -166,10 +163,7 @@ def in_gin(line: str, reason: str) -> tuple[str, str]:
 
 
 def in_yaml(text: str, line: int = 0) -> str:
-    """Returns advice for a text that is not valid YAML; "" if there is none.
-
-    `line` is the line of the error, counted from 0.
-    """
+    """Returns advice for a text that is not valid YAML, or ""; `line` counts from 0."""
     lines = text.split("\n")
     first = next((each for each in lines if each.strip() and not each.startswith("#")), "")
     return _first(_IN_YAML, lines[line]) or _first(_IN_YAML[:1], first)
@@ -208,10 +202,8 @@ _IN_TEXT = re.compile(
 
 
 def summary(error: BaseException, package: str) -> str:
-    """Returns the message of an exception, and the last line of a package in its traceback.
-
-    `package` may also be the name of a module or function in it.
-    """
+    """Returns the message of an exception, and the last line of a package in its traceback."""
+    # `package` may also be the name of a module or function in it.
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     # The file of a syntax error was never executed, so it is not in the traceback.
     if isinstance(error, SyntaxError) and error.filename:
@@ -245,11 +237,9 @@ def cause(error: BaseException) -> str:
 
 
 def location(error: BaseException, package: str | None = None) -> str:
-    """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
-
-    `package` "" matches all lines, and None code of the user, which is neither part of Lockstep nor
-    installed. If no line matches, those of the exception's cause are asked.
-    """
+    """Returns a traceback's last matching line, as " (nets.py:12)"; "" if there is none."""
+    # `package` "" matches all lines, and None code of the user, which is neither part of Lockstep
+    # nor installed. If no line matches, those of the exception's cause are asked.
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]
         file = Path(frame.f_code.co_filename)

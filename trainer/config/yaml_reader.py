@@ -68,10 +68,8 @@ for _kind, _pattern, _first in SCALARS:
 
 
 def read(text: str, source: Source) -> Node | None:
-    """Reads one document into a tree, or None if it is empty; raises ConfigError.
-
-    Lines are counted from that of `source`; if it is 0, all values get this place.
-    """
+    """Reads one document into a tree, or None if it is empty; raises ConfigError."""
+    # Lines are counted from that of `source`; if it is 0, all values get this place.
     loader = None
     lines = _Lines(text)
     try:
@@ -96,10 +94,9 @@ def read(text: str, source: Source) -> Node | None:
 
 
 class _Lines:
-    """Counts the lines of a text as an editor does.
+    """Counts the lines of a text as an editor does."""
 
-    A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
-    """
+    # A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
 
     def __init__(self, text: str):
         self._ends = [match.start() for match in re.finditer("\n", text)]

@@ -50,19 +50,11 @@ class DataAbsent(ValueError):
 
 
 class DeclaredData:
-    """A data set to plan with: `train` and `evaluate` raise.
+    """A data set to plan with: `train` and `evaluate` raise."""
 
-    The arguments are those of `DataAbsent`.
-
-    Attributes:
-        name: the function of the data set in a config.
-        message: what is missing, and how to prepare it.
-        element_spec: field name -> shape and dtype of a training batch, over all processes.
-        eval_spec: the same of an evaluation batch, with "mask".
-        batch_size: examples per training batch.
-        num_examples: examples of an epoch.
-        splits: split -> number of examples, None if it is not known.
-    """
+    # `message` says what is missing, and how to prepare it. The specs have the shapes of a batch
+    # over all processes; `eval_spec` has "mask" too. `splits` is None if the numbers of examples
+    # are not known.
 
     def __init__(self, name: str, message: str, like: Any):
         import jax

@@ -234,10 +234,8 @@ class _Order:
 
 
 def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:
-    """Returns which of `count` examples are the validation split, bool [count].
-
-    Raises ValueError if `share` is not between 0 and 1, or leaves a split without an example.
-    """
+    """Returns which of `count` examples are the validation split, bool [count]."""
+    # Raises ValueError if `share` is not between 0 and 1, or leaves a split without an example.
     if not 0 < share < 1:
         raise ValueError(
             f"{name} takes for validation a share of the training examples between 0 and 1, such "

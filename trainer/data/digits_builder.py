@@ -9,11 +9,10 @@ import tensorflow_datasets as tfds
 
 
 class SklearnDigits(tfds.core.GeneratorBasedBuilder):
-    """Builds scikit-learn's copy of the UCI handwritten digits with a fixed split.
+    """Builds scikit-learn's copy of the UCI handwritten digits with a fixed split."""
 
-    Sorted by class, in each class in scikit-learn's order, every fifth example, beginning
-    with the first, is a test example: 1437 training and 360 test examples, stratified by class.
-    """
+    # Sorted by class, in each class in scikit-learn's order, every fifth example, beginning with
+    # the first, is a test example: 1437 training and 360 test examples, stratified by class.
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "1437 training and 360 test examples."}

@@ -72,11 +72,9 @@ def value_fault(x: Any) -> str | None:
 
 
 def changed_values(x: Any) -> np.ndarray:
-    """Returns the values of an array that do not fit into the dtype that jax makes of it.
-
-    The result has one axis: integers that would wrap around, or floats that would become infinite;
-    the real or imaginary parts of complex numbers.
-    """
+    """Returns the values of an array, on one axis, that do not fit into jax's dtype for it."""
+    # They are integers that would wrap around, or floats that would become infinite; the real or
+    # imaginary parts of complex numbers.
     if isinstance(x, np.ndarray) and x.dtype.name in _NARROW and x.size:
         if x.dtype.kind == "c":
             return np.concatenate([changed_values(x.real), changed_values(x.imag)])

@@ -32,11 +32,9 @@ class Refused(ValueError):
 
 
 def data_root(data_dir: str | None = None) -> Path:
-    """Returns the directory where data sets are kept.
-
-    None is $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data. Raises ValueError if the path begins with
-    the home of an unknown user, or if it is relative and the current folder was deleted.
-    """
+    """Returns the folder of data sets; None is $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data."""
+    # Raises ValueError if the path begins with the home of an unknown user, or if it is relative
+    # and the current folder was deleted.
     folder = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
     try:
         return Path(folder).expanduser().absolute()
@@ -45,10 +43,8 @@ def data_root(data_dir: str | None = None) -> Path:
 
 
 def matching(pattern: str) -> list[Path]:
-    """Returns the path that was given, if it exists, else those that match it as a glob, by name.
-
-    The path comes first because a file name may have the characters of a glob. "~" is the home.
-    """
+    """Returns the given path, if it exists, else those that match it as a glob, by name."""
+    # The path comes first because a file name may have the characters of a glob. "~" is the home.
     given = os.path.expanduser(pattern)
     if os.path.exists(given):
         return [Path(given)]
@@ -56,13 +52,11 @@ def matching(pattern: str) -> list[Path]:
 
 
 def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
-    """Prepares a data set in a temporary folder of `root`, then moves it to its place in one step.
-
-    `build` is called with an empty folder, prepares in it, checks that what it prepared can be
-    read, and returns the data set's folder below it. Several processes may do this at once: the
-    last to come finds a data set in its place, and replaces it by an equal one. A process that is
-    killed leaves nothing in that place. Raises OSError if `root` cannot be written.
-    """
+    """Prepares a data set in a temporary folder of `root`, then moves it in one step."""
+    # `build` is called with an empty folder, prepares in it, checks that what it prepared can be
+    # read, and returns the data set's folder below it. Several processes may do this at once: the
+    # last to come finds a data set in its place, and replaces it by an equal one. A process that is
+    # killed leaves nothing in that place. Raises OSError if `root` cannot be written.
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
         fresh = build(Path(aside))
@@ -79,11 +73,9 @@ def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
 
 
 def prepared_directory(name: str, root: Path) -> Path | None:
-    """Returns the folder of the newest prepared version of a data set; None if there is none.
-
-    The name is as in TFDS: "name", "name/config", "name:1.0.0" or "name/config:1.0.0". Raises
-    ValueError if it is not of this form, or if the directory cannot be listed.
-    """
+    """Returns the folder of a data set's newest prepared version; None if there is none."""
+    # The name is as in TFDS: "name", "name/config", "name:1.0.0" or "name/config:1.0.0". Raises
+    # ValueError if it is not of this form, or if the directory cannot be listed.
     match = _NAME.fullmatch(name)
     if match is None or match["config"] in (".", ".."):
         raise ValueError(
@@ -110,17 +102,12 @@ def base_name(name: str) -> str:
 
 
 def check_folder(directory: Path) -> None:
-    """Refuses a prepared data set that could make TFDS run code or read files elsewhere.
-
-    TFDS imports the modules of the classes that `features.json` and `dataset_info.json` name, and
-    opens files whose names it derives from `dataset_info.json`.
-
-    Raises:
-        Refused: a feature is not one of TFDS's own, a file name has a path, or an entry of the
-            folder is neither a regular file nor a folder.
-        ValueError: one of the two files is not valid JSON, or nested too deeply.
-        OSError: the directory or one of the two files cannot be read.
-    """
+    """Refuses a prepared data set that could make TFDS run code or read files elsewhere."""
+    # TFDS imports the modules of the classes that `features.json` and `dataset_info.json` name, and
+    # opens files whose names it derives from `dataset_info.json`.
+    # Raises Refused if a feature is not one of TFDS's own, a file name has a path, or an entry of
+    # the folder is neither a regular file nor a folder; ValueError if one of the two files is not
+    # valid JSON, or nested too deeply; OSError if something cannot be read.
     for path in directory.iterdir():
         # Opening a pipe would wait for its writer.
         if not (path.is_file() or path.is_dir()):

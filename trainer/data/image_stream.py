@@ -41,36 +41,15 @@ class Records(Protocol):
 
 
 class ImageStream:
-    """Images of any size, cropped to squares.
+    """Images cropped to squares: float32 [batch, size, size, 3], and labels, int32 [batch]."""
 
-    The order of the images in an epoch is a function of seed and epoch (see `order.shuffled`), and
-    the crop of an image one of seed, batch index and place in the batch. Each process reads and
-    decodes its share of a batch only, in threads, while the devices compute the steps before.
-
-    A batch has `image`, float32 [batch, size, size, 3], and `label`, int32 [batch].
-
-    Args:
-        train: the examples to train on.
-        test: the examples of the test split.
-        size: side of the images in pixels.
-        batch_size: examples per training batch, over all processes.
-        pixels: the scaling of the pixels.
-        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
-        min_area: the smallest share of an image's area that a training crop has.
-        flip: in training, mirror images left to right with probability 1/2.
-        validation: the share of the training examples that are the validation split, between 0 and
-            1; None for no such split.
-        validation_seed: seed of the choice of these examples.
-        threads: threads that decode; the batches do not depend on them. None for one per core.
-        name: the name of the data set in error messages.
-
-    Attributes:
-        splits: split -> number of examples.
-        num_examples: number of examples in an epoch.
-
-    Raises:
-        ValueError: an argument is out of its range.
-    """
+    # The order of the images in an epoch is a function of seed and epoch (see `order.shuffled`),
+    # and the crop of an image one of seed, batch index and place in the batch. Each process reads
+    # and decodes its share of a batch only, in threads, while the devices compute the steps before.
+    # Batch sizes are over all processes; `eval_batch_size` None is `batch_size`. `min_area` is the
+    # smallest share of an image's area that a training crop has; `flip` mirrors with probability
+    # 1/2. `validation` is a share of the training examples, None for no such split; `threads` None
+    # is one per core. Raises ValueError for an argument out of its range.
 
     def __init__(
         self,
@@ -142,17 +121,9 @@ class ImageStream:
         rank: int | None = None,
         size: int | None = None,
     ) -> Iterator[Batch]:
-        """Yields a part of the training batches from `batch_index` on, without end.
-
-        Args:
-            batch_index: the index of the first batch, from 0.
-            seed: the seed of the order and of the crops.
-            rank: the part of each batch to yield, from 0; None for that of this process.
-            size: into how many equal parts a batch is divided; None for the number of processes.
-
-        Raises:
-            UserError: an image cannot be decoded.
-        """
+        """Yields a part of the training batches from `batch_index` on, without end."""
+        # It is part `rank` of `size` equal parts of each batch; None for that of this process.
+        # Raises UserError if an image cannot be decoded.
         rows = process_rows(self.batch_size, self._name, rank, size)
 
         def start(index: int) -> _Pending:
@@ -168,19 +139,9 @@ class ImageStream:
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
     ) -> Iterator[Batch]:
-        """Yields a part of each batch of a split in order, once.
-
-        The last batch is padded with zeros to full size: `mask`, float32 [batch], is 1 for an
-        example of the split and 0 for padding.
-
-        Args:
-            split: one of `splits`.
-            rank: the part of each batch to yield, from 0; None for that of this process.
-            size: into how many equal parts a batch is divided; None for the number of processes.
-
-        Raises:
-            UserError: an image cannot be decoded.
-        """
+        """Yields a part of each batch of a split in order, once."""
+        # The last batch is padded with zeros to full size: `mask`, float32 [batch], is 1 for an
+        # example of the split and 0 for padding. For `rank`, `size` and the error, see `train`.
         rows = process_rows(self.eval_batch_size, self._name, rank, size)
         count = self.splits[split]
 

@@ -15,26 +15,17 @@ _CONVERTED_BYTES = 2**26  # of a split, up to which all of its converted images 
 
 @dataclasses.dataclass(eq=False)
 class Pixels:
-    """The conversion of stored images [examples, height, width, channels] to a model's inputs.
+    """The conversion of stored images [examples, height, width, channels] to inputs."""
 
-    Args:
-        unit: the stored value that corresponds to 1, such as 255 for bytes.
-        mean: subtracted after the division by `unit`: one number, or one per channel.
-        std: the divisor after the subtraction of `mean`, in the same form.
-        crop: in training, take random crops of the image padded by this number of stored zeros.
-        flip: in training, mirror images left to right with probability 1/2.
-        name: the name of the data set in error messages.
+    # Raises ValueError if `crop` is negative, or a standard deviation is not positive.
 
-    Raises:
-        ValueError: `crop` is negative, or a standard deviation is not positive.
-    """
-
-    unit: float = 255.0
+    unit: float = 255.0  # the stored value that corresponds to 1, such as 255 for bytes
+    # subtracted after the division by `unit`: one number, or one per channel
     mean: float | Sequence[float] = 0.0
-    std: float | Sequence[float] = 1.0
-    crop: int = 0
-    flip: bool = False
-    name: str = "data"
+    std: float | Sequence[float] = 1.0  # the divisor after that, in the same form
+    crop: int = 0  # in training, random crops of the image padded by this number of stored zeros
+    flip: bool = False  # in training, mirror left to right with probability 1/2
+    name: str = "data"  # for messages
 
     def __post_init__(self):
         if self.crop < 0:
@@ -49,10 +40,8 @@ class Pixels:
         self._converted: list[tuple[np.ndarray, np.ndarray]] = []  # stored, and converted
 
     def check(self, images: np.ndarray) -> None:
-        """Raises ValueError if a crop could consist of padding only.
-
-        Images are [examples, height, width, channels].
-        """
+        """Raises ValueError if a crop could consist of padding only."""
+        # Images are [examples, height, width, channels].
         height, width = images.shape[1:3]
         if self.crop >= min(height, width):
             raise ValueError(
@@ -72,11 +61,9 @@ class Pixels:
     def gather(
         self, images: np.ndarray, indices: np.ndarray, words: np.ndarray | None
     ) -> np.ndarray:
-        """Returns converted images, float32 [batch, height, width, channels].
-
-        `images` are [examples, height, width, channels], `indices` [batch]. The crop and the flip
-        of each image are derived from `words`, [batch] random words, uint64; None for neither.
-        """
+        """Returns converted images, float32 [batch, height, width, channels]."""
+        # `images` are [examples, height, width, channels], `indices` [batch]. The crop and the flip
+        # of each image are derived from `words`, [batch] random words, uint64; None for neither.
         if words is None and 4 * images.size <= _CONVERTED_BYTES:
             # Small images are converted once and not in every epoch.
             return self._convert_once(images)[indices]
@@ -131,17 +118,13 @@ Box = tuple[int, int, int, int]
 
 
 def random_box(words: Sequence[int], width: int, height: int, min_area: float) -> Box:
-    """Returns a random part of an image, as a pure function of the arguments.
-
-    Its share of the area is uniform between `min_area` and 1, and the logarithm of its width over
-    its height is uniform between those of 3/4 and 4/3. A part that is larger than the image is
-    drawn again; after ten trials, it is the largest central part whose ratio is in this range.
-
-    Szegedy et al., "Going Deeper with Convolutions" (arXiv:1409.4842).
-
-    There are `WORDS` random words, integers below 2**64, of which the first is not used. Width and
-    height are in pixels.
-    """
+    """Returns a random part of an image, as a pure function of the arguments."""
+    # Its share of the area is uniform between `min_area` and 1, and the logarithm of its width over
+    # its height is uniform between those of 3/4 and 4/3. A part that is larger than the image is
+    # drawn again; after ten trials, it is the largest central part whose ratio is in this range.
+    # Szegedy et al., "Going Deeper with Convolutions" (arXiv:1409.4842).
+    # There are `WORDS` random words, integers below 2**64, of which the first is not used. Width
+    # and height are in pixels.
     low, high = math.log(_SMALLEST_RATIO), math.log(_LARGEST_RATIO)
     for trial in range(_TRIALS):
         share, ratio, x, y = (_uniform(word) for word in words[1 + 4 * trial : 5 + 4 * trial])
@@ -163,11 +146,9 @@ def _uniform(word: int) -> float:
 
 
 def crop_at_random(image: Any, words: Sequence[int], size: int, min_area: float, flip: bool) -> Any:
-    """Returns a random part of an image of pillow, resized to a square of `size` pixels a side.
-
-    With `flip`, it is mirrored left to right with probability 1/2. For `words` and `min_area`, see
-    `random_box`.
-    """
+    """Returns a random part of an image of pillow, resized to a square of `size` pixels."""
+    # With `flip`, it is mirrored left to right with probability 1/2. For `words` and `min_area`,
+    # see `random_box`.
     from PIL import Image
 
     width, height = image.size

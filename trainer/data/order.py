@@ -53,12 +53,10 @@ def process_rows(
 
 
 def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray:
-    """Returns `count` random words, uint64, as a pure function of the other arguments.
-
-    The words are the raw output of Philox4x64-10, which no version of numpy may change. The seed
-    may be any integer; `number` is an epoch or a batch index, from 0; `purpose` distinguishes
-    independent uses of one seed and number.
-    """
+    """Returns `count` random words, uint64, as a pure function of the other arguments."""
+    # The words are the raw output of Philox4x64-10, which no version of numpy may change. The seed
+    # may be any integer; `number` is an epoch or a batch index, from 0; `purpose` distinguishes
+    # independent uses of one seed and number.
     key = np.array([seed % 2**64, number], np.uint64)
     # Philox counts in the first word, so that purposes never share a counter. Purpose 0 is the
     # order, 1 are crops and flips, 2 is the choice of the validation split (examples or documents).
@@ -66,10 +64,8 @@ def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray
 
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """Returns the indices of the examples in the order of an epoch, int [size].
-
-    It is a pure function of the arguments.
-    """
+    """Returns the indices of the examples in the order of an epoch, int [size]."""
+    # It is a pure function of the arguments.
     words = random_words(seed, epoch, 0, size)
     order = np.argsort(words)  # a third of the time of a stable sort
     ordered = words[order]
@@ -79,11 +75,9 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def examples_at(seed: int, start: int, count: int, size: int) -> np.ndarray:
-    """Returns the examples at places of the training stream, int64 [count].
-
-    The stream is one random order of `size` examples per epoch. `permutation` holds the order of a
-    whole epoch, which would take seconds and 160 MB for 10 million examples.
-    """
+    """Returns the examples at places of the training stream, int64 [count]."""
+    # The stream is one random order of `size` examples per epoch. `permutation` holds the order of
+    # a whole epoch, which would take seconds and 160 MB for 10 million examples.
     found = np.empty(count, np.int64)
     done = 0
     while done < count:
@@ -95,13 +89,11 @@ def examples_at(seed: int, start: int, count: int, size: int) -> np.ndarray:
 
 
 def shuffled(seed: int, epoch: int, positions: np.ndarray, size: int) -> np.ndarray:
-    """Returns the examples at positions of an epoch's random order, int64 like `positions`.
-
-    The order is a generalized Feistel network with cycle walking (Black and Rogaway, "Ciphers with
-    Arbitrary Finite Domains", 2002): a number is a pair (x, y) of digits, and each round adds to
-    one a hash of the other. Numbers that leave the range go through it once more. Different
-    positions have different examples.
-    """
+    """Returns the examples at positions of an epoch's random order, int64 like `positions`."""
+    # The order is a generalized Feistel network with cycle walking (Black and Rogaway, "Ciphers
+    # with Arbitrary Finite Domains", 2002): a number is a pair (x, y) of digits, and each round
+    # adds to one a hash of the other. Numbers that leave the range go through it once more.
+    # Different positions have different examples.
     found = np.asarray(positions, np.uint64).copy()
     # As square as possible: at most a share of 1/sqrt(size) of the pairs is out of the range.
     rows = math.isqrt(size - 1) + 1

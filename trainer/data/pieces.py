@@ -10,11 +10,9 @@ class NotUtf8(ValueError):
 
 
 def pieces_of(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str, bool]]:
-    """Yields pieces of documents as text, and whether each is the first of its document.
-
-    `limit` is about how many bytes a piece has, at least; None does not cut documents. Raises
-    NotUtf8 if a document is not UTF-8.
-    """
+    """Yields pieces of documents as text, and whether each is the first of its document."""
+    # `limit` is about how many bytes a piece has, at least; None does not cut documents. Raises
+    # NotUtf8 if a document is not UTF-8.
     for document in documents:
         for piece, first in _cut(document, limit):
             try:

@@ -19,11 +19,10 @@ from trainer.parser import Parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command, with the arguments after the program's name; None for this process's.
-
-    Returns the exit code: 0; 1 if the data set cannot be prepared or read; or 2 if a text cannot be
-    prepared as the command says, or written to its folder.
-    """
+    """Runs the command, with the arguments after the program's name; returns the exit code."""
+    # None stands for the arguments of this process. The code is 0; 1 if the data set cannot be
+    # prepared or read; or 2 if a text cannot be prepared as the command says, or written to its
+    # folder.
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] != ["text"]:
         parser = _tfds_parser()

@@ -27,12 +27,10 @@ _FASHION_TIMES = {
 
 
 def prepare(name: str, root: Path, files: Path | None = None) -> Path:
-    """Prepares a data set by its unmodified TFDS builder; returns the folder of the version.
-
-    `files` is a directory with the files that the builder would download; None for the network, or,
-    for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed. Raises
-    ValueError if the files can neither be found nor downloaded, or differ from the originals.
-    """
+    """Prepares a data set by its unmodified TFDS builder; returns the version's folder."""
+    # `files` is a directory with the files that the builder would download; None for the network,
+    # or, for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed. Raises
+    # ValueError if the files can neither be found nor downloaded, or differ from the originals.
     import tensorflow_datasets
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
@@ -64,11 +62,9 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
 
 
 def count(directory: Path) -> dict[str, int]:
-    """Reads a prepared data set, and returns split -> number of examples.
-
-    It reads all examples, or one a split if the images differ in size. Raises ValueError if the
-    data set cannot be read.
-    """
+    """Reads a prepared data set, and returns split -> number of examples."""
+    # It reads all examples, or one a split if the images differ in size. Raises ValueError if the
+    # data set cannot be read.
     if images_differ(directory):
         return count_examples(directory)
     return {split: len(arrays["label"]) for split, arrays in read(directory).items()}
@@ -93,10 +89,8 @@ def _manual_files(files: Path, directory: Path) -> Path:
 
 
 def _check_download(builder: Any) -> None:
-    """Raises ValueError if files must be downloaded by hand, or their server cannot be reached.
-
-    tfds would retry for minutes.
-    """
+    """Raises ValueError if files need a download by hand, or their server is unreachable."""
+    # tfds would retry for minutes.
     import requests
 
     if said := builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
@@ -118,11 +112,9 @@ def _check_download(builder: Any) -> None:
 
 @contextlib.contextmanager
 def _without_tensorflow() -> Iterator[None]:
-    """Replaces the functions of TensorFlow that the builder uses, if it is not installed.
-
-    They open files, for extraction and for the data sets of the MNIST family, and encode images as
-    PNG, which is lossless.
-    """
+    """Replaces TensorFlow's functions that the builder uses, if it is not installed."""
+    # They open files, for extraction and for the data sets of the MNIST family, and encode images
+    # as PNG, which is lossless.
     if importlib.util.find_spec("tensorflow"):
         yield
         return

@@ -22,10 +22,8 @@ SHA256 = "3602d9246fbf10222f168f74bf9622403d1dd98d6fb25dd2ae500e579bacd21b"
 
 @functools.cache  # called several times while tokens are made
 def works() -> tuple[bytes, ...]:
-    """Returns the plays and poems, 42 works and 5.05 MB of ASCII.
-
-    Raises ValueError if the file of this package was changed.
-    """
+    """Returns the plays and poems, 42 works and 5.05 MB of ASCII."""
+    # Raises ValueError if the file of this package was changed.
     try:
         text = bz2.decompress(_FILE.read_bytes())
     except (OSError, ValueError, EOFError) as error:

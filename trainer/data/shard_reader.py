@@ -32,12 +32,9 @@ class DataChanged(UserError):
 
 
 class Piece(NamedTuple):
-    """Some tokens of an array or file.
+    """A range of tokens, from start to stop, of the array or file `index` of a stream."""
 
-    Attributes:
-        index: the index of the array or file in the stream.
-        start, stop: the range of the tokens in it, which it has in full.
-    """
+    # The array or file has the range in full.
 
     index: int
     start: int
@@ -57,19 +54,12 @@ class _Stamp(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A file of tokens.
-
-    Attributes:
-        path: where the file is.
-        dtype: the dtype of its tokens.
-        count: the number of its tokens.
-        stamp: its stamp when it was found.
-    """
+    """A file of tokens."""
 
     path: Path
     dtype: np.dtype
-    count: int
-    stamp: _Stamp
+    count: int  # of its tokens
+    stamp: _Stamp  # when it was found
 
 
 class _Opened:
@@ -83,11 +73,10 @@ class _Opened:
 
 
 class ShardReader:
-    """Reads tokens of files, and raises DataChanged where a file is not as it was found.
+    """Reads tokens of files, and raises DataChanged where a file is not as it was found."""
 
-    The files are not mapped into memory. Pages of a map are read ahead and stay resident, 100 MB
-    for 3 MB of tokens; and where a mapped file was cut short, a signal ends the process.
-    """
+    # The files are not mapped into memory. Pages of a map are read ahead and stay resident, 100 MB
+    # for 3 MB of tokens; and where a mapped file was cut short, a signal ends the process.
 
     def __init__(self, shards: Sequence[Shard]):
         self._shards = shards
@@ -95,10 +84,7 @@ class ShardReader:
         self._open = functools.lru_cache(maxsize=_OPEN)(self._opened)
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
-        """Yields the tokens of pieces of any files.
-
-        Raises DataChanged if one of the files is not as it was found, or cannot be read.
-        """
+        """Yields the tokens of pieces of any files; DataChanged if one changed or is unreadable."""
         for first in range(0, len(pieces), _TOGETHER):
             yield from self._read_together(pieces[first : first + _TOGETHER])
 

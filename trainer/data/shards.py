@@ -74,11 +74,9 @@ class TokenStream:
 
     @classmethod
     def of_files(cls, paths: Sequence[Path]) -> TokenStream:
-        """Returns the stream of files in this order, of which only what is asked for is read.
-
-        A file that changes later raises `DataChanged` where it is read. Raises ValueError if one of
-        them is not a whole file of tokens.
-        """
+        """Returns the stream of files in this order, of which only what is asked for is read."""
+        # A file that changes later raises `DataChanged` where it is read. Raises ValueError if one
+        # of them is not a whole file of tokens.
         shards = [find_layout(path) for path in paths]
         counts = [shard.count for shard in shards]
         return cls(counts, ShardReader(shards).read, lambda: "".join(map(file_fingerprint, paths)))
@@ -92,11 +90,9 @@ class TokenStream:
         return hashlib.sha256(self._fingerprint().encode()).hexdigest()
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Copies windows of the stream, which may cross the ends of its arrays.
-
-        `starts` has the index of the first token of each window. Returns int32 [windows, length],
-        with 0 for tokens behind the end of the stream.
-        """
+        """Copies windows of the stream, int32 [windows, length], which may cross its arrays."""
+        # `starts` has the index of the first token of each window. Tokens behind the end of the
+        # stream are 0.
         windows = np.zeros((len(starts), length), np.int32)
         places: list[np.ndarray] = []
         pieces: list[Piece] = []
@@ -123,11 +119,10 @@ class TokenStream:
 
 
 def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
-    """Returns the files that paths and globs name, in the order of the patterns, then by name.
-
-    `name` says in the message what the files are for: "The shards of train=". Raises NoShards if a
-    pattern matches no file; ValueError if a match is not a regular file, or there is no pattern.
-    """
+    """Returns the files of paths and globs, in the order of the patterns, then by name."""
+    # `name` says in the message what the files are for: "The shards of train=". Raises NoShards if
+    # a pattern matches no file; ValueError if a match is not a regular file, or there is no
+    # pattern.
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = matching(pattern)
@@ -160,11 +155,9 @@ def _globs(folder: Path) -> str:
 def write_shards(
     folder: Path, split: str, arrays: Iterable[np.ndarray], dtype: np.dtype, most: int
 ) -> list[Path]:
-    """Writes tokens as files `<split>_000000.bin`, `<split>_000001.bin`, ..., and returns these.
-
-    Each array has integers [tokens]; together they have at least one. The dtype is uint16 or
-    uint32. A file has at most `most` tokens, which is at least 1 and less than 2**31.
-    """
+    """Writes tokens as files `<split>_000000.bin`, `<split>_000001.bin`, ..., returned."""
+    # Each array has integers [tokens]; together they have at least one. The dtype is uint16 or
+    # uint32. A file has at most `most` tokens, which is at least 1 and less than 2**31.
     magic, version = next(key for key, known in LAYOUTS.items() if known == dtype)
     paths: list[Path] = []
     rest = (array for array in arrays if len(array))

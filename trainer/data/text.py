@@ -151,11 +151,9 @@ def _check_length(documents: Documents, length: int) -> None:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """What decides the tokens of a text; the arguments are those of `text`.
+    """What decides the tokens of a text; the arguments are those of `text`."""
 
-    Raises:
-        ValueError: an argument is out of its range.
-    """
+    # Raises ValueError if an argument is out of its range.
 
     documents: Documents
     tokenizer: str
@@ -207,11 +205,9 @@ class TextPlan:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
-        """Writes the shards of all splits, and tokenizer.json; returns split -> number of tokens.
-
-        The folder must be empty. Raises ValueError if a document cannot be read or has no tokens,
-        or the text is too short.
-        """
+        """Writes all shards and tokenizer.json; returns split -> number of tokens."""
+        # The folder must be empty. Raises ValueError if a document cannot be read or has no tokens,
+        # or the text is too short.
         try:
             return self._write(folder, shard_tokens)
         except NotUtf8 as error:
@@ -296,24 +292,17 @@ _RACY = 2 * 10**9  # ns; the longest time between two ticks of the clock of a fi
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of files, which are read one file at a time.
+    """The documents of files, which are read one file at a time."""
 
-    Attributes:
-        files: the paths; each file is a document, or several; empty for Shakespeare's works.
-        separator: what stands between two documents of a file; None if a file is one document.
-        stamps: those of the files, when they were found.
-    """
-
+    # the paths; each file is a document, or several; empty for Shakespeare's works
     files: tuple[str, ...]
-    separator: str | None = None
-    stamps: tuple[Stamp, ...] = ()
+    separator: str | None = None  # between two documents; None if a file is one document
+    stamps: tuple[Stamp, ...] = ()  # those of the files, when they were found
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the documents in the order of the files.
-
-        Raises ValueError if a file cannot be read, a document is empty, or the separator is
-        nowhere.
-        """
+        """Yields the documents in the order of the files."""
+        # Raises ValueError if a file cannot be read, a document is empty, or the separator is
+        # nowhere.
         yield from (document for _, document in self._named())
 
     def _named(self) -> Iterator[tuple[str, bytes]]:
@@ -345,10 +334,8 @@ class Documents:
             )
 
     def pick(self, numbers: Collection[int]) -> Iterator[tuple[int, bytes]]:
-        """Yields the documents of some numbers, counted from 0, in order, each after its number.
-
-        If a file is one document, no other file is read.
-        """
+        """Yields the documents of some numbers, from 0, in order, each after its number."""
+        # If a file is one document, no other file is read.
         if self.files and self.separator is None:
             yield from ((number, _read(self.files[number])) for number in sorted(numbers))
         else:
@@ -380,11 +367,9 @@ class Documents:
         return sum(stamp.size for stamp in self.stamps)
 
     def digest(self, known: Path | None = None) -> str:
-        """Returns the sha256 of all documents.
-
-        `known` is a folder that keeps it by the paths and stamps of the files, so that they are not
-        read again where none has changed; None reads them.
-        """
+        """Returns the sha256 of all documents."""
+        # `known` is a folder that keeps it by the paths and stamps of the files, so that they are
+        # not read again where none has changed; None reads them.
         if not self.files:
             return shakespeare.SHA256
         listing = repr((self.separator, self.files, self.stamps))
@@ -413,11 +398,9 @@ def _write_aside(file: Path, text: str) -> None:
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
-    """Finds the files that paths, folders and globs name, each once; see `text`.
-
-    Raises ValueError if there is no such file, a file is empty or not a regular file, or the
-    separator is empty or has no files.
-    """
+    """Finds the files that paths, folders and globs name, each once; see `text`."""
+    # Raises ValueError if there is no such file, a file is empty or not a regular file, or the
+    # separator is empty or has no files.
     if separator is not None and (not separator or files is None):
         raise ValueError(
             "separator divides the files into documents, and must be a text such as "
@@ -445,16 +428,12 @@ Part = tuple[int, int | None, int | None]
 
 
 def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict[str, list[Part]]:
-    """Divides documents into a training split and others.
-
-    The others take whole documents in a random order, as long as each brings their bytes nearer to
-    their share. A split for which the documents are too long is cut from the end of the longest
-    document, at the end of a line if one is near.
-
-    `shares` has for each split its share of the bytes, above 0; together less than 1. Returns the
-    parts of "train" and of each split, in the order of the documents. Raises ValueError if the text
-    is too short for these shares.
-    """
+    """Divides documents into "train" and other splits; returns the parts of each, in order."""
+    # The others take whole documents in a random order, as long as each brings their bytes nearer
+    # to their share. A split for which the documents are too long is cut from the end of the
+    # longest document, at the end of a line if one is near.
+    # `shares` has for each split its share of the bytes, above 0; together less than 1. Raises
+    # ValueError if the text is too short for these shares.
     sizes = [len(document) for document in documents]
     total = sum(sizes)
     order = np.argsort(random_words(seed, 0, 2, len(sizes)), kind="stable").tolist()
@@ -488,10 +467,8 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
 
 
 def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[int]:
-    """Returns the places at which to cut a document so that its last parts have about these sizes.
-
-    The first place is 0, and the last is the end.
-    """
+    """Returns where to cut a document so that its last parts have about these sizes."""
+    # The first place is 0, and the last is the end.
     _, text = next(documents.pick([number]))
     bounds = [0]
     for index, size in enumerate(sizes):

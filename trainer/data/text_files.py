@@ -22,25 +22,18 @@ class Stamp(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file.
+    """A file."""
 
-    Attributes:
-        path: as it was named, or below a folder that was named.
-        real: the path with all links resolved.
-        stamp: the stamp of the file.
-    """
-
-    path: str
-    real: str
+    path: str  # as it was named, or below a folder that was named
+    real: str  # the path with all links resolved
     stamp: Stamp
 
 
 def find_files(files: str | Sequence[str]) -> list[Found]:
-    """Returns the files that paths, folders and globs name, each once.
-
-    Of a folder it takes all files below it, but none whose name or folder begins with a dot. Raises
-    ValueError if there is no such file, or a file is empty, not a regular file or cannot be read.
-    """
+    """Returns the files that paths, folders and globs name, each once."""
+    # Of a folder it takes all files below it, but none whose name or folder begins with a dot.
+    # Raises ValueError if there is no such file, or a file is empty, not a regular file or cannot
+    # be read.
     found: list[Found] = []
     for pattern in [files] if isinstance(files, str) else files:
         below = [each for match in matching(pattern) for each in _files_of(str(match))]
@@ -91,10 +84,8 @@ def _files_of(path: str) -> list[Found]:
 
 
 def _entries(folder: str, real: str) -> list[tuple[str, str, bool]]:
-    """Returns path, real path and whether it is a folder of each entry, the last name first.
-
-    `_files_of` takes them from the end, so by name.
-    """
+    """Returns path, real path and whether it is a folder of each entry, the last name first."""
+    # `_files_of` takes them from the end, so by name.
     try:
         listed = [each for each in os.scandir(folder or ".") if each.name[0] != "."]
     except OSError as error:

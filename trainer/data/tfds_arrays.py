@@ -115,10 +115,8 @@ def tfds(
 
 
 def declared_splits(name: str) -> Splits:
-    """Returns split -> key -> array of zeros with the shapes of a data set of TFDS.
-
-    They take no memory until they are indexed. There is no split if the shapes are not known.
-    """
+    """Returns split -> key -> array of zeros with the shapes of a data set of TFDS."""
+    # They take no memory until they are indexed. There is no split if the shapes are not known.
     sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
     image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
     return {
@@ -131,11 +129,9 @@ def declared_splits(name: str) -> Splits:
 
 
 def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
-    """Reads splits of a prepared data set into memory, `image` and `label` only.
-
-    Raises ValueError if the records are damaged or not of image classification, the images differ
-    in size, or `check_folder` refuses the folder.
-    """
+    """Reads splits of a prepared data set into memory, `image` and `label` only."""
+    # Raises ValueError if the records are damaged or not of image classification, the images differ
+    # in size, or `check_folder` refuses the folder.
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
         try:

@@ -115,10 +115,8 @@ def images_differ(directory: Path) -> bool:
 
 
 def count_examples(directory: Path) -> dict[str, int]:
-    """Returns split -> number of examples, and reads the first example of each split.
-
-    Raises ValueError if the data set cannot be read.
-    """
+    """Returns split -> number of examples, and reads the first example of each split."""
+    # Raises ValueError if the data set cannot be read.
     splits = _open(directory)
     for records in splits.values():
         records.read([0])

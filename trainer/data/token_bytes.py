@@ -28,11 +28,9 @@ def is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
 def bytes_of_tokens(
     tokenizer: tokenizers.Tokenizer, vocab_size: int
 ) -> tuple[np.ndarray | None, int]:
-    """Counts the bytes of text that each token stands for, int32 [vocab_size]; None if not known.
-
-    The second result is how many bytes the tokens of a document stand for in excess of its own,
-    such as 1 for a tokenizer that puts a space before each document.
-    """
+    """Returns the bytes of text of each token, int32 [vocab_size]; None if not known."""
+    # The second result is how many bytes the tokens of a document stand for in excess of its own,
+    # such as 1 for a tokenizer that puts a space before each document.
     if is_byte_level(tokenizer):
         return _counts(tokenizer, vocab_size, len), 0  # a character for each byte
     if tokenizer.decoder is None or not json.loads(tokenizer.to_str())["model"].get(_FALLBACK):

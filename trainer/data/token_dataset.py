@@ -179,19 +179,10 @@ class TokenDataset:
         rank: int | None = None,
         size: int | None = None,
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields a part of the training batches from `batch_index` on, without end.
-
-        With order="shuffled" their order depends on `seed`.
-
-        Args:
-            batch_index: the index of the first batch, from 0.
-            seed: the seed of the order.
-            rank: the part of each batch to yield, from 0; None for that of this process.
-            size: into how many equal parts a batch is divided; None for the number of processes.
-
-        Raises:
-            UserError: a token is not less than `vocab_size`.
-        """
+        """Yields a part of the training batches from `batch_index` on, without end."""
+        # With order="shuffled" their order depends on `seed`. It is part `rank` of `size` equal
+        # parts of each batch; None for that of this process. Raises UserError if a token is not
+        # less than `vocab_size`.
         length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name, rank, size)
         # From batch index and seed alone, so that a resumed run reads the same batches.
@@ -207,19 +198,10 @@ class TokenDataset:
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields a part of each batch of a split in order, once.
-
-        The last batch is padded to full size, and the last example to `length`: the field `mask`,
-        float32 [batch, length], is 1 for a token of the split and 0 for padding.
-
-        Args:
-            split: one of `splits`.
-            rank: the part of each batch to yield, from 0; None for that of this process.
-            size: into how many equal parts a batch is divided; None for the number of processes.
-
-        Raises:
-            UserError: a token is not less than `vocab_size`.
-        """
+        """Yields a part of each batch of a split in order, once."""
+        # The last batch is padded to full size, and the last example to `length`: the field `mask`,
+        # float32 [batch, length], is 1 for a token of the split and 0 for padding. For `rank`,
+        # `size` and the error, see `train`.
         length, count = self.tokens_per_example, self._predicted[split]
         rows = process_rows(self.eval_batch_size, self._name, rank, size)
         for start in range(0, self.splits[split], self.eval_batch_size):
@@ -255,17 +237,11 @@ class TokenDataset:
 
 
 class Places(NamedTuple):
-    """Where the sequences of a stream are that are read in order, in batches within its arrays.
+    """Where the sequences of a stream are, read in order, in batches within its arrays."""
 
-    Attributes:
-        firsts: the first token of each array from which there are sequences, int64.
-        ends: how many sequences there are up to the end of each of these arrays, int64.
-        length: tokens from one sequence to the next.
-    """
-
-    firsts: np.ndarray
-    ends: np.ndarray
-    length: int
+    firsts: np.ndarray  # the first token of each array from which there are sequences, int64
+    ends: np.ndarray  # how many sequences there are up to the end of each of these arrays, int64
+    length: int  # tokens from one sequence to the next
 
     @classmethod
     def of(cls, sizes: Sequence[int], batch_size: int, length: int) -> Places:

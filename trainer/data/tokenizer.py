@@ -45,10 +45,8 @@ class ByteTokenizer:
         return list(to_utf8(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of bytes; what is not valid UTF-8 becomes U+FFFD.
-
-        Numbers above 255 have no text.
-        """
+        """Returns the text of bytes; what is not valid UTF-8 becomes U+FFFD."""
+        # Numbers above 255 have no text.
         return bytes(token for token in tokens if 0 <= token < 256).decode(errors="replace")
 
     def stream(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
@@ -103,23 +101,14 @@ _TOGETHER = 32  # pieces that the threads of the package share
 
 
 class SubwordTokenizer:
-    """A tokenizer of the package `tokenizers`.
+    """A tokenizer of the package `tokenizers`; ValueError if it lacks tokens or `end_of_text`."""
 
-    Args:
-        tokenizer: a `tokenizers.Tokenizer`.
-        end_of_text: the token before each document; None for the first that there is of
-            "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>" and "<|begin_of_text|>".
-        name: the name of the tokenizer in messages.
-
-    Attributes:
-        token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if the
-            tokenizer is neither byte-level nor has byte fallback, or changes its text.
-        prefix_bytes: how many bytes the tokens of a document stand for in excess of its own: 1 for
-            a tokenizer that begins each document with a space, such as that of Llama 2.
-
-    Raises:
-        ValueError: the tokenizer has no tokens, or no such token.
-    """
+    # `end_of_text` is the token before each document; None for the first that there is of
+    # "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>" and "<|begin_of_text|>".
+    # `token_bytes` has how many bytes of text each token stands for, int32 [vocab_size]; None if
+    # the tokenizer is neither byte-level nor has byte fallback, or changes its text. `prefix_bytes`
+    # is how many bytes the tokens of a document stand for in excess of its own: 1 for a tokenizer
+    # that begins each document with a space, such as that of Llama 2.
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: int | None, name: str):
         self._tokenizer, self._name = tokenizer, name
@@ -148,10 +137,8 @@ class SubwordTokenizer:
             self.token_bytes[self.end_of_text] = 0
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, none of which is special.
-
-        Raises ValueError if the text has half a surrogate pair, or a part that has no token.
-        """
+        """Returns the tokens of a text, none of which is special."""
+        # Raises ValueError if the text has half a surrogate pair, or a part that has no token.
         to_utf8(text)
         with _failures_reported(self._name, text):
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -161,21 +148,17 @@ class SubwordTokenizer:
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens; what is not valid UTF-8 becomes U+FFFD.
-
-        Special tokens have no text.
-        """
+        """Returns the text of tokens; what is not valid UTF-8 becomes U+FFFD."""
+        # Special tokens have no text.
         with _failures_reported(self._name):
             return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def stream(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yields the tokens of documents, each after `end_of_text`, in arrays.
-
-        Long documents of a byte-level tokenizer are encoded in pieces of about 1 MiB, which end
-        between a letter and the end of its line, where no token goes across. Raises NotUtf8 if a
-        document is not UTF-8; ValueError if a part of one has no token, or the package fails for
-        it.
-        """
+        """Yields the tokens of documents, each after `end_of_text`, in arrays."""
+        # Long documents of a byte-level tokenizer are encoded in pieces of about 1 MiB, which end
+        # between a letter and the end of its line, where no token goes across. Raises NotUtf8 if a
+        # document is not UTF-8; ValueError if a part of one has no token, or the package fails for
+        # it.
         limit = _PIECE if self._byte_level else None
         pieces = pieces_of(documents, limit)
         dtype, unknown = token_dtype(self.vocab_size), self._unknown()
@@ -211,14 +194,11 @@ class SubwordTokenizer:
 
 
 def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
-    """Trains a byte-level BPE, with the words of GPT-2; equal texts give equal tokenizers.
-
-    Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units";
-    Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
-
-    `vocab_size` is the most tokens, at least 257: all bytes, and `end_of_text`. A short text has
-    fewer. Raises NotUtf8 if a document is not UTF-8; ValueError if `vocab_size` is too small.
-    """
+    """Trains a byte-level BPE, with the words of GPT-2; equal texts give equal tokenizers."""
+    # Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword
+    # Units"; Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+    # `vocab_size` is the most tokens, at least 257: all bytes, and `end_of_text`. A short text has
+    # fewer. Raises NotUtf8 for a document that is not UTF-8.
     if vocab_size < 257:
         raise ValueError(
             f"vocab_size is {vocab_size}, but a BPE has at least 257 tokens: 256 bytes and the "
@@ -239,11 +219,7 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
 
 
 def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer | SubwordTokenizer:
-    """Reads a tokenizer.json.
-
-    For `end_of_text`, see `SubwordTokenizer`. Raises ValueError if the file cannot be read, or has
-    no token that begins a document.
-    """
+    """Reads a tokenizer.json; raises ValueError if it cannot, or no token begins a document."""
     try:
         content = _content(path)
         if content == byte_json() and end_of_text in (None, 256):
@@ -298,10 +274,8 @@ def _is_of_package(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _failures_reported(name: str, text: str | None = None) -> Iterator[None]:
-    """Raises ValueError where the package fails, perhaps by a panic, which is not an Exception.
-
-    `text` is what is converted; None if it is not one text.
-    """
+    """Raises ValueError where the package fails, perhaps by a panic, which is no Exception."""
+    # `text` is what is converted; None if it is not one text.
     try:
         yield
     except BaseException as error:

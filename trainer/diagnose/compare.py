@@ -27,21 +27,13 @@ OF_CONFIG = ("config", "seed", "data_seed", "batch_size")
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Attributes:
-        path: as the user gave it.
-        config: the resolved config.
-        is_run: whether it is the folder of a run, or of a trial of a sweep.
-        fingerprint: of the last process of the run; empty if it is not known.
-        rows: the rows of metrics.jsonl, sorted by step; empty if there are none.
-    """
-
-    path: str
-    config: Config
-    is_run: bool
-    fingerprint: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    path: str  # as the user gave it
+    config: Config  # resolved
+    is_run: bool  # whether it is the folder of a run, or of a trial of a sweep
+    fingerprint: Mapping[str, Any]  # of the last process of the run; empty if it is not known
+    rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl, sorted by step; empty if there are none
 
     @property
     def is_sweep(self) -> bool:
@@ -50,11 +42,8 @@ class Side:
 
 
 def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
-    """Reads one side of a comparison; nothing is imported or executed.
-
-    `path` is a config file of a run or of a sweep, or the folder of a run or of a trial. Raises
-    UserError if there is nothing that can be compared, or a file is damaged.
-    """
+    """Reads one side of a comparison, executing nothing; raises UserError if it cannot."""
+    # `path` is a config file of a run or of a sweep, or the folder of a run or of a trial.
     folder = Path(path)
     if not folder.exists():
         raise UserError(
@@ -107,43 +96,31 @@ def _what_else(folder: Path) -> str:
 
 
 class Difference(NamedTuple):
-    """A path at which two configs differ.
-
-    Attributes:
-        path: the path, such as "optimizer.b2".
-        a: the value in A, such as "0.95", "0.999 (default)" or "-" if A has no such path. That of a
-            call is its function, such as "optax.adamw()"; its arguments have paths of their own.
-        b: the value in B.
-    """
+    """A path at which two configs differ."""
 
     path: str
+    # such as "0.95", "0.999 (default)" or "-" if A has no such path; of a call its function, such
+    # as "optax.adamw()", whose arguments have paths of their own
     a: str
     b: str
 
 
 @dataclass(frozen=True)
 class ConfigDifferences:
-    """How two configs differ.
+    """How two configs differ."""
 
-    Attributes:
-        paths: the paths whose values differ, in the order of A.
-        repeated: path -> the side that names a value, "A" or "B", which is the default that the
-            other side takes.
-        notes: sentences about defaults that are not known or not compared.
-    """
-
-    paths: tuple[Difference, ...]
+    paths: tuple[Difference, ...]  # in the order of A
+    # path -> the side, "A" or "B", that names a value which is the default that the other side
+    # takes
     repeated: Mapping[str, str]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # about defaults that are not known or not compared
 
 
 def compare_configs(a: Side, b: Side, vocabulary: Sequence[str] = ()) -> ConfigDifferences:
-    """Compares two resolved configs path by path, with the defaults of their functions.
-
-    Both are configs of runs, or both of sweeps. Defaults are shown where the other side has another
-    value at the same path, but not where it has no such path: those of two different functions
-    would be too many.
-    """
+    """Compares two resolved configs path by path, with the defaults of their functions."""
+    # Both are configs of runs, or both of sweeps. Defaults are shown where the other side has
+    # another value at the same path, but not where it has no such path: those of two different
+    # functions would be too many.
     notes: list[str] = []
     full_a = _completed(a, "A", vocabulary, notes)
     full_b = _completed(b, "B", vocabulary, notes)
@@ -220,11 +197,9 @@ def _shown(value: Any, named: bool) -> str:
 
 
 def compare_fingerprints(a: Side, b: Side) -> list[str]:
-    """Lists the differences of two runs in versions, machine, code and data.
-
-    A line such as "jax: 0.10.2 -> 0.11.2" adds whether the difference changes the data or the
-    program.
-    """
+    """Lists the differences of two runs in versions, machine, code and data."""
+    # A line such as "jax: 0.10.2 -> 0.11.2" adds whether the difference changes the data or the
+    # program.
     changes = compare(a.fingerprint, b.fingerprint)
     return [
         f"{change}" + (f" (changes the {change.kind})" if change.kind != "bits" else "")
@@ -234,10 +209,7 @@ def compare_fingerprints(a: Side, b: Side) -> list[str]:
 
 
 def check_sides(a: Side, b: Side) -> None:
-    """Raises UserError for two sides that cannot be compared.
-
-    These are one file or folder, or the config of a run and that of a sweep.
-    """
+    """Raises UserError for one file or folder twice, or the config of a run and of a sweep."""
     if Path(a.path).resolve() == Path(b.path).resolve():
         raise UserError(f"{a.path} and {b.path} are the same: name two configs or runs.")
     if a.is_sweep != b.is_sweep:
@@ -256,41 +228,26 @@ _EVALUATIONS = tuple(PREFIXES.values())
 
 
 class LastValues(NamedTuple):
-    """The last values of a metric in two runs.
-
-    Attributes:
-        name: the name of the metric.
-        a: step and value in A; None if it has none.
-        b: the same in B.
-        first: the first step at which both have a value and the values differ; None if there is
-            none, or if the metric is a timing.
-    """
+    """The last values of a metric in two runs."""
 
     name: str
-    a: tuple[int, float] | None
+    a: tuple[int, float] | None  # step and value in A; None if it has none
     b: tuple[int, float] | None
+    # the first step at which both have a value and these differ; None if there is none, or if the
+    # metric is a timing
     first: int | None
 
 
 @dataclass(frozen=True)
 class RowDifferences:
-    """How the rows of two runs differ, apart from timings.
+    """How the rows of two runs differ, apart from timings."""
 
-    Attributes:
-        shared: the steps of which both runs have a row, increasing.
-        only_a: how many steps only A has a row of.
-        only_b: the same for B.
-        first: the first shared step whose rows differ; None if none do.
-        names: the metrics that differ in that row, including those that only one run has.
-        metrics: the last values of every metric: evaluations first, timings last.
-    """
-
-    shared: tuple[int, ...]
-    only_a: int
+    shared: tuple[int, ...]  # the steps of which both runs have a row, increasing
+    only_a: int  # how many steps only A has a row of
     only_b: int
-    first: int | None
-    names: tuple[str, ...]
-    metrics: tuple[LastValues, ...]
+    first: int | None  # the first shared step whose rows differ; None if none do
+    names: tuple[str, ...]  # the metrics that differ in that row, and those that only one run has
+    metrics: tuple[LastValues, ...]  # of every metric: evaluations first, timings last
 
     @property
     def equal_up_to(self) -> int | None:
@@ -344,10 +301,8 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def metrics_to_plot(finals: Sequence[LastValues]) -> list[str]:
-    """Returns the names of at most two metrics to plot, which both runs have; the loss comes first.
-
-    They are of the validation split, else of the test split, else of training.
-    """
+    """Returns at most two metrics to plot, which both runs have; the loss comes first."""
+    # They are of the validation split, else of the test split, else of training.
     both = [each.name for each in finals if each.a and each.b]
     for start in (*_EVALUATIONS, "train/"):
         names = [name for name in both if name.startswith(start)]

@@ -31,31 +31,20 @@ _IN_SIGNATURE = re.compile(r"(?<=,) (?=%|tensor)|(?<=\)) (?=->)")
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The program of a step, before it is compiled.
+    """The program of a step, before it is compiled."""
 
-    Attributes:
-        text: its StableHLO.
-        operations: kind -> number of operations in the text; the body of a loop counts once.
-        flops: operations of its matrix products and convolutions; the body of a loop counts as
-            often as it runs.
-        state_bytes: bytes of the state of a run.
-        inputs: config path -> value, for the floats that the program takes as inputs.
-        constants: the same for the other floats of the config.
-    """
-
-    text: str
-    operations: Mapping[str, int]
-    flops: int
+    text: str  # StableHLO
+    operations: Mapping[str, int]  # kind -> number in the text; the body of a loop counts once
+    flops: int  # of matrix products and convolutions; the body of a loop counts as often as it runs
     state_bytes: int
+    # config path -> value, for the floats that the program takes as inputs
     inputs: Mapping[str, float]
-    constants: Mapping[str, float]
+    constants: Mapping[str, float]  # the same for the other floats of the config
 
 
 def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
-    """Builds the program of a step, with the floats of the config as inputs, and lowers it.
-
-    Raises ConfigError if the config has a mistake, or does not fit the devices of this machine.
-    """
+    """Builds the program of a step, with the floats of the config as inputs, and lowers it."""
+    # Raises ConfigError if the config has a mistake, or does not fit the devices of this machine.
     program = load_located(config, vocabulary)
     plan = make_plan(program, config)
     state = program.abstract_state()
@@ -82,10 +71,7 @@ def count_operations(text: str) -> Mapping[str, int]:
 
 
 def counts(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
-    """Returns names with the counts of both programs: totals, then the kinds that differ in number.
-
-    The kinds whose numbers differ most come first.
-    """
+    """Returns (name, a, b): totals, then kinds that differ in number, those that do most first."""
     kinds = [
         (kind, a.operations.get(kind, 0), b.operations.get(kind, 0))
         for kind in sorted({*a.operations, *b.operations})
@@ -120,9 +106,7 @@ def normalized(text: str) -> list[str]:
 
 
 def unified_diff(a: StepProgram, b: StepProgram) -> list[str]:
-    """Returns a unified diff of the `normalized` lines of two programs, with one line of context.
-
-    It is empty if the programs differ only in which values their operations take.
-    """
+    """Returns a diff of the `normalized` lines of two programs, with one line of context."""
+    # It is empty if the programs differ only in which values their operations take.
     old, new = normalized(a.text), normalized(b.text)
     return list(difflib.unified_diff(old, new, "A", "B", n=1, lineterm=""))

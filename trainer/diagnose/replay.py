@@ -44,12 +44,10 @@ from trainer.workdir import code, compare, read_record
 def replay(
     workdir: str | Path, step: int | None = None, vocabulary: Sequence[str] = ()
 ) -> tuple[list[str], bool]:
-    """Restores the nearest earlier checkpoint, advances to a step, and computes it with checks.
-
-    The folder is not changed. `step` counts from 1; None is the last one in nonfinite.json. Returns
-    lines that describe the step, and whether all its values were finite. Raises UserError if the
-    folder is not that of a run, or the run does not have the step or cannot be repeated up to it.
-    """
+    """Computes a step again with checks; returns lines, and whether all values were finite."""
+    # It restores the nearest earlier checkpoint and advances; the folder is not changed. `step`
+    # counts from 1; None is the last one in nonfinite.json. Raises UserError if the folder is not
+    # that of a run, or the run does not have the step or cannot be repeated up to it.
     folder = Path(workdir)
     config = read_run(folder)
     events = read_events(folder)
@@ -110,11 +108,9 @@ def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
 def _state_before(
     program: Program, folder: Path, step: int, skipped_batches: int | None
 ) -> tuple[State, list[str]]:
-    """Returns the state before a step, counted from 1, and lines about the checkpoints used.
-
-    It restores the nearest earlier checkpoint and advances from there. `skipped_batches` is how
-    many batches the run had skipped when it computed the step; None for as many as it skips now.
-    """
+    """Returns the state before a step, from 1, and lines about the checkpoints used."""
+    # `skipped_batches` is how many batches the run had skipped when it computed the step; None for
+    # as many as it skips now.
     lines: list[str] = []
     start_line: list[str] = []
     checkpoints = Checkpoints(folder / "checkpoints", log=lines.append, read_only=True)
@@ -260,21 +256,13 @@ _KEEPS_NAME = {
 
 
 class Origin(NamedTuple):
-    """The origin of a value that is not finite.
+    """The origin of a value that is not finite."""
 
-    Attributes:
-        what: the operation, such as "exp" or "div"; "input" for an input that is not finite.
-        where: file and line of the code that called it; the name of an input.
-        scope: the names of the surrounding modules, such as "jvp(Mlp)/head".
-        operands: a line per operand: its name if it is an input, shape, dtype and range.
-        result: the values that are not finite, such as "3 NaN of 640 values".
-    """
-
-    what: str
-    where: str
-    scope: str
-    operands: list[str]
-    result: str
+    what: str  # the operation, such as "exp"; "input" for an input that is not finite
+    where: str  # file and line of the code that called it; the name of an input
+    scope: str  # the names of the surrounding modules, such as "jvp(Mlp)/head"
+    operands: list[str]  # a line each: its name if it is an input, shape, dtype, range
+    result: str  # such as "3 NaN of 640 values"
 
 
 class _Value(NamedTuple):
@@ -286,11 +274,9 @@ class _Value(NamedTuple):
 def find_origins(
     function: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
 ) -> tuple[Any, dict[str, Origin]]:
-    """Runs a function of pytrees, and traces every output that is not finite to its origin.
-
-    `names` has a name for each argument, with which the paths of its leaves begin. Returns the
-    results of the function; and output path -> origin, for outputs that are not finite.
-    """
+    """Runs a function of pytrees, and traces outputs that are not finite to their origin."""
+    # `names` has a name for each argument, with which the paths of its leaves begin. Returns the
+    # results of the function; and output path -> origin, for outputs that are not finite.
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = []
     for name, argument in zip(names, arguments, strict=True):

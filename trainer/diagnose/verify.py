@@ -31,12 +31,11 @@ FILE = "trace.jsonl"
 
 
 class Trace:
-    """Writes the hashes of batches and states to WORKDIR/trace.jsonl, a line for each step.
+    """Writes the hashes of batches and states to WORKDIR/trace.jsonl, a line for each step."""
 
-    Every line has the hash of the step's batch, and the last line of a block those of every leaf of
-    the state as well. A resumed run first drops the lines of later steps. If there are several
-    processes, process 0 writes, with the hash of its shard of the batch.
-    """
+    # The last line of a block has the hashes of every leaf of the state as well. A resumed run
+    # first drops the lines of later steps. Of several processes, process 0 writes, with the hash of
+    # its shard of the batch.
 
     def __init__(self, workdir: str | Path):
         self._path = Path(workdir).absolute() / FILE
@@ -62,35 +61,26 @@ class Trace:
 
 
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
-    """Returns step -> {"batch": hash, "leaves": {path: hash}} from the trace.jsonl of a run.
-
-    Only the last step of each block has "leaves".
-    """
+    """Returns step -> {"batch": hash, "leaves": {path: hash}} from a run's trace.jsonl."""
+    # Only the last step of each block has "leaves".
     lines = (Path(workdir) / FILE).read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
     return {row["step"]: row for row in rows}
 
 
 class Difference(NamedTuple):
-    """The first difference of two runs.
+    """The first difference of two runs."""
 
-    Attributes:
-        step: the step, from 1.
-        name: the path of a leaf, "batch", or a metric.
-    """
-
-    step: int
-    name: str
+    step: int  # from 1
+    name: str  # the path of a leaf, "batch", or a metric
 
 
 def first_difference(
     one: Mapping[int, Mapping[str, Any]], two: Mapping[int, Mapping[str, Any]]
 ) -> Difference | None:
-    """Returns the earliest difference of two traces, from `read_trace`; None if they are equal.
-
-    At a step, the batches are compared before the leaves. Leaves are compared at the steps at which
-    both traces have them.
-    """
+    """Returns the earliest difference of two traces; None if they are equal."""
+    # At a step, the batches are compared before the leaves; leaves at the steps at which both
+    # traces have them.
     for step in sorted({*one, *two}):
         if step not in one or step not in two:
             return Difference(step, "only one run has this step")
@@ -106,10 +96,9 @@ def first_difference(
 
 
 class KillAfterCheckpoint:
-    """Kills its own process by SIGKILL at a block after the checkpoint of `step` is committed.
+    """Kills its process by SIGKILL at a block after the checkpoint of `step` is committed."""
 
-    From the step `latest` on, it waits up to a minute for that.
-    """
+    # From the step `latest` on, it waits up to a minute for that.
 
     def __init__(self, workdir: str | Path, step: int, latest: int):
         self._committed = Path(workdir).absolute() / "checkpoints" / str(step)
@@ -134,15 +123,10 @@ _FIELDS = ("params", "model_state", "opt_state", "ema", "run_state", "rng")
 
 
 class Verdict(NamedTuple):
-    """The result of a comparison of two runs.
+    """The result of a comparison of two runs."""
 
-    Attributes:
-        same: whether the runs are equal, bit for bit.
-        lines: what was compared, or where the runs differ first.
-    """
-
-    same: bool
-    lines: list[str]
+    same: bool  # bit for bit
+    lines: list[str]  # what was compared, or where the runs differ first
 
 
 def verify(
@@ -153,21 +137,12 @@ def verify(
     workdir: str | None = None,
     log: Callable[[str], None],
 ) -> Verdict:
-    """Runs a config twice, once in blocks with a kill in the middle, and compares the results.
-
-    Each run is the trainer in its own process. The undisturbed run computes one step at a time; the
-    one that is killed has the blocks of the config. Both save and evaluate every `half` steps,
-    which does not change the computation. Raises UserError if the run is too short, or a process of
-    it failed.
-
-    Args:
-        program: the program of the config.
-        config_options: the options for the config, such as ["--config=a.gin"].
-        half: the step of the kill, at least 1; half of the run's steps if that is smaller. None for
-            10, or the steps of a block if these are more.
-        workdir: keeps the two runs in WORKDIR/whole and WORKDIR/killed; None removes them.
-        log: called with each line of progress.
-    """
+    """Runs a config twice, once in blocks with a kill in the middle, and compares them."""
+    # Each run is the trainer in its own process. The undisturbed run computes one step at a time;
+    # both save and evaluate every `half` steps, which does not change the computation. `half` None
+    # is 10, or the steps of a block if these are more; at most half of the run's steps. `workdir`
+    # keeps the runs in WORKDIR/whole and WORKDIR/killed; None removes them. Raises UserError if the
+    # run is too short, or a process of it failed.
     experiment, rule = program.experiment, program.block_rule
     if experiment.steps < 2:
         raise UserError(

@@ -29,28 +29,20 @@ MOST_BYTES = 2**26  # of the batches of a block, which are on the device togethe
 
 
 class BlockRule(NamedTuple):
-    """How a run advances: by at most `steps` steps at once, in a form.
+    """How a run advances: by at most `steps` steps at once, in a form."""
 
-    Both forms compute the same bits.
-
-    Attributes:
-        steps: the most steps of a block.
-        form: "dispatch" calls the compiled step once for each step; "device_loop" computes all
-            steps in a loop inside of one program, without the host.
-        why: why this form was chosen, for the plan.
-    """
+    # Both forms compute the same bits. "dispatch" calls the compiled step once for each step;
+    # "device_loop" computes all steps in a loop inside of one program, without the host.
 
     steps: int
     form: Literal["dispatch", "device_loop"]
-    why: str
+    why: str  # why this form was chosen, for the plan
 
 
 def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> BlockRule:
-    """Chooses the steps of a block from the operations of a step and the kind of device.
-
-    The number is a power of two, unless the experiment's `steps_per_call` sets another. `jaxpr` is
-    that of the step, and `batch` has the `jax.ShapeDtypeStruct` of a training batch.
-    """
+    """Chooses the steps of a block from a step's operations and the kind of device."""
+    # The number is a power of two, unless the experiment's `steps_per_call` sets another. `jaxpr`
+    # is that of the step, and `batch` has the `jax.ShapeDtypeStruct` of a training batch.
     if experiment.steps_per_call is None:
         steps, why = _choose_steps(experiment, mesh, jaxpr, batch)
     else:
@@ -92,11 +84,9 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
 
 
 def most_in_a_loop(mesh: Mesh, jaxpr: Any) -> int:
-    """Returns how many evaluations of a batch to compute in one loop on the device; 1 for no loop.
-
-    `jaxpr` is that of one of them. The number is a power of two, and at least 8: where few take as
-    long as a block of steps, the time of the host does not show.
-    """
+    """Returns how many evaluations of a batch, each `jaxpr`, to compute in one loop; 1 for none."""
+    # A power of two, and at least 8: where few take as long as a block of steps, the time of the
+    # host does not show.
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or has_convolution(jaxpr):
         return 1
     operations = max(1, count_flops(jaxpr, elementwise=True))
@@ -118,19 +108,10 @@ def step_function(traced: jax.stages.Traced) -> Step:
 def loop_on_device(
     step: Step, state: Any, batches: Mapping[str, Any], count: Any
 ) -> tuple[Any, StepMetrics]:
-    """Computes consecutive steps in a loop, as a pure function.
-
-    Args:
-        step: (state, batch) -> (state, metrics); the loop ends after a step whose
-            `StepMetrics.proceeds` is false.
-        state: the state before the first step.
-        batches: field name -> array [steps, batch, ...].
-        count: how many of the steps to compute, an int32 scalar; it may be traced.
-
-    Returns:
-        The state after the last step that was computed, and the metrics [steps]: those of steps
-        that were not computed are 0.
-    """
+    """Computes `count` consecutive steps in a loop, as a pure function."""
+    # It ends after a step whose `StepMetrics.proceeds` is false. `batches` has arrays [steps,
+    # batch, ...]; `count` is an int32 scalar that may be traced. The metrics are [steps]: those of
+    # steps that were not computed are 0.
 
     def batch_at(index: Any) -> dict[str, Any]:
         return {

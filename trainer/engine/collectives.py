@@ -30,45 +30,29 @@ _MESH = re.compile(
 
 
 class Collective(NamedTuple):
-    """A collective of a compiled program.
+    """A collective of a compiled program."""
 
-    Attributes:
-        kind: its name, one of `KINDS`.
-        size: bytes of its result on a device.
-        times: how often a call of the program executes it, where the compiler knows how often the
-            loops around it run, and of a condition both branches; else at least once.
-        groups: the devices that exchange arrays, [groups, devices], by their index in the mesh; of
-            a collective-permute the pairs of a sender and a receiver; None if they are not known.
-    """
-
-    kind: str
-    size: int
+    kind: str  # one of `KINDS`
+    size: int  # bytes of its result on a device
+    # how often a call executes it, with both branches of a condition; at least once where the
+    # compiler does not know how often a loop runs
     times: int
+    # the devices that exchange arrays, [groups, devices], by their index in the mesh; of a
+    # collective-permute the pairs of a sender and a receiver; None if not known
     groups: Sequence[Sequence[int]] | None
 
 
 class Traffic(NamedTuple):
-    """The collectives of one kind over the same axes.
+    """The collectives of one kind over the same axes."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        axes: such as "data, fsdp"; "?" if the axes could not be told.
-        count: how many of them a call of the program executes.
-        size: bytes of their results on a device, summed over all that are executed.
-    """
-
-    kind: str
-    axes: str
-    count: int
-    size: int
+    kind: str  # one of `KINDS`
+    axes: str  # such as "data, fsdp"; "?" if the axes could not be told
+    count: int  # how many a call of the program executes
+    size: int  # bytes of their results on a device, summed over all executed
 
 
 def find_collectives(text: str) -> list[Collective]:
-    """Finds the collectives of a compiled program.
-
-    Args:
-        text: the program, from `jax.stages.Compiled.as_text`.
-    """
+    """Finds the collectives in a program's `jax.stages.Compiled.as_text`."""
     return [
         Collective(found[2], _bytes(found[1]), times, _groups(line))
         for line, times in executed_lines(text)
@@ -77,27 +61,14 @@ def find_collectives(text: str) -> list[Collective]:
 
 
 def executed_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yields each instruction of a compiled program, and how often a call executes it.
-
-    A loop of unknown length counts once, and of a condition both branches.
-
-    Args:
-        text: the program, from `jax.stages.Compiled.as_text`.
-    """
+    """Yields each instruction of a compiled program, and how often a call executes it."""
+    # A loop of unknown length counts once, and of a condition both branches.
     times = _times(text)
     return ((line, times[name]) for name, line in _computations(text))
 
 
 def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Returns the axes of a mesh along which a collective exchanges arrays.
-
-    Args:
-        collective: of a program that was compiled for the mesh.
-        mesh: axis -> number of devices, in the order of the mesh.
-
-    Returns:
-        The axes along which devices of one group differ; None if the groups are not known.
-    """
+    """Returns the mesh axes along which devices of a group differ; None if groups are unknown."""
     if collective.groups is None:
         return None
     shape = tuple(mesh.values())
@@ -110,11 +81,8 @@ def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] 
 
 
 def find_traffic(text: str, mesh: Mapping[str, int]) -> list[Traffic]:
-    """Sums the collectives of a compiled program by kind and axes, those of most bytes first.
-
-    Collectives of one device with itself are left out. The arguments are those of
-    `find_collectives` and `axes_of`.
-    """
+    """Sums a compiled program's collectives by kind and axes, those of most bytes first."""
+    # Collectives of one device with itself are left out.
     counts: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for each in find_collectives(text):

@@ -19,13 +19,10 @@ from trainer.protocols import Batch
 
 
 class ComponentError(ConfigError):
-    """A mistake in one component of an experiment.
+    """A mistake in one component of an experiment."""
 
-    Attributes:
-        component: the field of the experiment: "model", "data", "loss", "metrics",
-            "train_metrics", "diagnostics" or "sharding"; or a path below one, such as
-            "model.num_heads" or "sharding.head/kernel".
-    """
+    # `component` is the field of the experiment, such as "model" or "train_metrics", or a path
+    # below one, such as "model.num_heads" or "sharding.head/kernel".
 
     def __init__(self, component: str, message: str):
         super().__init__(message)
@@ -46,11 +43,9 @@ def calling(component: str) -> Iterator[None]:
 
 
 def check_components(experiment: Any) -> None:
-    """Checks an experiment's components before one is called; raises ComponentError.
-
-    The model must have the methods of a model, every metric of training must be a Metric class, jax
-    must have the dtypes of a training batch, and the mask of the batch must fit.
-    """
+    """Checks an experiment's components before one is called; raises ComponentError."""
+    # The model must have the methods of a model, every metric of training must be a Metric class,
+    # jax must have the dtypes of a training batch, and the mask of the batch must fit.
     model, spec = experiment.model, experiment.data.element_spec
     if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
         raise ComponentError(
@@ -69,10 +64,8 @@ def check_components(experiment: Any) -> None:
 
 
 def check_data(data: Any, node: Tree, source: Source | None) -> None:
-    """Raises ConfigError for a data set that lacks an attribute of the protocol.
-
-    `node` is the call in the config that returned the data set, and `source` its place.
-    """
+    """Raises ConfigError for a data set that lacks an attribute of the protocol."""
+    # `node` is the call in the config that returned the data set, and `source` its place.
     for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
         if not hasattr(data, name):
             call = node if isinstance(node, Call) else None
@@ -85,11 +78,9 @@ def check_data(data: Any, node: Tree, source: Source | None) -> None:
 
 
 def check_language(model: Any, data: Any) -> None:
-    """Raises ValueError if a language model lacks tokens or positions for a data set.
-
-    A model without an attribute `language` is not checked, nor what the data set does not say, such
-    as `vocab_size`. Raises ComponentError if `tokens_per_example` is not a number of tokens.
-    """
+    """Raises ValueError if a language model lacks tokens or positions for a data set."""
+    # A model without an attribute `language` is not checked, nor what the data set does not say,
+    # such as `vocab_size`. Raises ComponentError if `tokens_per_example` is not a number of tokens.
     language = getattr(model, "language", None)
     vocab_size = getattr(data, "vocab_size", None)
     if language is None:
@@ -109,10 +100,7 @@ def check_language(model: Any, data: Any) -> None:
 
 
 def check_metrics(metrics: Any, field: str) -> None:
-    """Raises ComponentError for a metric that is not a Metric class or is called "loss".
-
-    `field` is that of the experiment, "metrics" or "train_metrics".
-    """
+    """Raises ComponentError for a metric that is not a Metric class or is called "loss"."""
     if not isinstance(metrics, Mapping):
         text = f"{field} is {describe(metrics)}; it must be a dict from names to metrics."
         raise ComponentError(field, text)
@@ -137,11 +125,8 @@ def check_metrics(metrics: Any, field: str) -> None:
 
 
 def tokens_per_example(data: Any) -> int | None:
-    """Returns the tokens of an example of a data set of texts; None if it does not say.
-
-    Raises ComponentError if the attribute `tokens_per_example` is not an integer of at least 1, or
-    None.
-    """
+    """Returns the tokens of an example of a data set of texts; None if it does not say."""
+    # Raises ComponentError if the attribute is not an integer of at least 1, or None.
     tokens = getattr(data, "tokens_per_example", None)
     whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
     if tokens is not None and not (whole and tokens >= 1):
@@ -162,10 +147,7 @@ def describe(value: Any) -> str:
 
 
 def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
-    """Checks a training batch against the element_spec of its data set; raises ComponentError.
-
-    `batch` is one of its `shards`, and `spec` is of the whole batch.
-    """
+    """Raises ComponentError if `batch`, one of `shards`, does not fit the whole batch's `spec`."""
     # A dict first: a question about an abstract class takes longer, and each batch is asked.
     if not isinstance(batch, dict | Mapping) or batch.keys() != spec.keys():
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
@@ -188,11 +170,9 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
 
 
 def check_values(batch: Batch, method: str) -> None:
-    """Raises ComponentError for a dtype that jax lacks, or a value that 32 bits cannot hold.
-
-    It is called for the first batches only: reading all values of each batch would slow every step.
-    `batch` is this process's shard; `method` is that of the data set, for the message.
-    """
+    """Raises ComponentError for a dtype that jax lacks, or a value 32 bits cannot hold."""
+    # It is called for the first batches only: reading all values of each batch would slow every
+    # step. `batch` is this process's shard; `method` is that of the data set, for the message.
     for name, x in batch.items():
         if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:
             text = f"The data set's {method} yielded {name!r}, {describe(x)}, {fault}."
@@ -200,11 +180,9 @@ def check_values(batch: Batch, method: str) -> None:
 
 
 def check_eval_batch(batch: Any) -> Batch:
-    """Returns an evaluation batch, this process's shard; raises ComponentError if it does not fit.
-
-    It must have a mask of the right size and dtype, with values 0 and 1, and arrays with equal
-    numbers of examples.
-    """
+    """Returns this process's shard of an evaluation batch; ComponentError if it does not fit."""
+    # It must have a mask of the right size and dtype, with values 0 and 1, and arrays with equal
+    # numbers of examples.
     if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
         found = "no batch" if batch is None else found

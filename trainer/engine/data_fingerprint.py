@@ -37,18 +37,14 @@ def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
 
 
 def data_fingerprint(data: Any) -> str:
-    """Returns the attribute `fingerprint` of a data set, or else a hash of some batches.
-
-    The hash, "batches " and 16 hex digits, covers `element_spec`, `num_examples`, the first
-    training batch, one of the first epoch far behind it (the last one or, in a long epoch, number
-    100), both with the seed 0, and the first batch of every split that is evaluated. Hashing all
-    batches would take as long as an epoch. The batches are whole, and the hash does not depend on
-    the process; of a data set that takes no part of a batch, each process hashes its own shards.
-
-    Raises ComponentError if the attribute is not a text; or if there is none, and the data set
-    yields two different batches for one seed and index, raises, or yields a batch that does not
-    fit.
-    """
+    """Returns the attribute `fingerprint` of a data set, or else a hash of some batches."""
+    # The hash, "batches " and 16 hex digits, covers `element_spec`, `num_examples`, the first
+    # training batch, one far behind it in the first epoch, and the first batch of every split that
+    # is evaluated: hashing all batches would take as long as an epoch. The batches are whole, and
+    # the hash does not depend on the process; of a data set that takes no part of a batch, each
+    # process hashes its own shards.
+    # Raises ComponentError if the attribute is not a text; or without one, if the data set raises,
+    # yields two different batches for one seed and index, or one that does not fit.
     if not _has_own(data):
         return f"batches {_hash_batches(data)[:16]}"
     with calling("data"):
@@ -64,11 +60,9 @@ def data_fingerprint(data: Any) -> str:
 
 
 def read_batch(data: Any, index: int) -> Batch:
-    """Returns the training batch of an index, whole, with the seed 0.
-
-    Of a data set that takes no part of a batch, it is this process's shard. Raises ComponentError
-    if the data set raises, ends, or yields a batch that does not fit its element_spec.
-    """
+    """Returns the training batch of an index, whole, with the seed 0; raises ComponentError."""
+    # Of a data set that takes no part of a batch, it is this process's shard. Raises if the data
+    # set raises, ends, or yields a batch that does not fit its element_spec.
     with calling("data"):
         batch = next(endless(train_batches(data, index, _SEED, WHOLE)))
     shards = 1 if takes_shard(data.train) else jax.process_count()
@@ -78,10 +72,7 @@ def read_batch(data: Any, index: int) -> Batch:
 
 
 def describe_fingerprint(data: Any) -> str:
-    """Returns a line of the plan about `data_fingerprint`, without reading the data.
-
-    It is "" if the data are not on this machine.
-    """
+    """Returns the plan's line about the fingerprint, reading no data; "" if they are not here."""
     if isinstance(data, DeclaredData):
         return ""
     if _has_own(data):

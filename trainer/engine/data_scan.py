@@ -31,20 +31,13 @@ _UNEQUAL = 10  # how many times as many examples one class may have as another
 
 @dataclass(frozen=True)
 class _Split:
-    """Examples of a split.
+    """Examples of a split."""
 
-    Attributes:
-        name: "training", "validation" or "test".
-        arrays: field -> values [examples, ...], without examples whose mask is 0.
-        numbers: of the examples, from 0.
-        mask: [examples, positions], or None.
-        apart: the distance of these examples in the split; None if they are its first batch.
-    """
-
-    name: str
-    arrays: Mapping[str, np.ndarray]
-    numbers: np.ndarray
-    mask: np.ndarray | None
+    name: str  # "training", "validation" or "test"
+    arrays: Mapping[str, np.ndarray]  # field -> [examples, ...], without examples whose mask is 0
+    numbers: np.ndarray  # of the examples, from 0
+    mask: np.ndarray | None  # [examples, positions]
+    # the distance of these examples in the split; None if they are its first batch
     apart: int | None
 
     @property
@@ -60,18 +53,11 @@ class _Split:
 
 
 def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str]:
-    """Looks at the data of a program, and returns sentences about what is probably a mistake.
-
-    `first` has the first batch of each split that is evaluated, from `Evaluation.check`.
-
-    They are about values that are not finite, examples of the training split in another one, fields
-    that are equal in all examples, classes that a split lacks, and unequal classes.
-
-    Raises:
-        ComponentError: a label is not the number of a class, and the loss says that it must be one
-            (see `trainer.protocols.Loss`); or the first batch of a data set that is not in memory
-            does not fit its element_spec.
-    """
+    """Looks at a program's data, and returns sentences about what is probably a mistake."""
+    # `first` has the first batch of each split that is evaluated, from `Evaluation.check`. Raises
+    # ComponentError if a label is not the number of a class, and the loss says that it must be one
+    # (see `trainer.protocols.Loss`); or if the first batch of a data set that is not in memory does
+    # not fit its element_spec.
     experiment = program.experiment
     if isinstance(experiment.data, DeclaredData):
         return []

@@ -29,11 +29,9 @@ def takes_shard(method: Callable[..., Any]) -> bool:
 
 
 def check_shard(data: Any, shard: DataShard) -> None:
-    """Raises ComponentError if a data set cannot yield the part of a batch that a process holds.
-
-    A data set whose methods take no part yields that of its process: it fits a mesh that gives
-    process 0 the first of as many parts as there are processes, and so on.
-    """
+    """Raises ComponentError if a data set cannot yield the part that a process holds."""
+    # A data set whose methods take no part yields that of its process: it fits a mesh that gives
+    # process 0 the first of as many parts as there are processes, and so on.
     of_process = DataShard(jax.process_index(), jax.process_count())
     methods = {"train()": data.train, "evaluate()": data.evaluate}
     lacking = [name for name, method in methods.items() if not takes_shard(method)]
@@ -54,21 +52,18 @@ def check_shard(data: Any, shard: DataShard) -> None:
 def train_batches(
     data: Any, batch_index: int, seed: int, shard: DataShard | None
 ) -> Iterator[Batch]:
-    """Yields a part of each training batch, from an index on.
-
-    A data set whose `train` takes no part yields that of its process; with the `shard` None, so
-    does any data set.
-    """
+    """Yields a part of each training batch, from an index on."""
+    # A data set whose `train` takes no part yields that of its process; with the `shard` None, so
+    # does any data set.
     return iter(data.train(batch_index, seed, **_keywords(data.train, shard)))
 
 
 def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:
-    """Yields a part of each batch of a split, once.
-
-    A data set whose `evaluate` takes no part yields that of its process. `evaluate` gets no split
-    if it takes none, as in a class that overrides that of `ArrayDataset`, or if the data set has no
-    attribute `splits`. Raises ComponentError if it takes none, and the split is not the test split.
-    """
+    """Yields a part of each batch of a split, once."""
+    # A data set whose `evaluate` takes no part yields that of its process. `evaluate` gets no split
+    # if it takes none, as in a class that overrides that of `ArrayDataset`, or if the data set has
+    # no attribute `splits`. Raises ComponentError if it takes none, and the split is not the test
+    # split.
     keywords = _keywords(data.evaluate, shard)
     if hasattr(data, "splits") and _parameters(data.evaluate).keys() - _KEYWORDS:
         return iter(data.evaluate(split, **keywords))

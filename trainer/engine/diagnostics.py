@@ -51,10 +51,8 @@ _HALF_LIFE = 20  # rows after which a row counts half in a noise scale
 def check_diagnostics(
     asked: Sequence[str] | str, clip_norm: Any, batch_size: int, microbatches: int
 ) -> None:
-    """Raises ValueError for a name that is not a diagnostic, or for one that does not fit.
-
-    `clipped` needs a clip_norm, and the noise of gradients a batch with two halves.
-    """
+    """Raises ValueError for a name that is not a diagnostic, or for one that does not fit."""
+    # `clipped` needs a clip_norm, and the noise of gradients a batch with two halves.
     if asked == "all":
         return
     for name in [asked] if isinstance(asked, str) else asked:
@@ -97,10 +95,7 @@ def counts_clipped(asked: Sequence[str] | str, clip_norm: Any) -> bool:
 
 
 def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> None:
-    """Raises ValueError for diagnostics of matrices, if no trainable parameter is one.
-
-    `found` is what `find_layouts` returned.
-    """
+    """Raises ValueError for diagnostics of matrices, if no trainable parameter is one."""
     wanted = [name for name in asked if name in _OF_MATRICES]
     if wanted and asked != "all" and not found:
         raise ValueError(
@@ -110,19 +105,11 @@ def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> N
 
 
 def find_layouts(optimizer: optim.Optimizer, params: Any) -> dict[str, Layout]:
-    """Finds the matrices of the trainable parameters, without computing anything.
-
-    They are those that the optimizer of the group works on. For other optimizers they are guessed
-    from names and shapes, as the plan's warnings are: usually the last two axes.
-
-    Args:
-        optimizer: the optimizer.
-        params: the parameters, or their shapes and dtypes.
-
-    Returns:
-        Path name -> the layout of its matrices. Vectors, scales and biases (also those of stacked
-        layers), filters of depthwise convolutions and complex parameters have none.
-    """
+    """Returns path name -> the layout of its matrices, for the trainable parameters."""
+    # Nothing is computed. The matrices are those that the optimizer of the group works on. For
+    # other optimizers they are guessed from names and shapes, as the plan's warnings are: usually
+    # the last two axes. Vectors, scales and biases (also those of stacked layers), filters of
+    # depthwise convolutions and complex parameters have none.
     shapes = ModelShapes({path: tuple(x.shape) for path, x in flatten(params).items()}, whole=True)
     declared: dict[str, Layout] = {}
     for one in declarations(optimizer.init, params):
@@ -156,19 +143,10 @@ def compute(
     found: Mapping[str, Layout],
     split: Callable[[dict[str, Any]], Mapping[str, Mapping[str, Any]]],
 ) -> dict[str, jax.Array]:
-    """Computes the diagnostics of a step, as a pure function.
-
-    Args:
-        asked: names of diagnostics, or "all".
-        step: the updates of the trainable parameters, and the parameters.
-        grads: path name -> gradient of the loss.
-        found: path name -> layout of its matrices, from `find_layouts`.
-        split: divides a dict of parameters among the groups, `BoundOptimizer.split`.
-
-    Returns:
-        "<name>/<group>" -> float32 scalar, for each group that is not frozen; those of matrices for
-        groups that have some. Of steps, and not of an update, is "clipped", which is left out.
-    """
+    """Computes "<name>/<group>" -> float32 scalar of a step, as a pure function."""
+    # Frozen groups have none, and those of matrices only groups that have some. "clipped" is one of
+    # steps, and not of an update, and is left out. `grads` are those of the loss, by path name;
+    # `found` is from `find_layouts`, and `split` is `BoundOptimizer.split`.
     values: dict[str, Any] = {}
     for group, updates in split(step.updates).items():
         of_group = Group(updates, step.weights, grads, found)
@@ -245,12 +223,10 @@ class NoiseScale:
         self._sums: dict[str, tuple[float, float]] = {}
 
     def add(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Adds a row, and returns "noise_scale/<group>" of each group that the row has.
-
-        Left out are groups whose mean of "gradient_square" is not positive: so much larger is the
-        noise than the gradient that nothing can be said yet. Rows with values that are not finite
-        do not count.
-        """
+        """Adds a row, and returns "noise_scale/<group>" of each group that the row has."""
+        # Left out are groups whose mean of "gradient_square" is not positive: so much larger is the
+        # noise than the gradient that nothing can be said yet. Rows with values that are not finite
+        # do not count.
         found, keep = {}, 0.5 ** (1 / _HALF_LIFE)
         for name, value in row.items():
             kind, _, group = name.partition("/")

@@ -31,15 +31,12 @@ from trainer.writers.lines import PREFIXES
 
 
 class Evaluation:
-    """The compiled evaluation of an experiment; no method donates the state.
+    """The compiled evaluation of an experiment; no method donates the state."""
 
-    `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
-    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`. Raises
-    ComponentError for a metric that does not keep its contract.
-
-    Attributes:
-        unmasked: the metrics that do not depend on the mask of a batch, once one was traced.
-    """
+    # `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of
+    # its optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
+    # Raises ComponentError for a metric that does not keep its contract. `unmasked` has the metrics
+    # that do not depend on the mask of a batch, once one was traced.
 
     def __init__(
         self,
@@ -72,14 +69,13 @@ class Evaluation:
         return eval_batches(self._experiment.data, split, self._shard)
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Computes the loss, its aux values and the metrics over all batches of a split.
+        """Computes the loss, its aux values and the metrics over all batches of a split."""
+        # All examples, or all positions, have equal weights. `batches` are this process's shards;
+        # their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for
+        # padding. A batch may consist of padding only, so that all processes have equally many. Its
+        # number of examples need not divide over the devices, but is the same in every process.
+        # Raises ComponentError if a mask does not fit, or no batch has an example.
 
-        All examples, or all positions, have equal weights. `batches` are this process's shards;
-        their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for padding.
-        A batch may consist of padding only, so that all processes have equally many batches. Its
-        number of examples need not divide over the devices, but is the same in every process.
-        Raises ComponentError if a mask does not fit, or no batch has an example.
-        """
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
         arguments = params, state.model_state, state.hyperparams
@@ -103,10 +99,8 @@ class Evaluation:
         return self._metric_accumulator.results(total)
 
     def _places(self, batch: Batch) -> int:
-        """Returns for how many batches like this one the program has places: a power of two.
-
-        It is the same for all splits, so that they have one program.
-        """
+        """Returns for how many batches like this the program has places: a power of two."""
+        # It is the same for all splits, so that they have one program.
         most = self._most
         sizes = split_sizes(self._experiment.data).values()
         counts = [most if n is None else math.ceil(n / size_of(batch)) for n in sizes]
@@ -115,12 +109,10 @@ class Evaluation:
         return min(most, needed, 2 ** int(math.log2(fitting)))
 
     def run_examples(self, state: State, batches: Iterable[Batch], most: int) -> Examples:
-        """Computes the loss and the metrics of each of the first `most` examples of a split.
-
-        Metrics that are not means over examples are left out. The weighted means of the others are
-        those of `run`, up to rounding. `batches` are as for `run`, of the only process. Raises
-        ComponentError if a mask does not fit, or a metric cannot be computed.
-        """
+        """Computes loss and metrics of each of the first `most` examples of a split."""
+        # Metrics that are not means over examples are left out. The weighted means of the others
+        # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
+        # Raises ComponentError if a mask does not fit, or a metric cannot be computed.
         params, collected = self._averages(state), ExampleCollector(most)
         for batch in batches:
             size = size_of(check_eval_batch(batch))
@@ -136,10 +128,8 @@ class Evaluation:
     def run_splits(
         self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
     ) -> dict[str, float]:
-        """Evaluates every split, and returns the metrics by name, such as "validation/accuracy".
-
-        `through` is called with the batches of each split; what it yields is evaluated.
-        """
+        """Evaluates every split, and returns metrics by name, as "validation/accuracy"."""
+        # `through` is called with the batches of each split; what it yields is evaluated.
         return {
             PREFIXES[split] + name: value
             for split in split_sizes(self._experiment.data)
@@ -147,12 +137,10 @@ class Evaluation:
         }
 
     def check(self, state: State) -> dict[str, Batch]:
-        """Traces the evaluation of the first batch of every split, and returns these batches.
-
-        They are this process's shards. If the data set is not on this machine, it traces a batch of
-        the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
-        Raises ComponentError.
-        """
+        """Traces the evaluation of every split's first batch, and returns these batches."""
+        # They are this process's shards. If the data set is not on this machine, it traces a batch
+        # of the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
+        # Raises ComponentError.
         params = self._averages.eval_shape(state)
         data: Any = self._experiment.data
         first = {}
@@ -271,11 +259,9 @@ def _peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:
 def _of_one_shape(
     batches: Iterable[Batch], places_for: Callable[[Batch], int]
 ) -> Iterator[tuple[list[Batch], int]]:
-    """Checks the batches; yields lists of consecutive ones of equal shapes.
-
-    Each list comes with its places, from `places_for` of its first batch, and has at most as many
-    batches.
-    """
+    """Checks the batches; yields lists of consecutive ones of equal shapes, and their places."""
+    # The places are from `places_for` of the first batch of a list, which has at most as many
+    # batches.
     group: list[Batch] = []
     places = 1
     for batch in batches:

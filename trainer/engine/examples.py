@@ -17,47 +17,32 @@ _EQUAL = 1e-6  # relative
 
 
 class ExampleSums(NamedTuple):
-    """A metric that is a mean: its sums over a batch, and what each example adds to them.
+    """A metric that is a mean: its sums over a batch, and what each example adds to them."""
 
-    Attributes:
-        totals: what each example adds to `total`, [batch].
-        counts: what each example adds to `count`, [batch]; 0 for padding.
-        total: the sum over the whole batch, as the metric computes it.
-        count: the number by which the metric divides `total`.
-    """
-
-    totals: Any
-    counts: Any
-    total: Any
-    count: Any
+    totals: Any  # what each example adds to `total`, [batch]
+    counts: Any  # what each example adds to `count`, [batch]; 0 for padding
+    total: Any  # the sum over the whole batch, as the metric computes it
+    count: Any  # the number by which the metric divides `total`
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The loss and other metrics of each example of a split, in the order of the data set.
+    """The loss and other metrics of a split's examples, in the order of the data set."""
 
-    Attributes:
-        values: name of a metric -> its value for each example, [examples]. That of a sequence is
-            the mean over its positions that count.
-        weights: name of a metric -> what each example counts in its mean, [examples]: 1, or the
-            number of positions.
-        sha256: of all fields of these examples; it does not depend on the size of a batch.
-        complete: whether these are all examples of the split, and not the first ones.
-    """
-
+    # metric -> [examples]; that of a sequence is the mean over its positions that count
     values: Mapping[str, NDArray]
+    # metric -> what each example counts in its mean, [examples]: 1, or the number of positions
     weights: Mapping[str, NDArray]
-    sha256: str
-    complete: bool
+    sha256: str  # of all fields of these examples; it does not depend on the size of a batch
+    complete: bool  # whether these are all examples of the split, and not the first ones
 
 
 class ExampleCollector:
-    """Collects the values of the first `most` examples of a split from its batches.
+    """Collects the values of the first `most` examples of a split from its batches."""
 
-    A metric is left out if its values for single examples do not add up to those of their batches.
-    So is a loss that is the same number for all examples of each batch, because it is one of the
-    whole batch. Neither is a mean over examples.
-    """
+    # A metric is left out if its values for single examples do not add up to those of their
+    # batches. So is a loss that is the same number for all examples of each batch, because it is
+    # one of the whole batch. Neither is a mean over examples.
 
     def __init__(self, most: int):
         self._left = most
@@ -69,10 +54,8 @@ class ExampleCollector:
         self._fields: dict[str, Any] = {}  # header of a field -> hash of its rows
 
     def is_full(self, batch: _Batch) -> bool:
-        """Returns whether a batch has examples, and none of them is to be kept.
-
-        `result` then says that the examples are not complete.
-        """
+        """Returns whether a batch has examples, and none of them is to be kept."""
+        # `result` then says that the examples are not complete.
         full = not self._left and bool(_counted(batch).any())
         self._complete &= not full
         return full

@@ -299,11 +299,9 @@ def as_model(configured: Any) -> Model:
 
 
 def as_optimizer(configured: Any) -> optim.Optimizer:
-    """Converts the optimizer of a config to an `optim.Optimizer`.
-
-    A partial of `optim.optimizer` is called. Any other optimizer, a partial or an optax
-    transformation, updates all parameters.
-    """
+    """Converts the optimizer of a config to an `optim.Optimizer`."""
+    # A partial of `optim.optimizer` is called. Any other optimizer, a partial or an optax
+    # transformation, updates all parameters.
     if isinstance(configured, partial) and configured.func is optim.optimizer:
         return configured()
     if isinstance(configured, partial | optax.GradientTransformation):
@@ -314,11 +312,9 @@ def as_optimizer(configured: Any) -> optim.Optimizer:
 def build_experiment(
     config: Config, vocabulary: Sequence[str] = (), declared: bool = False
 ) -> Experiment:
-    """Builds the experiment of a config, with step counts as integers; raises ConfigError.
-
-    With `declared`, a data set that is not on this machine is replaced by its declared shapes; such
-    an experiment can be planned and compiled, but not run.
-    """
+    """Builds a config's experiment, with step counts as integers; raises ConfigError."""
+    # With `declared`, a data set that is not on this machine is replaced by its declared shapes;
+    # such an experiment can be planned and compiled, but not run.
     builder = Builder(config, vocabulary)
     builder.check()
     # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
@@ -347,10 +343,8 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
 
 
 def units_of(config: Config, data: Any) -> Units:
-    """Returns the converter of numbers of steps with a unit, such as '3 epochs'.
-
-    Raises ConfigError if the data set lacks an attribute, or `steps` is out of its range.
-    """
+    """Returns the converter of numbers of steps with a unit, such as '3 epochs'."""
+    # Raises ConfigError if the data set lacks an attribute, or `steps` is out of its range.
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.

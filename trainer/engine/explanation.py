@@ -19,40 +19,24 @@ from trainer.writers.json_files import as_dataclass
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A step that was compiled from shapes, and not run.
+    """A step that was compiled from shapes, and not run."""
 
-    Attributes:
-        steps: how many steps a call of the program computes.
-        platform: that of the compiler, such as "cpu".
-        seconds: the time that it took.
-        memory: the bytes that it takes on each device; None if the compiler does not report them.
-        traffic: what the devices exchange in it, by kind and by axes of the mesh.
-    """
-
-    steps: int
-    platform: str
-    seconds: float
-    memory: StepMemory | None
-    traffic: Sequence[Traffic]
+    steps: int  # how many a call of the program computes
+    platform: str  # of the compiler, such as "cpu"
+    seconds: float  # of compiling
+    memory: StepMemory | None  # on each device; None if the compiler does not report it
+    traffic: Sequence[Traffic]  # by kind and by axes of the mesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a config means, on which devices.
-
-    Attributes:
-        plan: the plan.
-        holdings: what each device of the mesh holds.
-        memory: the memory that this must fit into.
-        simulated: the number of devices, if they are not here; None for those of this machine.
-        compiled: the compiled step; None if it was not asked for.
-    """
+    """What a config means, on which devices."""
 
     plan: Plan
     holdings: Holdings
-    memory: Memory
-    simulated: int | None
-    compiled: Compiled | None = None
+    memory: Memory  # what the holdings must fit into
+    simulated: int | None  # the number of devices, if not here; None for those of this machine
+    compiled: Compiled | None = None  # None if it was not asked for
 
     @property
     def needed(self) -> int:

@@ -21,11 +21,10 @@ _ALIGNMENT = 64  # bytes
 
 
 class Feed:
-    """The training batches of an experiment, for the devices of a mesh.
+    """The training batches of an experiment, for the devices of a mesh."""
 
-    Raises ValueError if a batch does not divide over the microbatches and devices, and
-    ComponentError if the data set cannot yield this process's shards.
-    """
+    # Raises ValueError if a batch does not divide over the microbatches and devices, and
+    # ComponentError if the data set cannot yield this process's shards.
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
         self._experiment = experiment
@@ -46,10 +45,8 @@ class Feed:
             )
 
     def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a training batch, with shardings and the dtypes that jax gives it.
-
-        For `steps` batches that are stacked, shapes are [steps, batch, ...], without shardings.
-        """
+        """Returns a batch's shapes, with shardings and the dtypes that jax gives it."""
+        # For `steps` batches that are stacked, shapes are [steps, batch, ...], without shardings.
         spread = meshes.batch_sharding(self._mesh) if steps is None else None
         stacked = () if steps is None else (steps,)
         return {
@@ -64,21 +61,17 @@ class Feed:
         return feed
 
     def shared(self, readers: int) -> "Feed":
-        """Returns a feed for several readers that advance side by side.
-
-        Each of the `readers` calls `batches` once, for the same index. Each batch is made and
-        stacked once.
-        """
+        """Returns a feed for several readers that advance side by side."""
+        # Each of the `readers` calls `batches` once, for the same index. Each batch is made and
+        # stacked once.
         feed = copy.copy(self)
         feed._copies = []
         feed._readers = readers
         return feed
 
     def batches(self, batch_index: int) -> Iterator[Batch]:
-        """Yields this process's shards of the training batches, from an index on, without end.
-
-        Raises ComponentError if the data set ends.
-        """
+        """Yields this process's shards of the training batches, from an index on."""
+        # They have no end. Raises ComponentError if the data set ends.
         if self._readers == 1:
             return self._read(batch_index)
         if not self._copies:
@@ -87,30 +80,23 @@ class Feed:
         return self._copies.pop()
 
     def batch(self, batch_index: int) -> Batch:
-        """Returns this process's shard of one training batch, beside those of the readers.
-
-        Raises ComponentError if the data set ends.
-        """
+        """Returns this process's shard of a batch; raises ComponentError if the data end."""
         return next(self._read(batch_index))
 
     def _read(self, batch_index: int) -> Iterator[Batch]:
         return endless(self._experiment.batches(batch_index, self._shard))
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
-        """Sends this process's shard of a batch to the devices, and returns the global batch.
-
-        The arrays become read-only. Raises ComponentError if the batch does not fit the data set's
-        element_spec, or is the first one and has a value that jax would change.
-        """
+        """Sends this process's shard of a batch to the devices; returns the global batch."""
+        # The arrays become read-only. Raises ComponentError if the batch does not fit the data
+        # set's element_spec, or is the first one and has a value that jax would change.
         self._check(batch)
         return meshes.to_devices(self._mesh, batch)
 
     def stack(self, batches: Sequence[Batch], steps: int) -> dict[str, np.ndarray]:
-        """Stacks at most `steps` batches, on a mesh of one device, to arrays [steps, batch, ...].
-
-        The arrays of the batches become read-only; what lies behind them in the result is
-        undefined. Raises ComponentError as `to_devices` does.
-        """
+        """Stacks at most `steps` batches, on one device, to arrays [steps, batch, ...]."""
+        # The arrays of the batches become read-only; what lies behind them in the result is
+        # undefined. Raises ComponentError as `to_devices` does.
         before, stacked = self._stacked
         if len(before) == len(batches) and all(map(operator.is_, before, batches)):
             return stacked  # another reader stacked them

@@ -20,22 +20,15 @@ from trainer.protocols import Tokenizer
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn from the logits of a language model.
+    """How the next token is drawn from the logits of a language model."""
 
-    Attributes:
-        length: the most tokens to add, at least 1.
-        temperature: the logits are divided by it; 0 takes the most probable token.
-        top_k: only so many of the most probable tokens are drawn; None draws any.
-        vocab_size: only tokens below it are drawn, for a model that knows more tokens than its
-            tokenizer; None draws any.
-        end: the token after which a text has ended; None does not end it before `length`.
-    """
-
-    length: int
-    temperature: float = 1.0
-    top_k: int | None = None
+    length: int  # the most tokens to add, at least 1
+    temperature: float = 1.0  # the logits are divided by it; 0 takes the most probable token
+    top_k: int | None = None  # only so many of the most probable are drawn; None draws any
+    # only tokens below it are drawn, for a model that knows more tokens than its tokenizer; None
+    # draws any
     vocab_size: int | None = None
-    end: int | None = None
+    end: int | None = None  # the token after which a text has ended; None does not end it early
 
     def check(self) -> None:
         """Raises ValueError if a value is out of its range."""
@@ -75,24 +68,12 @@ def generate(
     keys: jax.Array,
     sampling: Sampling,
 ) -> jax.Array:
-    """Continues sequences of tokens; jax traces it.
-
-    The first call of the model computes the keys and values of the prompt, and each later one
-    those of one token. The loop ends when all sequences have ended.
-
-    Args:
-        language: the model.
-        params: its parameters.
-        model_state: its state.
-        prompt: int32 [batch, positions], at least one position. With `sampling.length` they must
-            fit into the model's `max_length`.
-        keys: [batch], a PRNG key for each sequence. What is drawn for one does not depend on the
-            others.
-        sampling: how to draw.
-
-    Returns:
-        The new tokens, int32 [batch, length]; `sampling.end` fills what follows the first of it.
-    """
+    """Continues tokens [batch, positions]; returns the new ones, int32 [batch, length]."""
+    # Jax traces it. The first call of the model computes the keys and values of the prompt, and
+    # each later one those of one token; `sampling.end` fills what follows the first of it.
+    # `prompt` is int32 with at least one position; with `sampling.length` it must fit into the
+    # model's `max_length`. `keys` is a PRNG key for each sequence: what is drawn for one does not
+    # depend on the others.
     batch, positions = prompt.shape
     choose = jax.vmap(partial(draw, sampling=sampling))
 
@@ -123,19 +104,11 @@ def generate(
 
 
 class Continuation:
-    """Continues one prompt with one compiled program, for any parameters of a language model.
+    """Continues one prompt with one compiled program, for any parameters of a model."""
 
-    Args:
-        language: the model.
-        tokenizer: the tokenizer of the text that the model is trained on.
-        prompt: the tokens of the prompt, at least one.
-        sampling: how to draw; its `vocab_size` becomes that of the tokenizer.
-        precision: that of the experiment, in which the model computes.
-        mesh: the devices of the parameters; None for one device.
-
-    Raises:
-        ValueError: a value of `sampling` is out of its range, or the prompt does not fit the model.
-    """
+    # `prompt` has at least one token; the `vocab_size` of `sampling` becomes that of the tokenizer;
+    # the model computes in `precision`; `mesh` None is one device. Raises ValueError if a value of
+    # `sampling` is out of its range, or the prompt does not fit the model.
 
     def __init__(
         self,
@@ -158,11 +131,9 @@ class Continuation:
         self._generate = jax.jit(self._compute, out_shardings=self._whole)
 
     def sample(self, params: Any, model_state: Any, seed: int, samples: int = 1) -> list[str]:
-        """Continues the prompt, and returns texts after it, up to the end of the document.
-
-        Equal seeds give equal texts. The first texts of a call are those of a call with fewer
-        `samples`.
-        """
+        """Continues the prompt, and returns the texts after it, up to a document's end."""
+        # Equal seeds give equal texts. The first texts of a call are those of a call with fewer
+        # `samples`.
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.arange(samples))
         prompt = np.tile(np.asarray(self.prompt, np.int32), (samples, 1))
         # As key data: an argument from the host is replicated over the devices of all processes.
@@ -185,10 +156,8 @@ class Continuation:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text.
-
-    The text may be empty. Raises ValueError if a part of it has no token.
-    """
+    """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text."""
+    # The text may be empty. Raises ValueError if a part of it has no token.
     try:
         return [tokenizer.end_of_text, *tokenizer.encode(text)]
     except ValueError as error:
@@ -200,35 +169,25 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 def fitting_length(
     language: LanguageModel, positions: int, length: int | None, trained: int | None
 ) -> int:
-    """Returns how many tokens to add to a prompt.
-
-    Args:
-        language: the model.
-        positions: the number of tokens of the prompt.
-        length: the number that was asked for; None for 200, or as many as fit the model and the
-            sequences that it was trained on.
-        trained: the number of tokens of these sequences; None if it is not known.
-    """
+    """Returns how many tokens to add to a prompt of `positions` tokens."""
+    # `length` is the number that was asked for; None for 200, or as many as fit the model and the
+    # `trained` tokens of the sequences that it was trained on, None if these are not known.
     if length is not None:
         return length
     return max(1, min(200, longest_text(language, trained) - positions))
 
 
 def longest_text(language: LanguageModel, trained: int | None) -> int:
-    """Returns how many tokens a prompt and its continuation may have to be like the training data.
+    """Returns how many tokens a text may have to be like the training data."""
+    # The text is a prompt and its continuation; `trained` is the number of tokens of the sequences
+    # that the model was trained on, None if it is not known.
 
-    `trained` is the number of tokens of the sequences that it was trained on; None if it is not
-    known.
-    """
     # The last token is drawn at the last position, and not read.
     return language.max_length if trained is None else min(language.max_length, trained + 1)
 
 
 def length_warning(positions: int, length: int, trained: int | None) -> str:
-    """Returns a warning for a text that is longer than those of the training; "" for no warning.
-
-    `length` tokens are added to a prompt of `positions`; `trained` is as for `longest_text`.
-    """
+    """Returns a warning for a text that is longer than those of the training; "" for none."""
     if trained is None or positions + length <= trained + 1:
         return ""
     room = trained + 1 - positions
@@ -241,10 +200,7 @@ def length_warning(positions: int, length: int, trained: int | None) -> str:
 
 
 def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) -> None:
-    """Raises ValueError if a prompt and its continuation do not fit a language model.
-
-    `length` is the number of tokens to add.
-    """
+    """Raises ValueError if a prompt and `length` more tokens do not fit a language model."""
     unknown = next((token for token in tokens if not 0 <= token < language.vocab_size), None)
     if unknown is not None:
         raise ValueError(

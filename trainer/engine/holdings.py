@@ -24,23 +24,15 @@ GRADIENTS, BATCH, OTHER = "gradients", "one batch", "counters and inputs"
 
 
 class Held(NamedTuple):
-    """What a device holds of an array.
-
-    Attributes:
-        path: the path of the array.
-        shape: its whole shape.
-        dtype: the name of its dtype.
-        axes: for each dimension, the names of the mesh's axes that split it.
-        shard: the shape of a device's part.
-        size: the bytes of that part.
-    """
+    """What a device holds of an array."""
 
     path: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole array
     dtype: str
+    # for each dimension, the names of the mesh's axes that split it
     axes: tuple[tuple[str, ...], ...]
-    shard: tuple[int, ...]
-    size: int
+    shard: tuple[int, ...]  # the shape of a device's part
+    size: int  # the bytes of that part
 
     @property
     def split(self) -> str:
@@ -50,38 +42,25 @@ class Held(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """What a device holds of a parameter and of all that belongs to it.
-
-    Attributes:
-        held: the parameter.
-        gradient: the bytes of its gradient; 0 if it is frozen.
-        state: the bytes of the optimizer's state and of the averages of the parameter.
-    """
+    """What a device holds of a parameter and of all that belongs to it."""
 
     held: Held
-    gradient: int
-    state: int
+    gradient: int  # bytes; 0 if it is frozen
+    state: int  # bytes of the optimizer's state and of the averages of the parameter
 
 
 class Holdings(NamedTuple):
-    """What each device of a mesh holds.
+    """What each device of a mesh holds."""
 
-    Attributes:
-        mesh: axis -> number of devices.
-        parameters: the parameters, in the order of the plan.
-        apart: the leaves of the state that have another shape than the parameter that they belong
-            to, are split in another way, or belong to none; without vectors that no axis splits.
-        batch: the fields of a training batch.
-        totals: what it is -> bytes of a device, in the order in which they are shown.
-        gradient_dtypes: the dtypes in which gradients are held, such as "float32".
-    """
-
-    mesh: Mapping[str, int]
-    parameters: Sequence[Parameter]
+    mesh: Mapping[str, int]  # axis -> number of devices
+    parameters: Sequence[Parameter]  # in the order of the plan
+    # the leaves of the state that have another shape than the parameter that they belong to, are
+    # split in another way, or belong to none; without vectors that no axis splits
     apart: Sequence[Held]
-    batch: Sequence[Held]
+    batch: Sequence[Held]  # the fields of a training batch
+    # what it is -> bytes of a device, in the order in which they are shown
     totals: Mapping[str, int]
-    gradient_dtypes: str
+    gradient_dtypes: str  # such as "float32"
 
     @property
     def mesh_text(self) -> str:
@@ -95,11 +74,9 @@ class Holdings(NamedTuple):
 
 
 def find_holdings(program: Program) -> Holdings:
-    """Finds what each device of a program's mesh holds; nothing is computed or compiled.
-
-    Gradients are counted as their parameters are split. With several microbatches they are summed
-    in at least float32, and otherwise have the dtype of their parameter.
-    """
+    """Finds what each device of a program's mesh holds; nothing is computed or compiled."""
+    # Gradients are counted as their parameters are split. With several microbatches they are summed
+    # in at least float32, and otherwise have the dtype of their parameter.
     state, batch = program.abstract_state(), program.feed.abstract_batch()
     params = {path: held(path, x) for path, x in flatten(state.params).items()}
     totals = Counter(dict.fromkeys((*ROLES.values(), GRADIENTS, BATCH, OTHER), 0))

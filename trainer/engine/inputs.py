@@ -26,18 +26,14 @@ INPUT = "input"  # in an annotation: Annotated[float, "input"], for floats outsi
 
 @dataclass(frozen=True)
 class Inputs:
-    """The floats of an experiment that its compiled program takes as an array.
+    """The floats of an experiment that its compiled program takes as an array."""
 
-    Attributes:
-        values: config path -> value, sorted by path.
-        constants: config path -> (value, why it is not an input), for floats that are constants of
-            the program.
-        rebuild: builds the field "optimizer" of the experiment, and those of "loss" and "ema_decay"
-            that have inputs, with floats replaced by path.
-    """
-
+    # config path -> value, sorted by path
     values: Mapping[str, float] = field(default_factory=dict)
+    # config path -> (value, why it is not an input), for floats that are constants of the program
     constants: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    # builds the field "optimizer" of the experiment, and those of "loss" and "ema_decay" that
+    # have inputs, with floats replaced by path
     rebuild: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
 
     def pack(self) -> np.ndarray:
@@ -50,10 +46,9 @@ class Inputs:
         return replace(self, values={path: values[path] for path in self.values})
 
     def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
-        """Returns an experiment with its inputs replaced by values [inputs], which may be traced.
-
-        The inputs were found in this experiment; the values are in the order of `pack`.
-        """
+        """Returns an experiment with its inputs replaced by values [inputs]."""
+        # The inputs were found in this experiment; the values are in the order of `pack`, and may
+        # be traced.
         if not self.values:
             return experiment
         # Not dataclasses.replace, which would compare the traced values with their ranges.
@@ -65,10 +60,8 @@ class Inputs:
         return inserted
 
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
-        """Returns these inputs without those that cannot be traced, which become constants.
-
-        `traces` returns whether the program can be traced with some of these inputs.
-        """
+        """Returns these inputs without untraceable ones, which become constants."""
+        # `traces` returns whether the program can be traced with some of these inputs.
 
         def find(paths: list[str]) -> list[str]:
             """Finds the paths that cannot be traced even alone, by bisection."""
@@ -89,13 +82,11 @@ class Inputs:
 
 
 def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experiment) -> Inputs:
-    """Finds the inputs of an experiment.
-
-    These are the floats of the config's optimizer, `ema_decay`, and the arguments of the loss that
-    are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that it
-    names. A float that a function uses to decide something in Python cannot be traced, and is one
-    of the constants.
-    """
+    """Finds the inputs of an experiment."""
+    # These are the floats of the config's optimizer, `ema_decay`, and the arguments of the loss
+    # that are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that
+    # it names. A float that a function uses to decide something in Python cannot be traced, and is
+    # one of the constants.
     builder = Builder(config, vocabulary)
     units = units_of(config, experiment.data)
     roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]
@@ -134,10 +125,8 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
 
 
 def _factories_trace(inputs: Inputs) -> bool:
-    """Returns whether all schedules and factories of the optimizer can be called with the inputs.
-
-    This is faster than to trace the whole program, which `Program.abstract_state` does later.
-    """
+    """Returns whether the optimizer's schedules and factories can be called with the inputs."""
+    # This is faster than to trace the whole program, which `Program.abstract_state` does later.
 
     def call(hyperparams: jax.Array, step: jax.Array) -> Any:
         by_path = dict(zip(inputs.values, hyperparams, strict=True))

@@ -45,10 +45,7 @@ def load_located(
     steps_per_call: int | None = None,
     declared: bool = False,
 ) -> Program:
-    """Builds a program as `load` does; every mistake is a ConfigError with its place.
-
-    The arguments are those of `load`.
-    """
+    """Builds a program as `load` does; every mistake is a ConfigError with its place."""
     try:
         return load(config, vocabulary, steps_per_call, declared)
     except ValueError as error:

@@ -18,19 +18,12 @@ _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that what a device holds must fit into.
+    """The memory that what a device holds must fit into."""
 
-    Attributes:
-        limit: bytes; None if they are not known.
-        devices: the number of devices that share it.
-        owner: whose it is, such as "this machine".
-        described: which memory a line about a compiled step is about, such as "of a device".
-    """
-
-    limit: int | None
-    devices: int
-    owner: str
-    described: str
+    limit: int | None  # bytes; None if they are not known
+    devices: int  # the number of devices that share it
+    owner: str  # such as "this machine"
+    described: str  # the memory that a compiled step's line is about: "of a device"
 
     @property
     def where(self) -> str:
@@ -54,12 +47,10 @@ def planned_memory(limit: int | None) -> Memory:
 
 
 def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
-    """Returns an error message if a state and a batch do not fit into memory, else None.
-
-    It is None as well if the size of the memory is not known. Other memory that a step needs, for
-    gradients and activations, is not counted. `state` and `batch` consist of `jax.ShapeDtypeStruct`
-    with shardings.
-    """
+    """Returns an error message if a state and a batch do not fit into memory, else None."""
+    # It is None as well if the size of the memory is not known. Other memory that a step needs, for
+    # gradients and activations, is not counted. `state` and `batch` consist of
+    # `jax.ShapeDtypeStruct` with shardings.
     size = memory.devices * bytes_of(state)
     needed = size + memory.devices * bytes_of(batch)
     if memory.limit is None or needed <= memory.limit:
@@ -80,11 +71,9 @@ def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
 
 
 def state_leaves(state: Any) -> Iterator[tuple[str | None, str, Any]]:
-    """Yields the leaves of a `State` as (path of the parameter, own path, leaf).
-
-    A leaf belongs to the parameter whose path is the end of its own, the longest such; to None if
-    there is none.
-    """
+    """Yields the leaves of a `State` as (path of the parameter, own path, leaf)."""
+    # A leaf belongs to the parameter whose path is the end of its own, the longest such; to None if
+    # there is none.
     params = flatten(state.params)
     for path, x in flatten(state).items():
         names = path.split("/")
@@ -94,19 +83,12 @@ def state_leaves(state: Any) -> Iterator[tuple[str | None, str, Any]]:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The bytes that a compiled step takes on each device, as XLA reports them.
+    """The bytes that a compiled step takes on each device, as XLA reports them."""
 
-    Attributes:
-        arguments: the state and the batches before the step.
-        results: what the step returns and does not write into the memory of its arguments.
-        temporary: everything in between: gradients, activations and copies.
-        code: the program itself.
-    """
-
-    arguments: int
-    results: int
-    temporary: int
-    code: int
+    arguments: int  # the state and the batches before the step
+    results: int  # what the step returns and does not write into its arguments' memory
+    temporary: int  # gradients, activations and copies
+    code: int  # the program itself
 
     @property
     def total(self) -> int:

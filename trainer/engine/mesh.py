@@ -20,17 +20,10 @@ BATCH_AXES = ("data", "fsdp")
 
 
 def make_mesh(axes: Mapping[str, int] | None) -> Mesh:
-    """Arranges the first devices in a mesh, as many as the axes need.
-
-    Args:
-        axes: axis name -> number of devices, such as {"data": -1, "fsdp": 4}, where -1, once, is as
-            many as there are for the others. "data" and "fsdp" split the batch, "fsdp" and "tensor"
-            the parameters. None is one axis "data" with all devices.
-
-    Raises:
-        ValueError: an axis is unknown or has no devices, two axes are -1, there are too few
-            devices, or the axes beside -1 do not divide them.
-    """
+    """Arranges the first devices in a mesh, as many as the axes need; raises ValueError."""
+    # `axes` is axis name -> number of devices, such as {"data": -1, "fsdp": 4}, where -1, once, is
+    # as many as there are for the others. "data" and "fsdp" split the batch, "fsdp" and "tensor"
+    # the parameters. None is one axis "data" with all devices.
     devices = jax.devices()
     sizes = axis_sizes({"data": -1} if axes is None else axes, len(devices), devices[0].platform)
     grid = np.asarray(devices[: math.prod(sizes.values())]).reshape(tuple(sizes.values()))
@@ -82,26 +75,19 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
 
 
 def is_simulated(mesh: Mesh) -> bool:
-    """Returns whether several devices of a mesh share a CPU.
-
-    They deadlock on few cores if many collectives are in flight, so that the host must not be far
-    ahead.
-    """
+    """Returns whether several devices of a mesh share a CPU."""
+    # They deadlock on few cores if many collectives are in flight, so that the host must not be far
+    # ahead.
     return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 @contextmanager
 def ambient(mesh: Mesh | None, split: Mapping[str, Sequence[Axes]] | None = None) -> Iterator[None]:
-    """Makes a mesh of several devices known to what is traced meanwhile.
-
-    Models then constrain their activations (`trainer/constraints.py`), and optimizers of matrices
-    divide their work (`optim/division.py`).
-
-    Args:
-        mesh: the devices; None, or a mesh of one device, changes nothing.
-        split: path name -> the mesh axes that split each dimension of a parameter, from
-            `ShardingRules.axes_of`, where an optimizer is traced.
-    """
+    """Makes a mesh of several devices known to what is traced meanwhile."""
+    # Models then constrain their activations (`trainer/constraints.py`), and optimizers of matrices
+    # divide their work (`optim/division.py`). A mesh of None, or of one device, changes nothing.
+    # `split`, where an optimizer is traced, is path name -> the mesh axes that split each dimension
+    # of a parameter, from `ShardingRules.axes_of`.
     if mesh is None or mesh.size == 1:
         yield
         return
@@ -118,16 +104,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 class DataShard(NamedTuple):
-    """Which part of every batch the devices of a process hold.
+    """Which part of every batch the devices of a process hold."""
 
-    Attributes:
-        rank: the index of the part, from 0.
-        size: into how many parts the processes divide a batch. Processes of one rank hold the same
-            examples.
-    """
-
-    rank: int
-    size: int
+    rank: int  # the index of the part, from 0; processes of one rank hold the same examples
+    size: int  # into how many parts the processes divide a batch
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -146,12 +126,9 @@ def batch_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def data_shard(mesh: Mesh) -> DataShard:
-    """Returns which part of a batch this process's devices hold.
-
-    Raises:
-        ValueError: in every process, if the devices of one hold parts that do not follow each
-            other, or fewer than those of another, or none.
-    """
+    """Returns which part of a batch this process's devices hold; raises ValueError."""
+    # It raises in every process, if the devices of one hold parts that do not follow each other, or
+    # fewer than those of another, or none.
     count = batch_parts(mesh)
     by_process: dict[int, set[int]] = {index: set() for index in range(jax.process_count())}
     for device, (rows,) in batch_sharding(mesh).devices_indices_map((count,)).items():
@@ -171,12 +148,10 @@ def data_shard(mesh: Mesh) -> DataShard:
 
 
 def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
-    """Makes the arrays of a batch read-only, and the arrays that they are views of.
-
-    Devices run behind the host and may read a batch from the host's memory late. A data set that
-    reused its buffers would then train on another batch than it yielded; writing to a read-only
-    array raises instead.
-    """
+    """Makes the arrays of a batch read-only, and the arrays that they are views of."""
+    # Devices run behind the host and may read a batch from the host's memory late. A data set that
+    # reused its buffers would then train on another batch than it yielded; writing to a read-only
+    # array raises instead.
     for array in batch.values():
         # The flag of a view does not protect the array that it shows.
         while isinstance(array, np.ndarray):
@@ -186,10 +161,8 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
 
 
 def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Sends this process's shard of a batch to its devices, and returns the global batch.
-
-    On a mesh of one device, the batch is returned unchanged.
-    """
+    """Sends this process's shard of a batch to its devices, and returns the global batch."""
+    # On a mesh of one device, the batch is returned unchanged.
     if mesh.size == 1:
         return dict(batch)  # the compiled step transfers it in half the time of jax.device_put
     sharding = batch_sharding(mesh)

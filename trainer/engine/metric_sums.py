@@ -14,15 +14,10 @@ from trainer.engine.examples import ExampleSums
 
 
 class Losses(NamedTuple):
-    """What a loss returned for a batch.
+    """What a loss returned for a batch."""
 
-    Attributes:
-        values: floating-point losses [batch] or [batch, positions].
-        aux: name -> real scalar; empty if the loss returned none.
-    """
-
-    values: Any
-    aux: dict[str, Any]
+    values: Any  # floating-point, [batch] or [batch, positions]
+    aux: dict[str, Any]  # name -> real scalar; empty if the loss returned none
 
     def counted(self, batch: Batch) -> Any:
         """Returns the losses in float32, with 0 where the mask of the batch is 0."""
@@ -36,11 +31,10 @@ class Losses(NamedTuple):
         return jnp.where(mask > 0, values, 0.0)
 
     def mean(self, batch: Batch, share: Any = None) -> Any:
-        """Returns the mean of the losses, weighted by the mask of the batch if it has one.
+        """Returns the mean of the losses, weighted by the batch's mask if it has one."""
+        # For a microbatch, `share` is the mean of the mask of the whole batch: the average of such
+        # means over microbatches of equal size is then the weighted mean over the whole batch.
 
-        For a microbatch, `share` is the mean of the mask of the whole batch: the average of such
-        means over microbatches of equal size is then the weighted mean over the whole batch.
-        """
         # The mean over all losses, with 0 for those that do not count; the division corrects it.
         total = jnp.mean(self.counted(batch))
         if "mask" not in batch:
@@ -77,11 +71,9 @@ def mask_mean(batch: Batch) -> Any:
 
 
 def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
-    """Computes the losses of the examples of a batch, or of their positions, and the aux values.
-
-    Raises ComponentError if the loss raises or returns something else, or if the mask of the batch
-    does not fit the shape of the losses.
-    """
+    """Computes the losses of a batch's examples, or of their positions, and the aux values."""
+    # Raises ComponentError if the loss raises or returns something else, or if the mask of the
+    # batch does not fit the shape of the losses.
     aux: Any = {}
     with calling("loss"):
         values: Any = loss(outputs, batch)
@@ -118,10 +110,8 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
 
 
 def _grows(loss: Any, outputs: Any, batch: Batch, size: int) -> bool:
-    """Returns whether the losses of an example are more in a larger batch, by shapes alone.
-
-    A sequence may have as many positions as a batch has examples.
-    """
+    """Returns whether an example has more losses in a larger batch, by shapes alone."""
+    # A sequence may have as many positions as a batch has examples.
 
     def twice(x: Any) -> jax.ShapeDtypeStruct:
         shape = jnp.shape(x)
@@ -204,24 +194,18 @@ def _of_batch(
 
 
 class TrainMetrics(NamedTuple):
-    """The aux values of the loss and the `train_metrics` of a batch.
+    """The aux values of the loss and the `train_metrics` of a batch."""
 
-    Attributes:
-        aux: name -> scalar, times the share of the batch's mask in that of the whole batch.
-        metrics: name -> clu metric.
-    """
-
+    # name -> scalar, times the share of the batch's mask in that of the whole batch
     aux: dict[str, Any]
-    metrics: dict[str, Any]
+    metrics: dict[str, Any]  # name -> clu metric
 
 
 def train_metrics(
     metrics: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses, share: Any
 ) -> TrainMetrics:
-    """Computes the aux values and the metrics of a training batch from the outputs of its step.
-
-    `batch` may be a microbatch; `share` is the mean of the mask of the whole batch.
-    """
+    """Computes aux values and metrics of a training batch from the outputs of its step."""
+    # `batch` may be a microbatch; `share` is the mean of the mask of the whole batch.
     _check_names(losses.aux, metrics, "train_metrics")
     aux = losses.aux
     if aux and "mask" in batch:
@@ -279,11 +263,10 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
 
 
 class MetricAccumulator:
-    """Accumulates the loss, its aux values and the metrics over the batches of a split.
+    """Accumulates the loss, its aux values and the metrics over the batches of a split."""
 
-    The accumulated value is a dict, metric name -> clu metric. Raises ComponentError for a value
-    that is not a Metric class, or the reserved name "loss".
-    """
+    # The accumulated value is a dict, metric name -> clu metric. Raises ComponentError for a value
+    # that is not a Metric class, or the reserved name "loss".
 
     def __init__(self, metrics: Mapping[str, Any]):
         check_metrics(metrics, "metrics")
@@ -296,10 +279,8 @@ class MetricAccumulator:
         return total | {name: _mean_of(0.0, 0.0) for name in aux}
 
     def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses) -> dict:
-        """Returns the value with a batch added; what has the mask 0 does not count.
-
-        Aux values that `total` lacks are added to it.
-        """
+        """Returns the value with a batch added; what has the mask 0 does not count."""
+        # Aux values that `total` lacks are added to it.
         _check_names(losses.aux, self._metrics, "metrics")
         values = losses.values.astype(jnp.float32)
         metrics = _of_batch(self._metrics, "metrics", outputs, batch, values)
@@ -309,12 +290,10 @@ class MetricAccumulator:
         return _merged("metrics", total, metrics)
 
     def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
-        """Returns what each example of a batch adds to the loss and to the metrics that are means.
-
-        These are subclasses of clu's Average that do not override `compute` or `merge`. Each
-        example is computed from the outputs of the whole batch, with a mask that is 0 for all
-        others.
-        """
+        """Returns what each example adds to the loss and to the metrics that are means."""
+        # These are subclasses of clu's Average that do not override `compute` or `merge`. Each
+        # example is computed from the outputs of the whole batch, with a mask that is 0 for all
+        # others.
         means = {name: metric for name, metric in self._metrics.items() if _is_mean(metric)}
         values, mask = losses.values.astype(jnp.float32), batch["mask"]
         places = jnp.arange(mask.shape[0])
@@ -333,11 +312,9 @@ class MetricAccumulator:
         }
 
     def check_results(self, total: Mapping[str, Any]) -> None:
-        """Raises ComponentError if a metric does not compute a scalar.
-
-        `total` has the shapes of an accumulated value. A metric whose `compute` cannot be traced,
-        such as one that calls a function of numpy or scikit-learn, is not checked.
-        """
+        """Raises ComponentError if a metric does not compute a scalar."""
+        # `total` has the shapes of an accumulated value. A metric whose `compute` cannot be traced,
+        # such as one that calls a function of numpy or scikit-learn, is not checked.
         for name, metric in total.items():
             try:
                 found = jax.eval_shape(lambda metric: jnp.asarray(metric.compute()), metric)
@@ -371,12 +348,10 @@ class MetricAccumulator:
 
 
 def _merged(field: str, total: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metrics with those of another batch merged into them.
-
-    What `total` lacks is returned as it is: while the evaluation is traced for the first time,
-    `total` has no aux values. Raises ComponentError if `merge` raises, or returns something else
-    than such a metric.
-    """
+    """Returns metrics with those of another batch merged into them."""
+    # What `total` lacks is returned as it is: while the evaluation is traced for the first time,
+    # `total` has no aux values. Raises ComponentError if `merge` raises, or returns something else
+    # than such a metric.
     merged = dict(added)
     for name in (name for name in added if name in total):
         with calling(field):

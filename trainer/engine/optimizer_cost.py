@@ -40,20 +40,12 @@ _RANDOM = frozenset(["random_bits", "threefry2x32", "rng_bit_generator"])
 
 @dataclass(frozen=True)
 class Cost:
-    """What an optimizer keeps and computes, for each element of a kernel of shape `KERNEL`.
+    """What an optimizer keeps and computes, per element of a kernel of shape `KERNEL`."""
 
-    Attributes:
-        state_bytes: the bytes of its state, without the values that do not grow with the kernel.
-        flops: the floating-point operations of an update, its addition to the parameter included;
-            None if they are not known.
-        why: why `flops` is None; "" otherwise.
-        needs: what the optimizer needs besides a gradient, such as "matrices".
-    """
-
-    state_bytes: float
-    flops: float | None
-    why: str
-    needs: tuple[str, ...]
+    state_bytes: float  # without the values that do not grow with the kernel
+    flops: float | None  # of an update, its addition to the parameter included; None if not known
+    why: str  # why `flops` is None; "" otherwise
+    needs: tuple[str, ...]  # besides a gradient, such as "matrices"
 
 
 @dataclass(frozen=True)
@@ -149,18 +141,10 @@ def measure_part(recipe: partial) -> Cost:
 
 
 def follows_schedules(recipe: partial, factory: Callable[..., Any]) -> dict[str, bool]:
-    """Returns which float arguments of a factory can follow a schedule.
-
-    Some cannot: their first value stays in the state, or the factory compares them in Python. Each
-    argument gets a schedule, and an update is traced.
-
-    Args:
-        recipe: the optimizer of a group, a partial of `factory` or with one inside.
-        factory: the function whose arguments are meant.
-
-    Returns:
-        Argument -> whether it can, without arguments that are None.
-    """
+    """Returns float argument of a factory -> whether it can follow a schedule."""
+    # Some cannot: their first value stays in the state, or the factory compares them in Python.
+    # Each argument gets a schedule, and an update is traced; arguments that are None are left out.
+    # `recipe` is the optimizer of a group, a partial of `factory` or with one inside.
     prefix, inner = next(each for each in recipes_with_paths(recipe) if each[1].func is factory)
     found = {}
     for name, value, _ in floats(inner):

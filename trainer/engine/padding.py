@@ -17,10 +17,7 @@ from trainer.engine.mesh import batch_parts, data_shard
 
 
 def pad(mesh: Mesh, batch: Batch) -> Batch:
-    """Appends copies of the first example to a batch until it divides over the devices.
-
-    `batch` is this process's shard.
-    """
+    """Appends copies of the first example to this process's shard until it divides over devices."""
     missing = -size_of(batch) % (batch_parts(mesh) // data_shard(mesh).size)
     if not missing:
         return batch
@@ -31,10 +28,7 @@ def pad(mesh: Mesh, batch: Batch) -> Batch:
 
 
 def padded_shapes(mesh: Mesh, shapes: Batch) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a padded batch.
-
-    `shapes` are those of the batch of all processes.
-    """
+    """Returns the shapes of a padded batch, from those of the batch of all processes."""
     return resized(shapes, size_of(shapes) + -size_of(shapes) % batch_parts(mesh))
 
 
@@ -52,12 +46,10 @@ def resized(batch: Batch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def without_padding(padded: Any, shapes: Any, shards: int) -> Any:
-    """Removes the padding from a batch, or from what a model computed of it.
-
-    `padded` has arrays of all processes, and `shapes` those of its leaves without padding. An axis
-    that is shorter there counts examples, or equally many rows of each example. `shards` is the
-    number of shards that the processes padded.
-    """
+    """Removes the padding from a batch, or from what a model computed of it."""
+    # `padded` has arrays of all processes, and `shapes` those of its leaves without padding. An
+    # axis that is shorter there counts examples, or equally many rows of each example. `shards` is
+    # the number of shards that the processes padded.
 
     def cut(x: Any, wanted: Any) -> Any:
         for axis, size in enumerate(wanted.shape):

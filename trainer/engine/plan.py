@@ -51,18 +51,10 @@ _SAMPLES = 10_000  # the most steps at which a schedule is evaluated to find its
 
 
 class Hyperparameter(NamedTuple):
-    """The values of a float argument of an optimizer over a run.
-
-    Attributes:
-        peak: the largest value.
-        peak_step: the first step that has it, counted from 1 like the rows of metrics.jsonl; for
-            runs of more than 10,000 steps, one of 10,000 that are equally far apart.
-        first: the value of the first step.
-        final: the value of the last step.
-        constant: whether all values are equal.
-    """
+    """The values of a float argument of an optimizer over a run."""
 
     peak: float
+    # the first with the peak, from 1 as in metrics.jsonl; of long runs, one of 10,000 samples
     peak_step: int
     first: float
     final: float
@@ -117,12 +109,10 @@ def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
 
 
 def sample(program: Program) -> dict[str, dict[str, Sampled]]:
-    """Samples all float arguments over the run, without compiling the program.
-
-    Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has those
-    of `Optimizer.own_floats`, if there are any. Raises GroupError if a schedule returns what its
-    argument does not take.
-    """
+    """Samples all float arguments over the run, without compiling the program."""
+    # Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has those
+    # of `Optimizer.own_floats`. Raises GroupError if a schedule returns what its argument does not
+    # take.
     optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
     scheduled_arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
@@ -163,10 +153,8 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
 
 
 def _at_steps(group: str, name: str, schedule: Callable[[Any], Any], at: Any) -> Any:
-    """Evaluates the schedule of an argument at steps; raises GroupError if it fails.
-
-    `group` is "" for an argument of `optim.optimizer` itself.
-    """
+    """Evaluates the schedule of an argument at steps; raises GroupError if it fails."""
+    # `group` is "" for an argument of `optim.optimizer` itself.
     try:
         return jax.vmap(lambda step: evaluate(schedule, step, name))(at)
     except ValueError as error:
@@ -187,26 +175,19 @@ _UNNAMED = " *"
 
 
 class Matrices(NamedTuple):
-    """The matrices that the optimizers of a run work on; empty if they work element by element.
+    """The matrices that the optimizers of a run work on; empty if they work element by element."""
 
-    Attributes:
-        cells: path of a parameter -> "12 of 64x64", rows (inputs) by columns (outputs); with a star
-            if it has more than two axes and the config does not name them.
-        lines: one sentence per optimizer, "In group 'hidden', optim.muon works on ...".
-        warnings: sentences about parameters whose matrices are not those of their layers.
-    """
-
+    # path -> "12 of 64x64", inputs by outputs; with a star if it has more than two axes and the
+    # config does not name them
     cells: dict[str, str]
-    lines: list[str]
-    warnings: list[str]
+    lines: list[str]  # one for each optimizer, "In group 'hidden', optim.muon works on ..."
+    warnings: list[str]  # on parameters whose matrices are not those of their layers
 
 
 def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
-    """Finds the matrices that each group's optimizer works on.
-
-    `params` may be shapes and dtypes: nothing is computed with them. Raises ComponentError for the
-    kernel of a convolution whose last two axes were taken for its matrix.
-    """
+    """Finds the matrices that each group's optimizer works on; `params` may be shapes."""
+    # Raises ComponentError for the kernel of a convolution whose last two axes were taken for its
+    # matrix.
     labels = flatten(optimizer.label(params))
     cells, lines, warnings = {}, [], []
     for one in declarations(optimizer.init, params):
@@ -255,29 +236,17 @@ _LARGEST = 2**63 - 1  # XLA stores sizes as int64
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter, its group and its optimizer.
-
-    Attributes:
-        path: the path of the parameter, such as "head/kernel".
-        shape: its shape.
-        dtype: the name of its dtype.
-        group: the name of its group.
-        optimizer: the name of the group's optimizer.
-        peak_learning_rate: the largest learning rate of the run, including layer-wise decay (of the
-            last layer, if layers are stacked); None if the optimizer has no learning rate.
-        weight_decay: the largest weight decay of the run, as the optimizer's argument; None if it
-            has none.
-        sharding: the mesh axes that split the parameter, such as "-, fsdp"; "" if none does.
-    """
+    """One parameter, its group and its optimizer."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     group: str
     optimizer: str
+    # with layer-wise decay (of the last layer, if stacked); None if it has none
     peak_learning_rate: float | None
-    weight_decay: float | None
-    sharding: str
+    weight_decay: float | None  # the largest of the run, as the argument; None if it has none
+    sharding: str  # the mesh axes that split it, such as "-, fsdp"; "" if none does
 
 
 @dataclass(frozen=True)
@@ -345,13 +314,10 @@ class Plan:
 
 
 def make_plan(program: Program, config: Config | None = None, memory: Memory | None = None) -> Plan:
-    """Traces a program, without compiling it, and makes its plan.
-
-    Raises ConfigError if a parameter matches no group, a group matches no parameter, the model,
-    loss or a metric does not fit the data, an optimizer cannot update its parameters, or the state
-    does not fit into memory. `config` gives errors their file and line. `memory` is that of other
-    devices, for which a run is planned here; None for that of this process's devices.
-    """
+    """Traces a program, without compiling it, and makes its plan."""
+    # Raises ConfigError if groups and parameters do not match, the model, loss or a metric does not
+    # fit the data, an optimizer cannot update its parameters, or the state does not fit into
+    # memory. `memory` is that of other devices; None for that of this process's.
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
@@ -526,10 +492,8 @@ def _bytes(tree: Any) -> int:
 
 
 def with_place(error: Exception, config: Config | None) -> ConfigError:
-    """Returns an error as a ConfigError with the file and line of the mistake.
-
-    `config` is None if the experiment was not built from one.
-    """
+    """Returns an error as a ConfigError with the file and line of the mistake."""
+    # `config` is None if the experiment was not built from one.
     for path, value in leaves(config.root) if config else ():
         # Such an integer raises an error inside of jax that does not name it.
         if isinstance(value, int) and value > _LARGEST:

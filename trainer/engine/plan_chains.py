@@ -8,11 +8,8 @@ from optim.factories import bound, name_of, takes_recipe
 
 
 def describe_chain(recipe: Any) -> list[str]:
-    """Lists the parts of the `optim.chain` of a group in the order in which they work.
-
-    Each line has a part and its arguments: "parts.momentum: decay 0.95, nesterov true". Returns an
-    empty list for other optimizers.
-    """
+    """Lists the parts of a group's `optim.chain` in their order; empty for other optimizers."""
+    # Each line has a part and its arguments: "parts.momentum: decay 0.95, nesterov true".
     if not isinstance(recipe, partial) or recipe.func is not optim.chain:
         return []
     given = bound(recipe).arguments

@@ -33,10 +33,8 @@ Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # argument -> steps, value
 def update_warnings(
     optimizer: optim.Optimizer, params: Any, sampled: Mapping[str, Values]
 ) -> list[str]:
-    """Returns a sentence for each group whose updates climb, or are parameters and not changes.
-
-    `sampled` is from `plan.sample`.
-    """
+    """Returns a sentence for each group whose updates climb, or are parameters and not changes."""
+    # `sampled` is from `plan.sample`.
     labels, found = flatten(optimizer.label(params)), []
     for name, group in optimizer.groups.items():
         shapes = {path: x.shape for path, x in flatten(params).items() if labels[path] == name}
@@ -57,13 +55,10 @@ def _is_known(recipe: Any) -> bool:
 
 
 def wrong_update(recipe: Any, shapes: Mapping[str, tuple[int, ...]], values: Values) -> str | None:
-    """Measures first updates of small arrays; returns the end of a sentence, or None.
-
-    `shapes` are those of the parameters by path, and `values` has those of schedules over the run.
-    Random gradients are given, and the same with the other sign: half the difference of the two
-    updates comes from the gradients, and half their sum from the parameters alone, as weight decay
-    does. Nothing is known of an optimizer that needs more than gradients.
-    """
+    """Measures first updates of small arrays; returns the end of a sentence, or None."""
+    # Random gradients are given, and the same with the other sign: half the difference of the two
+    # updates comes from the gradients, and half their sum from the parameters alone, as weight
+    # decay does. Nothing is known of an optimizer that needs more than gradients.
     random = np.random.default_rng(0)
 
     def draw() -> dict[str, Any]:
@@ -186,10 +181,8 @@ def step_warnings(program: Program, config: Config | None) -> list[str]:
 
 
 def mask_warnings(program: Program, first: Mapping[str, Batch]) -> list[str]:
-    """Returns a sentence for each metric that counts the padding of a split.
-
-    `first` has the first batch of each split, from `Evaluation.check`.
-    """
+    """Returns a sentence for each metric that counts the padding of a split."""
+    # `first` has the first batch of each split, from `Evaluation.check`.
     sizes = split_sizes(program.experiment.data)
     padded = [
         split

@@ -122,10 +122,7 @@ def _traffic(compiled: Compiled) -> Iterator[str]:
 
 
 def holdings_text(holdings: Holdings, limit: int | None) -> str:
-    """Formats what each device holds as tables: the leaves, then the totals.
-
-    `limit` is the memory of a device in bytes; None if it was not given.
-    """
+    """Formats what each device holds as tables; `limit` is a device's memory in bytes, or None."""
     count = math.prod(holdings.mesh.values())
     head = ("leaf", "dtype", "shape", "sharding", "on a device", "bytes", "its state", "gradient")
     rows = [

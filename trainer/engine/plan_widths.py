@@ -48,12 +48,10 @@ def width_warnings(optimizer: optim.Optimizer, params: Any, widths: WidthScaling
 
 
 def divisor(recipe: Any, ratio: float) -> float | None:
-    """Returns by what muP divides the learning rate of hidden kernels; None if it is not known.
-
-    It is not known if the size of the updates depends on that of the gradients, as with SGD, or of
-    the weights, if the optimizer finds its learning rate itself, or if it needs more than
-    gradients.
-    """
+    """Returns by what muP divides the learning rate of hidden kernels; None if it is not known."""
+    # It is not known if the size of the updates depends on that of the gradients, as with SGD, or
+    # of the weights, if the optimizer finds its learning rate itself, or if it needs more than
+    # gradients.
 
     def number(path: str, value: Any) -> Any:
         return 1.0 if path.split(".")[-1] == "learning_rate" else value
@@ -75,11 +73,9 @@ def divisor(recipe: Any, ratio: float) -> float | None:
 
 
 def _norms(tx: Any, width: int) -> np.ndarray:
-    """Returns spectral norms of updates of a square matrix, [2, 3].
-
-    The rows are for gradients of rank one and for random ones; the columns for weights of 0, for
-    gradients that are seven times as large, and for other weights.
-    """
+    """Returns spectral norms of updates of a square matrix, [2, 3]."""
+    # The rows are for gradients of rank one and for random ones; the columns for weights of 0, for
+    # gradients that are seven times as large, and for other weights.
     random = np.random.default_rng(0)
     vectors = random.choice([-1.0, 1.0], (2, width)) * random.uniform(0.5, 1.5, (2, width))
     kinds = np.outer(*vectors), random.normal(size=(width, width))

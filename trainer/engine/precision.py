@@ -27,23 +27,16 @@ _NO_FLOAT16 = (
 
 
 class Roles(NamedTuple):
-    """The dtype of each role in a training step.
-
-    Attributes:
-        parameters: in which the parameters are stored.
-        compute: to which parameters and batch are cast for the model.
-        reductions: in which gradients are added over the devices that split a batch. Over
-            microbatches they are added in float32.
-        master: "float32" if the optimizer updates copies of bfloat16 parameters in float32, "none"
-            if it does not; None leaves it to `low_precision` of the optimizer.
-        states: see `optim.optimizer`; None leaves it to the optimizer's own argument.
-    """
+    """The dtype of each role in a training step."""
 
     parameters: str = "float32"
-    compute: str = "float32"
+    compute: str = "float32"  # to which parameters and batch are cast for the model
+    # over the devices that split a batch; over microbatches, always float32
     reductions: str = "float32"
+    # "float32" if the optimizer updates copies of bfloat16 parameters in float32, "none" if it
+    # does not; None leaves it to its `low_precision`
     master: str | None = None
-    states: Mapping[str, str] | None = None
+    states: Mapping[str, str] | None = None  # as in `optim.optimizer`; None for its own
 
 
 NAMES: Mapping[str, Roles] = {
@@ -125,10 +118,8 @@ def _hint(given: Any, known: Iterable[str]) -> str:
 
 
 def in_roles(optimizer: optim.Optimizer, roles: Roles) -> optim.Optimizer:
-    """Returns an optimizer with the master copies and the stored states of some roles.
-
-    Raises ValueError if its own arguments say something else.
-    """
+    """Returns an optimizer with the master copies and the stored states of some roles."""
+    # Raises ValueError if its own arguments say something else.
     low, states = optimizer.low_precision, optimizer.states
     contrary = {"float32": "stochastic", "none": "master"}.get(roles.master or "")
     if low == contrary:
@@ -165,12 +156,9 @@ def to_bfloat16(tree: Any) -> Any:
 
 
 def summed_apart(roles: Roles, mesh: AbstractMesh, model_state: Any) -> int:
-    """Returns for how many parts of a batch gradients are computed apart, to be added in float32.
-
-    It is 1 where the sums over devices have the dtype of the role anyway.
-
-    Raises ComponentError if the model does not allow it.
-    """
+    """Returns into how many parts a batch is split, whose gradients are added in float32."""
+    # It is 1 where the sums over devices have the dtype of the role anyway. Raises ComponentError
+    # if the model does not allow it.
     count = batch_parts(mesh)
     if roles.reductions == roles.compute or count == 1:
         return 1
@@ -188,11 +176,9 @@ def summed_apart(roles: Roles, mesh: AbstractMesh, model_state: Any) -> int:
 def describe_precision(
     roles: Roles, optimizer: optim.Optimizer, state: Any, mesh: Mesh | AbstractMesh
 ) -> list[str]:
-    """Returns lines about the dtype of each role, with bytes; none if all of them are float32.
-
-    `state` is a `State` of shapes, dtypes and shardings; the bytes are those of all devices
-    together, but for gradients before their sum.
-    """
+    """Returns lines about the dtype of each role, with bytes; none if all of them are float32."""
+    # `state` is a `State` of shapes, dtypes and shardings; the bytes are those of all devices
+    # together, but for gradients before their sum.
     bound = optimizer.bind(state.params)
     master = state.opt_state.master.values()
     if roles[:3] == NAMES["float32"][:3] and not master and optimizer.states is None:

@@ -429,11 +429,9 @@ class FirstState:
         self._compiled: Any = None
 
     def find_shapes(self) -> State:
-        """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
-
-        Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
-        argument is out of range, and ComponentError if a rule of `sharding` does not fit them.
-        """
+        """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work."""
+        # Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
+        # argument is out of range, and ComponentError if a rule of `sharding` does not fit them.
         arguments = self._run_state(0), self._inputs.pack(), _draw(0)
         shapes = jax.eval_shape(self._initial, *arguments)
         shardings = state_shardings(self._sharding, shapes, shapes.params)
@@ -444,20 +442,16 @@ class FirstState:
     def compute(
         self, seed: int, hyperparams: np.ndarray, shardings: State, warm_starts: int = 0
     ) -> State:
-        """Computes the state on its devices, in one compiled program.
-
-        `hyperparams` are the values of the inputs, [inputs]. `shardings` must be the same in every
-        call.
-        """
+        """Computes the state on its devices, in one compiled program."""
+        # `hyperparams` are the values of the inputs, [inputs]. `shardings` must be the same in
+        # every call.
         if self._compiled is None:  # stored, because every trial of a sweep calls it
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
         return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))
 
     def check_norms(self, params: Any) -> None:
-        """Raises GroupError for matrices of zeros whose norms the optimizer keeps.
-
-        `params` are shapes. Of the values, only those norms are computed, if there are any.
-        """
+        """Raises GroupError for matrices of zeros whose norms the optimizer keeps."""
+        # `params` are shapes. Of the values, only those norms are computed, if there are any.
         optimizer = self._experiment.optimizer
 
         def of_params(params: Any) -> dict[str, dict[str, jax.Array]]:
@@ -515,8 +509,6 @@ class FirstState:
 
 
 def _draw(warm_starts: int) -> np.uint32:
-    """Returns what is folded into the key of the first parameters: 0, or from 2**32 - 1 down.
-
-    The steps fold in 1 to 2**31.
-    """
+    """Returns what is folded into the key of the first parameters: 0, or from 2**32 - 1 down."""
+    # The steps fold in 1 to 2**31.
     return np.uint32(-warm_starts % 2**32)

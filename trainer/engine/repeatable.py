@@ -14,11 +14,9 @@ _SETTINGS = "XLA_FLAGS"  # read when jax looks for devices
 
 
 def use_deterministic_operations() -> None:
-    """Adds the flag to XLA_FLAGS, unless that names it or jax has no plugin for a GPU.
-
-    Call this before jax looks for devices: later it has no effect. A user who needs speed more than
-    bits gives XLA_FLAGS=--xla_gpu_deterministic_ops=false.
-    """
+    """Adds the flag to XLA_FLAGS, unless that names it or jax has no plugin for a GPU."""
+    # Call this before jax looks for devices: later it has no effect. A user who needs speed more
+    # than bits gives XLA_FLAGS=--xla_gpu_deterministic_ops=false.
     given = os.environ.get(_SETTINGS, "")
     plugins = entry_points(group="jax_plugins").names
     if FLAG not in given and any("cuda" in name or "rocm" in name for name in plugins):

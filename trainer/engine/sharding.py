@@ -27,19 +27,12 @@ _GRAMMAR = (
 
 
 class Rule(NamedTuple):
-    """The mesh axes of the last dimensions of the parameters that a pattern matches.
+    """The mesh axes of the last dimensions of the parameters that a pattern matches."""
 
-    Attributes:
-        pattern: matches the whole path of a parameter.
-        words: the mesh axes of each of the last dimensions; dimensions before them are not split.
-        text: the rule as it is written, for errors.
-        component: the path in a config of what is at fault, such as "sharding.head/kernel".
-    """
-
-    pattern: re.Pattern[str]
-    words: tuple[Axes, ...]
-    text: str
-    component: str
+    pattern: re.Pattern[str]  # matches whole paths
+    words: tuple[Axes, ...]  # of the last dimensions; those before them are not split
+    text: str  # as it is written, for errors
+    component: str  # what is at fault in a config, such as "sharding.head/kernel"
 
     def takes(self, path: str) -> bool:
         """Returns whether the pattern matches a path; raises ComponentError if it takes long."""
@@ -54,18 +47,10 @@ class Rule(NamedTuple):
 
 
 def read_rule(pattern: str, axes: str, owner: str, component: str) -> Rule:
-    """Reads a rule.
-
-    Args:
-        pattern: a regular expression of whole paths, such as "blocks/mlp/(up|gate)/kernel".
-        axes: a word for each of the last dimensions, such as "fsdp tensor".
-        owner: whose rule it is, for errors.
-        component: see `Rule`.
-
-    Raises:
-        ComponentError: the pattern is not a regular expression, there are no words, an axis does
-            not exist, or it occurs twice.
-    """
+    """Reads a rule of a pattern and axes such as "fsdp tensor"; raises ComponentError."""
+    # `axes` has a word for each of the last dimensions. It raises for a pattern that is not a
+    # regular expression, for no words, and for an axis that does not exist or occurs twice. `owner`
+    # is whose rule it is, for errors.
     text = f"The rule {pattern!r}: {axes!r} of {owner}"
     words = tuple(() if word == "-" else tuple(word.split("+")) for word in axes.split())
     try:
@@ -139,17 +124,10 @@ class ShardingRules:
         return bool(self._sizes.keys() - {"data"}) or bool(self._sizes and self._rules)
 
     def axes_of(self, params: Any) -> dict[str, tuple[Axes, ...]]:
-        """Returns path -> the mesh axes of each dimension, for every parameter.
-
-        Args:
-            params: the parameters, or their shapes.
-
-        Raises:
-            ComponentError: a rule of the experiment matches no parameter, or none that is left by
-                the rules before it; has more words than a parameter has dimensions; or names axes
-                that do not divide a dimension. Or the axis "tensor", by which a default splits
-                attention, does not divide its heads.
-        """
+        """Returns path -> the mesh axes of each dimension, for every parameter."""
+        # Raises ComponentError if a rule of the experiment matches no parameter that is left by the
+        # rules before it, has too many words or axes that do not divide a dimension; or if
+        # "tensor", by which a default splits attention, does not divide its heads.
         by_path = flatten(params)
         rule_of = {path: _first(self._rules, path) for path in by_path}
         for rule in self._rules:
@@ -165,11 +143,7 @@ class ShardingRules:
         return found
 
     def left_whole(self, params: Any) -> list[str]:
-        """Returns lines about what the defaults leave whole, because an axis does not divide it.
-
-        Args:
-            params: the parameters, or their shapes.
-        """
+        """Returns lines about what the defaults leave whole, as an axis does not divide it."""
         whole: dict[tuple[int, Axes], list[str]] = {}
         unsplit = []
         for path, x in flatten(params).items():
@@ -283,19 +257,10 @@ class ShardingRules:
     def factor_axes(
         self, side: str, shape: Sequence[int], of: Sequence[int], axes: Sequence[Axes]
     ) -> tuple[Axes, ...]:
-        """Returns the axes of each dimension of what an optimizer keeps for one side of matrices.
-
-        Such factors are Gram matrices, their roots and eigenvectors, [..., rows, rows] or [...,
-        columns, columns], and their eigenvalues, [..., rows] or [..., columns]. The first of these
-        dimensions is split as that of the parameter to which it belongs. If "fsdp" splits the
-        parameter, but not this dimension, it splits the factor's longest dimension that is free.
-
-        Args:
-            side: "left" for the rows, "right" for the columns.
-            shape: the shape of the factor.
-            of: the shape of the parameter.
-            axes: the axes of each dimension of the parameter.
-        """
+        """Returns the axes of each dimension of what an optimizer keeps for a side of matrices."""
+        # For [..., rows, rows] or [..., rows] ("left"), or those of columns ("right"). The first of
+        # these dimensions is split as that of the parameter, of shape `of`. If "fsdp" splits the
+        # parameter, but not there, it splits the factor's longest free dimension.
         place = -2 if side == "left" else -1
         batch, size = tuple(of[:-2]), of[place] if len(of) > 1 else 0
         found: list[Axes] = [()] * len(shape)
@@ -326,23 +291,10 @@ _FACTOR = re.compile(r"(left|right)(_[a-z_]+)?")
 
 
 def state_shardings(rules: ShardingRules, state: Any, params: Any) -> Any:
-    """Returns a tree of shardings that split a state as the parameters that its leaves belong to.
-
-    A leaf belongs to the parameter whose path is the end of the leaf's path, the longest such:
-    `opt_state/groups/rest/1/mu/head/kernel` is split as `head/kernel` is, if the shape of the
-    parameter is the end of its shape. Further axes before those of the parameter are not split:
-    they count the trials of a stacked state, or the past steps that L-BFGS keeps. Fields `left...`
-    and `right...`, such as the preconditioners of SOAP and Shampoo, are split by
-    `ShardingRules.factor_axes`. All other leaves are replicated.
-
-    Args:
-        rules: the rules of the run.
-        state: a `State`, or a part of it, or its shapes.
-        params: the parameters, or their shapes.
-
-    Raises:
-        ComponentError: see `ShardingRules.axes_of`.
-    """
+    """Returns a tree of shardings that split a state as the parameters its leaves belong to."""
+    # A leaf belongs to the parameter whose path, the longest such, and whose shape are the ends of
+    # its own. Axes before those (trials, past steps of L-BFGS) are not split. Fields `left...` and
+    # `right...` are split by `factor_axes`; other leaves are replicated. Raises ComponentError.
     shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
     axes = rules.axes_of(params)
 
@@ -372,11 +324,9 @@ def _sharding(mesh: Any, axes: Sequence[Axes]) -> NamedSharding:
 
 
 def _merged(side: str, size: int, of: Sequence[int], axes: Sequence[Axes]) -> list[str]:
-    """Returns the axes of the dimensions of a parameter that are merged to one of a size.
-
-    They follow each other, and are the last ones for columns, and those before the last dimension
-    for rows, or else the only ones whose product is the size.
-    """
+    """Returns the axes of a parameter's dimensions that are merged to one of a size."""
+    # They follow each other, and are the last ones for columns, and those before the last dimension
+    # for rows, or else the only ones whose product is the size.
     runs = [
         (start, end)
         for start in range(len(of))

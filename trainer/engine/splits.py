@@ -9,12 +9,9 @@ LOOKED_FOR = {"min": "smaller", "max": "larger"}  # mode -> the values that are 
 
 
 def split_sizes(data: Any) -> dict[str, int | None]:
-    """Returns the splits that a data set evaluates, validation first.
-
-    Returns split -> number of examples, None if the data set does not say. A data set without an
-    attribute `splits` has a test split only. Raises ValueError if `splits` is not a collection of
-    "validation" and "test".
-    """
+    """Returns split -> number of examples, validation first; None if the data does not say."""
+    # A data set without an attribute `splits` has a test split only. Raises ValueError if `splits`
+    # is not a collection of "validation" and "test".
     splits = getattr(data, "splits", ("test",))
     listed = isinstance(splits, Collection) and not isinstance(splits, str)
     if not listed or not splits or not set(splits) <= set(PREFIXES):
@@ -29,11 +26,9 @@ def split_sizes(data: Any) -> dict[str, int | None]:
 
 
 def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:
-    """Returns the name in metrics.jsonl of the metric that ranks checkpoints; raises ValueError.
-
-    "accuracy" means that of the validation split, or of the test split if there is no other;
-    "validation/accuracy" and "eval/accuracy" name the split.
-    """
+    """Returns the name in metrics.jsonl of the metric that ranks checkpoints; raises ValueError."""
+    # "accuracy" means that of the validation split, or of the test split if there is no other;
+    # "validation/accuracy" and "eval/accuracy" name the split.
     rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
     if best_metric in metrics:
         # A name without a split: of the first split in PREFIXES that the data set has.
@@ -47,21 +42,16 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
 
 
 def wrong_mode(name: str, mode: str, metrics: Mapping[str, Any]) -> Literal["min", "max"] | None:
-    """Returns the mode that a metric wants, if `mode` is the other one, or else None.
-
-    `name` has no split. The loss wants "min"; the class of a metric may have an attribute
-    `smaller_is_better`.
-    """
+    """Returns the mode that a metric wants, if `mode` is the other one, or else None."""
+    # `name` has no split. The loss wants "min"; the class of a metric may have `smaller_is_better`.
     smaller = name == "loss" or getattr(metrics.get(name), "smaller_is_better", None)
     wanted = "min" if smaller else "max"
     return None if smaller is None or mode == wanted else wanted
 
 
 def ranking_warnings(experiment: Any) -> list[str]:
-    """Returns sentences if the best checkpoint is probably the worst, or chosen on the test split.
-
-    A `best_metric` that names the test split itself is no warning.
-    """
+    """Warns if the best checkpoint is probably the worst, or chosen on the test split."""
+    # A `best_metric` that names the test split itself is no warning.
     metric, mode, row = experiment.best_metric, experiment.best_mode, experiment.best_row or ""
     found = []
     if row.startswith(PREFIXES["test"]) and row != metric:

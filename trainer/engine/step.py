@@ -43,57 +43,29 @@ _MOST = 2**31 - 1  # the largest int32: no run skips as many steps
 
 
 class State(NamedTuple):
-    """The complete state of a run.
+    """The complete state of a run; a checkpoint saves all of it but `hyperparams`."""
 
-    A checkpoint saves all of it but `hyperparams`, which are those of the config.
-
-    Attributes:
-        step: number of finished updates, int32 scalar.
-        params: the parameters, a nested dict of arrays.
-        model_state: arrays that the model changes without gradients, such as batch statistics.
-        opt_state: an `optim.OptimizerState`.
-        ema: the exponential moving average of the parameters that the optimizer would evaluate, in
-            at least float32; an empty dict without `ema_decay`.
-        hyperparams: the floats of the config that are inputs of the program, [inputs], in the order
-            of `inputs.Inputs.values`.
-        run_state: "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
-            `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were
-            skipped up to this one.
-    """
-
-    step: Any
-    params: Any
-    model_state: Any
-    opt_state: Any
-    ema: Any
-    hyperparams: Any
+    step: Any  # number of finished updates, int32
+    params: Any  # a nested dict of arrays
+    model_state: Any  # changed by the model without gradients, such as batch statistics
+    opt_state: Any  # an `optim.OptimizerState`
+    ema: Any  # moving average, in at least float32; an empty dict without `ema_decay`
+    hyperparams: Any  # floats of the config, [inputs], in the order of `inputs.Inputs.values`
+    # "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
+    # `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were skipped
+    # up to this one
     run_state: dict[str, Any]
 
 
 def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
-    """Computes one update, on the devices that `mesh.ambient` makes known.
-
-    Args:
-        experiment: the model, the loss, the optimizer and the options of the step; its floats may
-            be traced (see `inputs.Inputs.insert`).
-        state: the state before the update.
-        batch: field name -> array, whose first axis counts the examples.
-
-    Returns:
-        The state after the update, with unchanged shapes, dtypes and weak types; and the metrics of
-        the step, scalars: "train/loss", "train/<name>" for every aux value of the loss and every
-        entry of the experiment's `train_metrics`, "grad_norm", "learning_rate/<group>",
-        "<argument>/<group>" for every other argument that follows a schedule, and "finite". With
-        `optim.ema_nesterov` also "lookahead.step_size", the displacement of the parameters after
-        the update (see `optim.Optimizer.displacement`); with on_nonfinite="skip" also "skipped",
-        with "rollback" also "rollbacks": the number of steps of the run that were not finite; and
-        with "skip" also "proceed": whether fewer than max_consecutive_skips steps in a row were
-        skipped up to this one.
-        "finite" is whether the loss and the gradients are finite and,
-        unless on_nonfinite is "halt", whether the parameters after the update are. A run that halts
-        checks its parameters with `Program.params_finite` instead, at some steps only, because that
-        is cheaper.
-    """
+    """Computes one update and its metrics, on the devices that `mesh.ambient` makes known."""
+    # Shapes, dtypes and weak types of the state do not change. The metrics are scalars:
+    # "train/loss", "train/<name>" for aux values and train_metrics, "grad_norm",
+    # "learning_rate/<group>" and "<argument>/<group>" for what follows a schedule, "finite"; and
+    # "lookahead.step_size", "skipped", "rollbacks" and "proceed" where the options ask for them.
+    # "skipped" and "rollbacks" count steps of the run. "finite" is of the loss and the gradients
+    # and, unless on_nonfinite is "halt", of the new parameters: a run that halts checks those with
+    # `Program.params_finite`, at some steps only, because that is cheaper.
     optimizer = experiment.optimizer
     found = _differentiate(experiment, optimizer, state, batch)
     finite, model_state = found.finite, found.model_state
@@ -148,17 +120,8 @@ def diagnose_step(
     batch: Batch,
     layouts: Mapping[str, Layout],
 ) -> dict[str, Any]:
-    """Computes the diagnostics of the update that `train_step` would make.
-
-    Args:
-        experiment: as for `train_step`; its `diagnostics` are computed.
-        state: the state before the update.
-        batch: the batch of the update.
-        layouts: the matrices of the parameters, from `diagnostics.find_layouts`.
-
-    Returns:
-        "<name>/<group>" -> float32 scalar; see `diagnostics.compute`.
-    """
+    """Computes the diagnostics of the update that `train_step` would make."""
+    # Returns "<name>/<group>" -> float32 scalar. `layouts` are from `diagnostics.find_layouts`.
     optimizer = experiment.optimizer
     found = _differentiate(experiment, optimizer, state, batch)
     with jax.named_scope("optimizer"):
@@ -173,22 +136,14 @@ def diagnose_step(
 
 
 class ShadowedStep(NamedTuple):
-    """What two optimizers would do at one point of a run; see `shadow_step`.
+    """What two optimizers would do at one point of a run; see `shadow_step`."""
 
-    Attributes:
-        loss: the mean loss of the batch.
-        grads: path name -> gradient of the loss before clipping, of the parameters that one of the
-            two optimizers updates.
-        own: the updates of the run's optimizer.
-        other: those of the other one.
-        opt_state: the state of the other one after the step.
-    """
-
-    loss: Any
+    loss: Any  # mean of the batch
+    # path name -> gradient before clipping, of the parameters that one of the two updates
     grads: dict[str, Any]
-    own: Updates
+    own: Updates  # of the run's optimizer
     other: Updates
-    opt_state: Any
+    opt_state: Any  # of the other one after the step
 
 
 def shadow_step(
@@ -198,19 +153,10 @@ def shadow_step(
     opt_state: Any,
     batch: Batch,
 ) -> ShadowedStep:
-    """Computes the update that `train_step` would make, and that of another optimizer beside it.
-
-    Args:
-        experiment: as for `train_step`.
-        other: the other optimizer, which follows the run: see `optim.Optimizer.follow`.
-        state: the state of the run before the update.
-        opt_state: that of the other optimizer: what its `init` returned for the first parameters of
-            the run, or the last `shadow_step`.
-        batch: the batch of the update.
-
-    Raises:
-        GroupError: the other optimizer cannot follow the run.
-    """
+    """Computes the update that `train_step` would make, and that of another optimizer beside it."""
+    # `opt_state` is what the other optimizer's `init` returned for the first parameters of the run,
+    # or the last `shadow_step`. Raises GroupError if the other optimizer cannot follow the run (see
+    # `optim.Optimizer.follow`).
     optimizer, params = experiment.optimizer, state.params
     found = _differentiate(experiment, optimizer, state, batch)
     if optimizer.trainable(params).keys() == other.trainable(params).keys():
@@ -240,30 +186,18 @@ def _half_gradients(
 
 
 class _Differentiated(NamedTuple):
-    """What a step knows before its update.
+    """What a step knows before its update."""
 
-    Attributes:
-        loss: the mean loss of the batch.
-        model_state: the state of the model after the step.
-        computed: the metrics of the batch.
-        grads: path name -> gradient of the loss, before it is clipped.
-        passed: the same as the optimizer receives it: [examples, ...] where it needs the gradients
-            of single examples.
-        norm: the global norm of `grads`.
-        finite: whether the loss and the norm are finite.
-        key: the key of the step.
-        value_fn: the loss of the batch as a function of the parameters.
-    """
-
-    loss: Any
-    model_state: Any
-    computed: TrainMetrics
-    grads: dict[str, Any]
+    loss: Any  # mean of the batch
+    model_state: Any  # after the step
+    computed: TrainMetrics  # the metrics of the batch
+    grads: dict[str, Any]  # path name -> gradient before clipping
+    # as the optimizer receives them: [examples, ...] where it needs those of examples
     passed: dict[str, Any]
-    norm: Any
-    finite: Any
+    norm: Any  # the global norm of `grads`
+    finite: Any  # whether the loss and the norm are
     key: Any
-    value_fn: Callable[[Any], Any]
+    value_fn: Callable[[Any], Any]  # the loss of the batch, of the parameters
 
     def extra(self) -> dict[str, Any]:
         """Returns the arguments that some optimizers need besides gradients."""
@@ -312,12 +246,10 @@ def _gradients(
     key: Any,
     by_roles: bool = False,
 ) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
-    """Computes the gradients of the trainable parameters, averaged over the microbatches.
-
-    They are added over devices in the dtype in which the model computes; `by_roles`, in that of the
-    experiment's precision for reductions. Returns (loss, new model state, metrics of the batch),
-    and the gradients by path.
-    """
+    """Computes the gradients of the trainable parameters, averaged over the microbatches."""
+    # They are added over devices in the dtype in which the model computes; `by_roles`, in that of
+    # the experiment's precision for reductions. Returns (loss, new model state, metrics of the
+    # batch), and the gradients by path.
     count = experiment.microbatches
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
@@ -357,13 +289,10 @@ def _gradients(
 
 
 def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
-    """Differentiates the examples of each device apart, and adds the gradients in float32.
-
-    Otherwise the compiler adds over devices where a product has summed over the examples of one, in
-    the dtype of the product. Like microbatches, the devices draw their own random numbers. Devices
-    along "tensor" have the same examples and differentiate them together. The function has the
-    arguments and results of `differentiate`.
-    """
+    """Differentiates the examples of each device apart, and adds the gradients in float32."""
+    # Otherwise the compiler adds over devices where a product has summed over the examples of one,
+    # in the dtype of the product. Like microbatches, the devices draw their own random numbers.
+    # Devices along "tensor" have the same examples and differentiate them together.
     count, axes = batch_parts(mesh), batch_axes(mesh)
     of_all = jax.vmap(differentiate, (None, None, 0, 0), axis_name=APART, spmd_axis_name=axes)
 
@@ -384,10 +313,8 @@ def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..
 def _example_gradients(
     experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
 ) -> dict[str, Any]:
-    """Computes the gradient of every example for groups whose optimizer needs them.
-
-    Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
-    """
+    """Computes the gradient of every example for groups whose optimizer needs them."""
+    # Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
     wanting = groups_needing(optimizer.groups, needs_examples)
     if not wanting:
         return {}
@@ -421,11 +348,9 @@ def _loss(
     key: Any,
     share: Any = None,
 ) -> tuple[Any, tuple[Any, TrainMetrics]]:
-    """Computes the mean loss of a batch, float32, the updated model state and the metrics.
-
-    `share` is the mean of the mask of the whole batch, of which `batch` may be a microbatch. It is
-    None if no metrics are needed, for a whole batch or a single example.
-    """
+    """Computes the mean loss of a batch, float32, the updated model state and the metrics."""
+    # `share` is the mean of the mask of the whole batch, of which `batch` may be a microbatch. It
+    # is None if no metrics are needed, for a whole batch or a single example.
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
     batch = with_ignored(experiment.loss, batch)
     losses = compute_losses(experiment.loss, outputs, batch)
@@ -514,11 +439,10 @@ class StepMetrics(Mapping[str, Any]):
 
     @classmethod
     def stack_on_host(cls, metrics: Sequence["StepMetrics"]) -> "StepMetrics":
-        """Waits for metrics of consecutive steps, and stacks them to numpy arrays [steps, metrics].
+        """Waits for metrics of consecutive steps; stacks them to numpy arrays [steps, metrics]."""
+        # Each of `metrics` is of one step; or there is only one, whose arrays are [steps, metrics]
+        # already.
 
-        Each of `metrics` is of one step; or there is only one, whose arrays are [steps, metrics]
-        already.
-        """
         # In one call, which starts all transfers before it waits for the first.
         host = jax.device_get([each.arrays for each in metrics])
         if len(host) == 1:

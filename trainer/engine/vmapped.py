@@ -23,10 +23,9 @@ _LAPACK = re.compile(r"custom_call @lapack_(\w+)_ffi\(.*?: \(tensor<((?:\d+x)+)"
 
 
 class Vmapped:
-    """The block of a program for `width` trials at once, on one device.
+    """The block of a program for `width` trials at once, on one device."""
 
-    If there are fewer trials, the other places compute a trial of their own that nobody reads.
-    """
+    # If there are fewer trials, the other places compute a trial of their own that nobody reads.
 
     def __init__(self, program: Program, width: int):
         self._program = program
@@ -43,12 +42,9 @@ class Vmapped:
         self._advance = jax.jit(advance, donate_argnums=0)
 
     def advance(self, blocks: Sequence[Block]) -> list[Computed]:
-        """Computes the same steps of every trial, asynchronously.
-
-        `blocks` has at most `width` trials, each with its state, whose buffers are donated, and the
-        same number of batches. Returns for each the state after the block, and the metrics of its
-        steps.
-        """
+        """Computes the same steps of every trial, asynchronously; donates the buffers of states."""
+        # `blocks` has at most `width` trials, each with its state and the same number of batches.
+        # Returns for each the state after the block, and the metrics of its steps.
         states = [state for state, _ in blocks]
         while len(states) + len(self._idle) < self._width:
             self._idle.append(self._program.init())
@@ -63,10 +59,8 @@ class Vmapped:
         return [(state, [metrics]) for state, metrics in found[: len(states)]]
 
     def difference(self) -> float:
-        """Computes the largest relative difference of a loss from that of the program alone.
-
-        It compares the first block of steps, for the experiment of the program.
-        """
+        """Computes the largest relative difference of a loss from that of the program alone."""
+        # It compares the first block of steps, for the experiment of the program.
         batches = self._program.feed.batches(0)
         block = [next(batches) for _ in range(self._steps)]
         _, alone = self._program.advance(self._program.init(), block)
@@ -79,12 +73,10 @@ class Vmapped:
 
 
 def batched_kernels(program: Program) -> list[str]:
-    """Finds LAPACK kernels, such as "sgeqrf", that would get matrices of several trials at once.
-
-    On a CPU, jaxlib's kernels distribute a batch to the threads that compute the program, and wait
-    for them: several kernels at once can wait for ever (see `optim.matrices`). Other devices have
-    kernels of their own, and none is listed.
-    """
+    """Finds LAPACK kernels, such as "sgeqrf", that would get matrices of several trials at once."""
+    # On a CPU, jaxlib's kernels distribute a batch to the threads that compute the program, and
+    # wait for them: several kernels at once can wait for ever (see `optim.matrices`). Other devices
+    # have kernels of their own, and none is listed.
     if program.mesh.devices.flat[0].platform != "cpu":
         return []
     state = program.abstract_state()

@@ -24,27 +24,18 @@ SOFT_CAPS = ("tanh", "algebraic")
 
 
 class Head(NamedTuple):
-    """The function from products of features and a kernel to logits and losses.
+    """The function from products of features and a kernel to logits and losses."""
 
-    Attributes:
-        scale: the factor of the products.
-        soft_cap: see `trainer.logits.ChunkedLogits`.
-        soft_cap_form: see there.
-        z_loss: see there.
-        count: the number of chunks.
-    """
+    # For `soft_cap`, `soft_cap_form` and `z_loss` see `trainer.logits.ChunkedLogits`.
 
-    scale: float
+    scale: float  # the factor of the products
     soft_cap: float | None
     soft_cap_form: str
     z_loss: float
-    count: int
+    count: int  # of chunks
 
     def logits(self, products: jax.Array, bias: Any) -> jax.Array:
-        """Returns the logits of products, both float32 [rows, vocabulary].
-
-        The bias is an array [vocabulary], or None.
-        """
+        """Returns the logits of products, float32 [rows, vocabulary]; bias [vocabulary] or None."""
         products = constrain(products, "batch", "vocabulary")
         logits = products if self.scale == 1 else products * self.scale
         logits = logits if bias is None else logits + bias.astype(logits.dtype)
@@ -57,11 +48,9 @@ class Head(NamedTuple):
     def losses(
         self, products: jax.Array, bias: Any, labels: jax.Array, smoothing: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the losses of rows, which include the z-loss, and the z-loss; float32 [rows].
-
-        Products are float32 [rows, vocabulary], the bias is an array [vocabulary] or None, labels
-        are integers [rows]; smoothing is a scalar, perhaps traced, or None.
-        """
+        """Returns the losses of rows, which include the z-loss, and the z-loss; float32 [rows]."""
+        # Products are float32 [rows, vocabulary], the bias is an array [vocabulary] or None, labels
+        # are integers [rows]; smoothing is a scalar, perhaps traced, or None.
         logits = self.logits(products, bias)
         denominator = jax.nn.logsumexp(logits, axis=-1)
         # A comparison for each logit, and not a gather, whose gradient would be a scatter.
@@ -80,22 +69,10 @@ class Head(NamedTuple):
 def cross_entropy(
     head: Head, features: Any, kernel: Any, bias: Any, labels: Any, counts: Any, smoothing: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns what `Head.losses` does for rows of features, a chunk of rows at a time.
-
-    The gradient is computed together with the losses, while the logits of a chunk are there, for
-    the weight 1 of a row that counts and 0 of another. If the weights of the losses turn out to be
-    a multiple of these, as in a mean of the losses, the gradient is multiplied. Otherwise it is
-    computed again: the same numbers, a third slower.
-
-    Args:
-        head: what to compute, and the number of chunks.
-        features: [rows, width].
-        kernel: [width, vocabulary].
-        bias: [vocabulary], or None.
-        labels: integers [rows].
-        counts: bool [rows].
-        smoothing: a scalar, perhaps traced, or None.
-    """
+    """Returns what `Head.losses` does for rows of features, a chunk of rows at a time."""
+    # The gradient is computed with the losses, while a chunk's logits are there, for the weight 1
+    # of a row that counts and 0 of another; weights that are a multiple of these, as in a mean,
+    # multiply it. For others it is computed again: the same numbers, a third slower.
     chunks = (split(features, head.count), split(labels, head.count))
     losses, z_loss = jax.lax.map(
         lambda chunk: head.losses(product(chunk[0], kernel), bias, chunk[1], smoothing), chunks
@@ -197,11 +174,9 @@ def _adding(
 
 
 def _kernel_parts(rows: int) -> int:
-    """Returns into how many parts the gradient of the kernel is added, of a chunk with `rows`.
-
-    Each device adds its rows of all chunks to a part of its own, and the parts are added at the
-    end: one sum over the devices, where each chunk would need one.
-    """
+    """Returns into how many parts the gradient of the kernel is added, of a chunk with `rows`."""
+    # Each device adds its rows of all chunks to a part of its own, and the parts are added at the
+    # end: one sum over the devices, where each chunk would need one.
     count = parts("batch")
     return count if rows % count == 0 else 1
 
@@ -218,11 +193,9 @@ def _kernel_gradient(rows: jax.Array, by_products: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def product(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Returns the product of rows [rows, width] and a kernel, float32 [rows, vocabulary].
-
-    It multiplies in the dtype of the kernel and adds in float32, and so does its derivative: the
-    one of jax.lax.dot_general would multiply in float32.
-    """
+    """Returns the product of rows [rows, width] and a kernel, float32 [rows, vocabulary]."""
+    # It multiplies in the dtype of the kernel and adds in float32, and so does its derivative: the
+    # one of jax.lax.dot_general would multiply in float32.
     return _dot(rows, kernel, 1, 0)
 
 
@@ -251,10 +224,8 @@ def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
-    """Returns float64 for float64, and float32 for all narrower floats.
-
-    All that is called float32 here is float64 for parameters in float64, such as those of tests.
-    """
+    """Returns float64 for float64, and float32 for all narrower floats."""
+    # All that is called float32 here is float64 for parameters in float64, such as those of tests.
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 

@@ -27,19 +27,11 @@ _HALF = (jnp.bfloat16, jnp.float16)
 
 
 class Qkv(nn.Module):
-    """Computes queries, keys and values, or some of them, by a matrix each.
+    """Computes queries, keys and values, or some of them, by a matrix each."""
 
-    Attributes:
-        count: number of matrices, `kernel` [count, width, size].
-        num_heads: number of heads, which divides their columns.
-        size: their columns; None for the width of the tokens.
-        initial: the initializer of `kernel`.
-        use_bias: whether there is a `bias` [count, size].
-    """
-
-    count: int
-    num_heads: int
-    size: int | None = None
+    count: int  # of matrices: `kernel` [count, width, size], `bias` [count, size]
+    num_heads: int  # divides the columns
+    size: int | None = None  # the columns; None for the width of the tokens
     initial: Initializer = matrix
     use_bias: bool = False
 
@@ -65,47 +57,29 @@ class Qkv(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Self-attention of each token over itself and the tokens before it.
+    """Self-attention of each token over itself and the tokens before it."""
 
-    If the collection `intermediates` is mutable, it gets the weights, float32 [batch, heads,
-    queries, keys], as `weights`.
-
-    Attributes:
-        num_heads: number of heads of the queries.
-        num_kv_heads: number of heads of the keys and values.
-        qk_norm: whether queries and keys are divided by their root mean squares; "unscaled" does so
-            without a learned scale.
-        scale: the factor of the products of queries and keys.
-        implementation: as in `attend`.
-        last: the initializer of `out/kernel`.
-        first: the initializer of the other kernels.
-        use_bias: whether the linear layers have biases.
-        epsilon: as in `RmsNorm`.
-    """
+    # If the collection `intermediates` is mutable, it gets the weights, float32 [batch, heads,
+    # queries, keys], as `weights`.
 
     num_heads: int
     num_kv_heads: int
-    qk_norm: bool | str
-    scale: float
-    implementation: str
-    last: Initializer
-    first: Initializer = matrix
+    qk_norm: bool | str  # "unscaled" divides by the root mean squares without a learned scale
+    scale: float  # the factor of the products of queries and keys
+    implementation: str  # as in `attend`
+    last: Initializer  # of `out/kernel`
+    first: Initializer = matrix  # of the other kernels
     use_bias: bool = False
-    epsilon: float | None = 1e-6
+    epsilon: float | None = 1e-6  # as in `RmsNorm`
 
     @nn.compact
     def __call__(
         self, x: jax.Array, angles: jax.Array, mask: jax.Array | None, start: jax.Array | None
     ) -> jax.Array:
-        """Mixes the tokens; the result has the shape of x.
-
-        Args:
-            x: [batch, tokens, width].
-            angles: [tokens, head_dim / 2], from `rotary_angles`.
-            mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend.
-            start: None, or, in decoding, the number of tokens before x, whose keys and values are
-                in the collection `cache`; those of x are added there.
-        """
+        """Mixes the tokens x, [batch, tokens, width]; the result has their shape."""
+        # `angles` [tokens, head_dim / 2]; `mask` None, or bool [batch, 1, tokens, tokens], False
+        # where a token must not attend; `start` None, or, in decoding, the number of tokens before
+        # x, whose keys and values are in the collection `cache`; those of x are added there.
         batch, tokens, width = x.shape
         query, key, value = self._project(x)
         if self.qk_norm:
@@ -154,14 +128,10 @@ def rotary_angles(
     rope: str = "full",
     dtype: DTypeLike = jnp.float32,
 ) -> jax.Array:
-    """Returns the angles by which queries and keys are rotated, [tokens, head_dim / 2].
-
-    Positions are int32 [tokens]. With rope="full", the angle of pair i at position p is
-    p * base ** (-2 * i / head_dim), in radians, and head_dim is even. With "half" it is
-    -p * base ** (-i / (head_dim / 4 - 1)) for the first head_dim / 4 pairs, whose wavelengths are
-    2 pi to 2 pi * base, and 0 for the others, and head_dim is a multiple of 4. The dtype is
-    float32, or float64 for tests.
-    """
+    """Returns the angles by which queries and keys are rotated, [tokens, head_dim / 2]."""
+    # Radians: with rope="full", p * base ** (-2 * i / head_dim) for pair i at position p; with
+    # "half", -p * base ** (-i / (head_dim / 4 - 1)) for the first head_dim / 4 pairs, of
+    # wavelengths from 2 pi to 2 pi * base, and 0 for the others.
     if rope == "half":
         turned = head_dim // 4
         exponents = jnp.arange(turned, dtype=dtype) / max(turned - 1, 1)
@@ -172,13 +142,10 @@ def rotary_angles(
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotates queries or keys by their positions, in float32 (Su et al., arXiv:2104.09864).
-
-    Element i of the first half and element i of the second half are a pair, as in GPT-NeoX and
-    Llama; the paper pairs elements 2 i and 2 i + 1. The two differ by a permutation of the columns
-    of the kernels. Takes x, [batch, tokens, heads, head_dim], and angles, [tokens, head_dim / 2];
-    returns an array of the shape and dtype of x.
-    """
+    """Rotates queries or keys [batch, tokens, heads, head_dim] by their positions, in float32."""
+    # Su et al., arXiv:2104.09864. Element i of the first half and element i of the second half are
+    # a pair, as in GPT-NeoX and Llama; the paper pairs elements 2 i and 2 i + 1. The two differ by
+    # a permutation of the columns of the kernels.
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     first, second = jnp.split(widen(x), 2, axis=-1)
     pair = (first * cos - second * sin, second * cos + first * sin)
@@ -193,21 +160,10 @@ def attend(
     scale: float,
     implementation: str = "auto",
 ) -> jax.Array:
-    """Computes causal attention, with its softmax in float32.
-
-    Args:
-        query: [batch, tokens, heads, head_dim]; the result has its shape and dtype.
-        key: [batch, tokens, kv_heads, head_dim]; each of its heads serves heads / kv_heads heads of
-            the queries (Ainslie et al., arXiv:2305.13245).
-        value: as key.
-        mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend. It is
-            applied beside the causal mask.
-        scale: the factor of the products of queries and keys.
-        implementation: "plain" is `causal.causal_attention`; "xla" and "cudnn" are those of
-            `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU in
-            bfloat16 and float16, and "xla" in other dtypes, such as that of `model.init`; "auto"
-            chooses by device and dtype.
-    """
+    """Computes causal attention, with its softmax in float32."""
+    # Queries are [batch, tokens, heads, head_dim], keys and values have kv_heads (Ainslie et al.,
+    # arXiv:2305.13245); the mask is None or bool [batch, 1, tokens, tokens]. "cudnn" is flash
+    # attention in bfloat16 and float16, and "xla" in other dtypes.
     if implementation == "auto":
         implementation = _choose(query)
     elif implementation == "cudnn" and query.dtype not in _HALF:
@@ -226,10 +182,8 @@ def attend(
 
 
 def _divided_as(query: jax.Array, x: jax.Array) -> jax.Array:
-    """Repeats the heads of keys or values if the devices divide only those of the queries evenly.
-
-    jax refuses to partition cuDNN's attention where they are not divided as those of the queries.
-    """
+    """Repeats heads of keys or values if devices divide only those of the queries evenly."""
+    # jax refuses to partition cuDNN's attention where they are not divided as those of the queries.
     devices, heads = parts("heads"), query.shape[2]
     if heads % devices or not x.shape[2] % devices:
         return x
@@ -255,11 +209,9 @@ def _choose(query: jax.Array) -> str:
 
 
 def _weights(query: jax.Array, key: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
-    """Returns the weights of the keys, float32 [batch, heads, queries, keys].
-
-    Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim]. The mask
-    is broadcast to the weights, and is False where a query must not attend.
-    """
+    """Returns the weights of the keys, float32 [batch, heads, queries, keys]."""
+    # Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim]. The
+    # mask is broadcast to the weights, and is False where a query must not attend.
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     # The heads that share keys are rows of one product: [batch, kv_heads, group * tokens, head_dim]

@@ -21,16 +21,10 @@ _ROWS = 128  # queries of a block; 64 and 256 took longer on a CPU
 def causal_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None, scale: float
 ) -> jax.Array:
-    """Computes causal attention a block of queries at a time, with its softmax in float32.
-
-    The products with keys after a block are left out, nearly half of them in a long sequence. As in
-    flash attention (Dao et al., arXiv:2205.14135), the backward pass computes the weights of a
-    block again, from the logarithm of the softmax's denominator: no array of all weights is kept.
-
-    Queries, keys, values and the result are [batch, tokens, heads, head_dim]. The mask is None, or
-    bool [batch, 1, tokens, tokens], False where a token must not attend; a token must attend to
-    itself.
-    """
+    """Computes causal attention a block of queries at a time, with its softmax in float32."""
+    # As in flash attention (Dao et al., arXiv:2205.14135), the backward pass computes a block's
+    # weights again, from the logarithm of the softmax's denominator. Arrays are [batch, tokens,
+    # heads, head_dim]; the mask is as in `attend`, and a token must attend to itself.
     return _forward(query, key, value, mask, scale)[0]
 
 

@@ -46,26 +46,18 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """Looks up tokens in `embedding` [vocab_size, width].
-
-    Attributes:
-        vocab_size, width: the shape of the embedding.
-        initial: its initializer.
-        norm: makes the norm of the embedded tokens; None does not normalize them.
-    """
+    """Looks up tokens in `embedding` [vocab_size, width]."""
 
     vocab_size: int
     width: int
     initial: Initializer
-    norm: functools.partial | None
+    norm: functools.partial | None  # of the embedded tokens; None does not normalize them
 
     @nn.compact
     def __call__(self, tokens: jax.Array, dtype: DTypeLike | None) -> tuple[jax.Array, jax.Array]:
-        """Maps int32 [batch, tokens] to [batch, tokens, width], and returns the embedding, too.
-
-        The dtype is that of the result, for an embedding that is stored in another one than the
-        other parameters; None stands for that of the embedding.
-        """
+        """Maps int32 [batch, tokens] to [batch, tokens, width]; returns the embedding, too."""
+        # The dtype is that of the result, for an embedding that is stored in another one than the
+        # other parameters; None stands for that of the embedding.
         embedding = self.param("embedding", self.initial, (self.vocab_size, self.width))
         embedding = constrain(embedding, "vocabulary", None)
         # A token that is not in the vocabulary becomes NaN, which ends the run. The gradients of a
@@ -76,10 +68,7 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Holds `kernel` [width, vocab_size], by which the last features are multiplied.
-
-    If `use_bias`, it also holds `bias` [vocab_size], which is added to the products.
-    """
+    """Holds `kernel` [width, vocab_size] of the last features, and `bias` [vocab_size] or none."""
 
     width: int
     vocab_size: int
@@ -95,11 +84,10 @@ class Head(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Embeds tokens, applies the blocks, and multiplies their norm by the head.
+    """Embeds tokens, applies the blocks, and multiplies their norm by the head."""
 
-    The parts are made with a name: `block(name=...)`. `head` is None where the embedding is the
-    head, and `angles(positions, dtype=...)` returns what `rotary_angles` does.
-    """
+    # The parts are made with a name: `block(name=...)`. `angles(positions, dtype=...)` returns what
+    # `rotary_angles` does.
 
     vocab_size: int
     depth: int
@@ -107,7 +95,7 @@ class Gpt(nn.Module):
     block: functools.partial
     embed: functools.partial
     norm: functools.partial
-    head: functools.partial | None
+    head: functools.partial | None  # None where the embedding is the head
     angles: functools.partial
     max_length: int
     outputs: functools.partial
@@ -124,14 +112,10 @@ class Gpt(nn.Module):
         start: jax.Array | None = None,
         train: bool = False,
     ) -> ChunkedLogits:
-        """Computes the logits of the token after each token, [batch, positions, vocab_size].
-
-        Args:
-            tokens: int32 [batch, positions].
-            documents: None, or int32 [batch, positions]; a token attends to those of its document.
-            start: None, or, in decoding, the number of tokens before these, int32.
-            train: whether dropout and z-loss are active.
-        """
+        """Computes the logits of the token after each token, [batch, positions, vocab_size]."""
+        # `tokens` and `documents` are int32 [batch, positions]; a token attends to those of its
+        # document. `start` is None, or, in decoding, the number of tokens before these. `train` is
+        # also for z-loss.
         _check_length(tokens, self.max_length)
         kernel, bias = (None, None) if self.head is None else self.head(name="head")()
         # The embedding may be stored in another dtype than the other parameters.

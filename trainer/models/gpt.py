@@ -391,13 +391,10 @@ def _check_pairs(
 
 
 def language_model(module: Gpt, kv_heads: int) -> LanguageModel:
-    """Returns the LanguageModel of a `trainer.models.decoder.Gpt`.
-
-    The cache is a dict: `position`, the number of tokens so far, int32; and `layers`, the arrays
-    `key` and `value` of each layer, [batch, length, kv_heads, head_dim], with a leading axis for
-    the layers of a scan. All decoded tokens are one document: tokens before an `end_of_text` are
-    still attended to.
-    """
+    """Returns the LanguageModel of a `trainer.models.decoder.Gpt`."""
+    # The cache has `position`, the number of tokens so far, and `layers`, the arrays `key` and
+    # `value` of each layer, [batch, length, kv_heads, head_dim], stacked for a scan. All decoded
+    # tokens are one document: tokens before an `end_of_text` are still attended to.
 
     def empty_cache(params: Mapping[str, Any], batch: int, length: int) -> dict[str, Any]:
         if not 1 <= length <= module.max_length:

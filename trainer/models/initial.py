@@ -85,10 +85,8 @@ def scaled_matrix(factor: float) -> Callable[[jax.Array, Sequence[int]], Any]:
 
 
 def convolution(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Draws a kernel [height, width, inputs, features] of variance 2 / (height * width * inputs).
-
-    He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
-    """
+    """Draws [height, width, inputs, features] of variance 2 / (height * width * inputs)."""
+    # He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
 
 
@@ -108,11 +106,9 @@ def ones(key: jax.Array | None, shape: Sequence[int]) -> Any:
 
 
 def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
-    """Fills all `Drawn` leaves of nested dicts from one array of standard normal numbers.
-
-    Only shapes and dtypes of their values are used. The result for a leaf depends on the key and on
-    the leaves before it.
-    """
+    """Fills all `Drawn` leaves of nested dicts from one array of standard normal numbers."""
+    # Only shapes and dtypes of their values are used. The result for a leaf depends on the key and
+    # on the leaves before it.
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
     # Constants take no random numbers.
     sizes = [math.prod(leaf.value.shape) if leaf.deviation else 0 for leaf in leaves]
@@ -129,11 +125,9 @@ def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
 
 
 def _normal_numbers(key: jax.Array, count: int) -> Callable[[int, Sequence[int]], jax.Array]:
-    """Returns a function of a start and a shape that reads from `jax.random.normal(key, [count])`.
-
-    On a mesh, it computes these numbers alone, so that devices whose parts are parts of the result
-    need neither the long array nor each other.
-    """
+    """Returns a function (start, shape) that reads from `jax.random.normal(key, [count])`."""
+    # On a mesh, it computes these numbers alone, so that devices whose parts are parts of the
+    # result need neither the long array nor each other.
     by_counter = str(jax.random.key_impl(key)) == "threefry2x32"
     if is_divided() and by_counter and jax.config.values["jax_threefry_partitionable"]:
         # The barrier keeps the compiler from merging factors of the numbers with those of a
@@ -160,10 +154,8 @@ def _bits(data: jax.Array, width: int, shape: Sequence[int]) -> jax.Array:
 
 
 def _positions(high: jax.Array, low: jax.Array, shape: Sequence[int]) -> tuple[Any, Any]:
-    """Returns the places of a shape's elements in a flat array, which begin with a given one.
-
-    They are integers of 64 bits, which jax lacks by default, as two arrays of 32 bits.
-    """
+    """Returns the places of a shape's elements in a flat array, which begin with a given one."""
+    # They are integers of 64 bits, which jax lacks by default, as two arrays of 32 bits.
     high, low = jnp.broadcast_to(high, shape), jnp.broadcast_to(low, shape)
     for axis in range(len(shape)):
         index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -53,11 +53,9 @@ _LARGE = 2**14  # elements; for smaller kernels the order of the products costs 
 
 
 def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies the last axis of x, [..., inputs], by a matrix, in the dtype of the matrix.
-
-    The other axes are flattened before the product: with three axes XLA's CPU compiler computes the
-    gradient from a transposed copy, and the backward pass takes 2.8 times as long.
-    """
+    """Multiplies the last axis of x, [..., inputs], by a matrix, in the dtype of the matrix."""
+    # The other axes are flattened before the product: with three axes XLA's CPU compiler computes
+    # the gradient from a transposed copy, and the backward pass takes 2.8 times as long.
     flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
     inputs, outputs = kernel.shape
     if inputs > outputs and kernel.size >= _LARGE and jax.default_backend() == "cpu":
@@ -68,18 +66,12 @@ def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class Linear(nn.Module):
-    """Multiplies the last axis by `kernel` [inputs, features] and adds `bias` [features].
-
-    Attributes:
-        features: the columns of the kernel.
-        use_bias: whether there is a bias.
-        initial: the initializer of `kernel`.
-        roles: those of the kernel's axes; see `trainer.constraints`.
-    """
+    """Multiplies the last axis by `kernel` [inputs, features] and adds `bias` [features]."""
 
     features: int
     use_bias: bool = True
     initial: Initializer = matrix
+    # of the kernel's axes; see `trainer.constraints`
     roles: tuple[str | None, str | None] = (None, None)
 
     @nn.compact
@@ -94,11 +86,10 @@ class Linear(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalizes the last axis to mean 0 and variance 1 in float32, then multiplies by `scale`.
+    """Normalizes the last axis to mean 0 and variance 1 in float32, then multiplies by `scale`."""
 
-    There is no bias, as in Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters"
-    (arXiv:2302.05442).
-    """
+    # There is no bias, as in Dehghani et al., "Scaling Vision Transformers to 22 Billion
+    # Parameters" (arXiv:2302.05442).
 
     epsilon: float = 1e-6
 
@@ -114,16 +105,12 @@ class LayerNorm(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """Divides the last axis by its root mean square in float32, then multiplies by `scale`.
+    """Divides the last axis by its root mean square in float32, then multiplies by `scale`."""
 
-    Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
+    # Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
 
-    Attributes:
-        epsilon: added to the mean square; None for the machine epsilon of the dtype in which it is
-            computed, 1.19e-7 for float32, as in torch.nn.functional.rms_norm.
-        use_scale: whether there is a `scale`.
-    """
-
+    # added to the mean square; None for the machine epsilon of the dtype in which it is computed,
+    # 1.19e-7 for float32, as in torch.nn.functional.rms_norm
     epsilon: float | None = 1e-6
     use_scale: bool = True
 
@@ -139,21 +126,14 @@ class RmsNorm(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The two-layer perceptron of a block.
+    """The two-layer perceptron of a block."""
 
-    Attributes:
-        hidden: number of hidden units.
-        activation: a name in ACTIVATIONS. "swiglu" multiplies the hidden units by the SiLU of a
-            third product, `gate/kernel` (Shazeer, arXiv:2002.05202).
-        last: the initializer of `down/kernel`.
-        first: the initializer of the other kernels.
-        use_bias: whether the linear layers have biases.
-    """
-
-    hidden: int
+    hidden: int  # number of hidden units
+    # a name in ACTIVATIONS; "swiglu" multiplies the hidden units by the SiLU of a third product,
+    # `gate/kernel` (Shazeer, arXiv:2002.05202)
     activation: str = "gelu"
-    last: Initializer = matrix
-    first: Initializer = matrix
+    last: Initializer = matrix  # of `down/kernel`
+    first: Initializer = matrix  # of the other kernels
     use_bias: bool = False
 
     @nn.compact
@@ -171,11 +151,10 @@ class Mlp(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Normalizes every feature, by batch statistics in training and running ones in evaluation.
+    """Normalizes features by batch statistics in training, by running ones in evaluation."""
 
-    The running statistics, `mean` and `var` [features] in the collection `batch_stats`, and the
-    outputs are float32. Training uses the statistics of the whole batch, over all devices.
-    """
+    # The running statistics, `mean` and `var` [features] in the collection `batch_stats`, and the
+    # outputs are float32. Training uses the statistics of the whole batch, over all devices.
 
     momentum: float = 0.9
     epsilon: float = 1e-5
@@ -211,23 +190,10 @@ def run_stack(
     scan_layers: bool,
     remat: str | Sequence[str] | None = None,
 ) -> jax.Array:
-    """Applies equal layers one after the other, within an `@nn.compact` method.
-
-    By default, a scan saves only the products with kernels for the backward pass and recomputes
-    everything else, because elementwise operations cost less than writing their results to memory:
-    on a CPU, a ViT's step took 0.43 of the time and a third of the memory.
-
-    Args:
-        make: `make(name=...)` returns a layer.
-        call: `call(layer, x)` applies it; the result has the shape and dtype of x.
-        x: the input of the first layer.
-        depth: number of layers.
-        scan_layers: True scans over one layer `blocks`, whose parameters, and arrays in the
-            collections `cache` and `intermediates`, have a leading layer axis; False makes layers
-            `block_0`, `block_1`, ...
-        remat: a name in REMAT, or one for each layer; None is "products" for a scan and "none" for
-            layers apart. In a scan, consecutive layers of one policy have a program together.
-    """
+    """Applies equal layers one after the other, within an `@nn.compact` method."""
+    # A scan has a layer `blocks` with a layer axis. `remat` None is "products" for a scan, else
+    # "none". "products" saves only products with kernels for the backward pass: elementwise
+    # operations cost less than writing their results. On a CPU, a ViT's step took 0.43 of the time.
     remat = remat or ("products" if scan_layers else "none")
     policies = [remat] * depth if isinstance(remat, str) else remat
     if not scan_layers:
@@ -266,11 +232,9 @@ def _scan_segments(
     x: jax.Array,
     segments: Sequence[tuple[str, int]],
 ) -> jax.Array:
-    """Scans over stacked layers with a program for each segment, (policy, number of layers).
-
-    Layers get the parts of the arrays in `blocks`, and the keys, that one `nn.scan` over all of
-    them would give them, which has one program only.
-    """
+    """Scans over stacked layers with a program for each segment, (policy, number of layers)."""
+    # Layers get the parts of the arrays in `blocks`, and the keys, that one `nn.scan` over all of
+    # them would give them, which has one program only.
     depth = sum(length for _, length in segments)
     ends = list(itertools.accumulate(length for _, length in segments))
 

@@ -130,11 +130,9 @@ def _by_module(tree: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, 
 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
-    """Converts a linen module of this package to a Model, initialized by a single PRNG program.
-
-    All variables of the module must use initializers of `trainer.models.initial`. For `inputs`, see
-    `from_linen`.
-    """
+    """Converts a linen module of this package to a Model, initialized by one PRNG program."""
+    # All variables of the module must use initializers of `trainer.models.initial`. For `inputs`,
+    # see `from_linen`.
     model = from_linen(module, inputs)
     # The modules of this package have mode arguments and no mode fields.
     eval_arguments = model.mode(False) if model.mode else {}

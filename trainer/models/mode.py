@@ -53,13 +53,10 @@ def call_mode(
     eval_kwargs: Mapping[str, Any] | None,
     maker: str,
 ) -> Mode:
-    """Returns a function for the mode arguments of a module's `__call__`, such as `train`.
-
-    The user's `train_kwargs` and `eval_kwargs` override the values in KNOWN. `maker` is the name of
-    the user's function in messages, "models.from_linen". Raises ValueError if the values of a
-    boolean argument are not known; `__call__` does not have an argument; an argument is set for
-    training or evaluation only; or an input, which is passed by position, would be a mode argument.
-    """
+    """Returns a function for the mode arguments of a module's `__call__`, such as `train`."""
+    # The user's arguments override KNOWN. Raises ValueError if the values of a boolean argument are
+    # not known; `__call__` does not have an argument; one is set for training or evaluation only;
+    # or an input, which is passed by position, would be one.
     keywords = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
     keys = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     parameters = _parameters(module.__call__)

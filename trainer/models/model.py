@@ -10,48 +10,32 @@ import jax.numpy as jnp
 
 
 class LanguageModel(NamedTuple):
-    """How a language model continues a text, one token or several at a time.
+    """How a language model continues a text, one token or several at a time."""
 
-    Attributes:
-        vocab_size: number of tokens that it knows, which are 0, 1, ..., vocab_size - 1.
-        max_length: the most positions of a sequence.
-        empty_cache: `empty_cache(params, batch, length)` returns a cache of keys and values that is
-            empty, a pytree with room for `length` tokens of `batch` sequences.
-        decode: `decode(params, model_state, tokens, cache)` takes the next tokens, int32 [batch,
-            positions], and the cache of those before them; it returns the logits after each of
-            them, float32 [batch, positions, vocab_size], and the cache with them.
-    """
-
-    vocab_size: int
-    max_length: int
+    vocab_size: int  # its tokens are 0, 1, ..., vocab_size - 1
+    max_length: int  # the most positions of a sequence
+    # of (params, batch, length): an empty cache of keys and values, a pytree with room for
+    # `length` tokens of `batch` sequences
     empty_cache: Callable[..., Any]
+    # of (params, model_state, tokens, cache): takes the next tokens, int32 [batch, positions],
+    # and the cache of those before them; returns the logits after each of them, float32 [batch,
+    # positions, vocab_size], and the cache with them
     decode: Callable[..., tuple[Any, Any]]
 
 
 class WidthScaling(NamedTuple):
-    """How a model is scaled with its width by muP (Yang et al., arXiv:2203.03466).
+    """How a model is scaled with its width by muP (Yang et al., arXiv:2203.03466)."""
 
-    Attributes:
-        hidden: a pattern of the paths of its hidden kernels, whose inputs and outputs both grow.
-        ratio: its width over the width for which initial values and learning rates were chosen.
-    """
-
-    hidden: re.Pattern[str]
-    ratio: float
+    hidden: re.Pattern[str]  # paths of kernels whose inputs and outputs both grow
+    ratio: float  # its width over that for which initial values and learning rates were chosen
 
 
 class Heads(NamedTuple):
-    """A number of attention heads, of which each device must have whole ones.
+    """A number of attention heads, of which each device must have whole ones."""
 
-    Attributes:
-        argument: the argument of the model that is the number.
-        count: the number.
-        match: a pattern of the paths of the kernels and biases that consist of these heads.
-    """
-
-    argument: str
+    argument: str  # of the model, that is the number
     count: int
-    match: str
+    match: str  # a pattern of the paths of the kernels and biases that consist of these heads
 
 
 class Model(NamedTuple):
@@ -105,10 +89,7 @@ compiler would exchange the parts of each of them with a collective of its own.
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:
-    """Returns the arrays of a batch that a model reads, in the order of its arguments.
-
-    Raises ValueError if the batch has no such key.
-    """
+    """Returns the arrays of a batch that a model reads, or raises ValueError without such a key."""
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     missing = [name for name in names if name not in batch]
     if missing:

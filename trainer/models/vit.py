@@ -30,11 +30,10 @@ from trainer.models.model import TRANSFORMER_SHARDING, Heads, Model
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over the tokens [batch, tokens, width].
+    """Multi-head self-attention over the tokens [batch, tokens, width]."""
 
-    If the collection `intermediates` is mutable, it gets the weights, [batch, heads, queries,
-    keys], as `weights`.
-    """
+    # If the collection `intermediates` is mutable, it gets the weights, [batch, heads, queries,
+    # keys], as `weights`.
 
     num_heads: int
     dropout: float
@@ -113,12 +112,10 @@ class Embed(nn.Module):
 
 
 def sincos2d(rows: int, columns: int, width: int) -> jax.Array:
-    """Returns fixed embeddings of the positions of patches, float32 [rows * columns, width].
-
-    The four quarters of an embedding are the sines and cosines of the column, and the sines and
-    cosines of the row, multiplied by `width` / 4 frequencies from 1 to 1e-4. The width of a token
-    is a multiple of 4.
-    """
+    """Returns fixed embeddings of the positions of patches, float32 [rows * columns, width]."""
+    # The four quarters of an embedding are the sines and cosines of the column, and the sines and
+    # cosines of the row, multiplied by `width` / 4 frequencies from 1 to 1e-4. The width of a token
+    # is a multiple of 4.
     frequencies = 1e-4 ** (np.arange(width // 4) / max(width // 4 - 1, 1))
     row, column = np.divmod(np.arange(rows * columns), columns)
     angles = [place[:, None] * frequencies for place in (column, row)]

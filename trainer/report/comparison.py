@@ -33,19 +33,12 @@ from trainer.sweep.warning_text import by_sentence
 
 @dataclass(frozen=True)
 class _WorkloadPart:
-    """What the panels need of one workload.
-
-    Attributes:
-        workload: the results.
-        prefix: how the names of its figures and tables begin.
-        title: of its blocks; "" if it is the only workload.
-        pairs: the comparisons of its arms.
-    """
+    """What the panels need of one workload."""
 
     workload: Workload
-    prefix: str
-    title: str
-    pairs: Sequence[Pair]
+    prefix: str  # of the names of its figures and tables
+    title: str  # of its blocks; "" if it is the only workload
+    pairs: Sequence[Pair]  # the comparisons of its arms
 
     @property
     def verdict(self) -> str:
@@ -55,11 +48,9 @@ class _WorkloadPart:
 
 
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:
-    """Computes a report on one or more workloads of different names, in the order of the page.
-
-    `folder` is where the report will be, from which it links to the runs; `made` says how it was
-    made, such as the command.
-    """
+    """Computes a report on workloads of different names, in the order of the page."""
+    # `folder` is where the report will be, from which it links to the runs; `made` says how it was
+    # made, such as the command.
     several = len(workloads) > 1
     prefixes = _prefixes([each.name for each in workloads]) if several else [""]
     parts = [
@@ -203,19 +194,10 @@ def read_workloads(
     mode: Literal["min", "max"] | None = None,
     target: float | None = None,
 ) -> list[Workload]:
-    """Reads what a report is about: sweeps, each a workload, or single runs as one workload.
-
-    Args:
-        folders: of sweeps; or of runs, or of folders with runs.
-        metric: the metric that is compared; None for the goal of a sweep, and the loss of runs.
-        mode: "min" or "max", whichever values of the metric are better; needed with a metric other
-            than the loss.
-        target: a value of the metric, whose first step is compared; None for that of a sweep's
-            file.
-
-    Raises:
-        UserError: a folder is not that of a sweep or run, or they do not belong into one report.
-    """
+    """Reads what a report is about: sweeps, each a workload, or single runs as one workload."""
+    # Folders are of sweeps; or of runs, or of folders with runs. `metric` None is a sweep's goal,
+    # or the loss of runs; `mode` is needed with other metrics than the loss; `target` None is that
+    # of a sweep's file. Raises UserError for folders that do not fit.
     folders = list(dict.fromkeys(folders))
     sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
     better = mode or ("min" if metric in (None, "loss") else None)

@@ -86,11 +86,9 @@ def _differences(workload: Workload) -> Iterator[str]:
 
 
 def unlike_losses(workload: Workload) -> str:
-    """Returns a sentence on why the losses of arms cannot be compared; "" if they can.
-
-    It is "" if all arms and all of their trials have the same loss, or if another metric is
-    compared.
-    """
+    """Returns a sentence on why the losses of arms cannot be compared; "" if they can."""
+    # It is "" if all arms and all of their trials have the same loss, or if another metric is
+    # compared.
     if workload.goal.metric != "loss":
         return ""
     trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}
@@ -180,10 +178,8 @@ def changed_code(workload: Workload) -> Iterator[str]:
 
 
 def _versions(workload: Workload, runs: Sequence[Result]) -> dict[str, list[str]]:
-    """Returns the hashes of what is in the user's code, in the order in which runs had them.
-
-    Files of which all runs have the hashes of functions are left out: comments do not count.
-    """
+    """Returns the hashes of what is in the user's code, in the order in which runs had them."""
+    # Files of which all runs have the hashes of functions are left out: comments do not count.
     codes = [run.fingerprint["code"] for run in runs]
     whole = {x for each in codes for x in each if x + OUTSIDE not in each}
     found: dict[str, list[str]] = {}
@@ -210,10 +206,8 @@ def _counted(runs: Sequence[tuple[str, Result]], totals: Mapping[tuple[str, str]
 
 
 def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
-    """Returns what the bits of runs depend on, as names and values; "differs" where they differ.
-
-    There must be at least one run, and each must have a fingerprint.
-    """
+    """Returns names and values of what the bits of runs depend on; "differs" where they differ."""
+    # There must be at least one run, and each must have a fingerprint.
     rows = []
     for key, value in runs[0].fingerprint.items():
         if key not in ("config", "seed", "data_seed", "isa"):

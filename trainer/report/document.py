@@ -21,41 +21,25 @@ _MOST_LABELS = 5  # labels that a legend explains
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: in CSV: lower case, without spaces, such as "steps_to_target".
-        title: what readers see, such as "steps to target".
-        kind: how cells are written. "number" has four significant digits; "p" is a p value; "share"
-            is a fraction of 1, written in percent; "code" is a path or command.
-        only_csv: whether only CSV has it, because a reader could not read so many.
-    """
-
-    name: str
-    title: str
+    name: str  # in CSV: lower case, without spaces, such as "steps_to_target"
+    title: str  # what readers see, such as "steps to target"
+    # "number" has four significant digits; "p" is a p value; "share" is a fraction of 1, written
+    # in percent; "code" is a path or command
     kind: Literal["text", "integer", "number", "p", "share", "seconds", "code"] = "text"
-    only_csv: bool = False
+    only_csv: bool = False  # because a reader could not read so many
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table; the page highlights rows by a column named "arm", which holds names of arms."""
 
-    A column named "arm" holds names of arms, by which the page highlights rows.
-
-    Attributes:
-        name: the stem of its files, unique in the report.
-        title: a caption.
-        columns: the columns.
-        rows: their cells, as many as there are columns; None for what does not exist.
-        note: sentences below the table.
-    """
-
-    name: str
-    title: str
+    name: str  # the stem of its files, unique in the report
+    title: str  # a caption
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
+    rows: tuple[tuple[Cell, ...], ...]  # as many cells as columns; None for what does not exist
+    note: str = ""  # sentences below the table
 
     def shown(self) -> "Table":
         """Returns the table without the columns that are in CSV only."""
@@ -82,81 +66,54 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a figure.
+    """An axis of a figure."""
 
-    Attributes:
-        title: what it shows, with the unit.
-        log: whether it is logarithmic; then all of its values are positive.
-        labels: for an axis of categories, their names at 0, 1, 2 and so on; empty for numbers.
-    """
-
-    title: str
-    log: bool = False
-    labels: tuple[str, ...] = ()
+    title: str  # with the unit
+    log: bool = False  # then all values are positive
+    labels: tuple[str, ...] = ()  # names of categories at 0, 1, 2 and so on; empty for numbers
 
 
 @dataclass(frozen=True)
 class Series:
-    """What a figure draws of one arm, in the style of this arm.
+    """What a figure draws of one arm, in the style of this arm."""
 
-    Attributes:
-        kind: "line" connects the points; "steps" is constant after each point; "points" are
-            separate markers; "band" fills from `y` to `high`; "interval" is a bar from `y` to
-            `high` at each x; "rule" is a line across the figure, at `y` or, without `y`, at `x`.
-        arm: the name of an arm; "" for a series of no arm, such as a target.
-        x: values of the x axis.
-        y: values of the y axis, as many; the lower end of a band or interval.
-        high: the upper ends of a band or interval; empty for other kinds.
-        label: its name in the legend and when a reader points at it.
-        faint: whether it is behind the others, thin and pale.
-        trials: the name of a trial for each point; or one name for all of a line; empty if it does
-            not belong to trials. The page hides what belongs to trials that a filter leaves out.
-        recipe: how the page computes the series again from the trials that a filter leaves:
-            "best_of_k" is the expected best of k trials over k; "" if the page does not do so.
-    """
-
+    # "line" connects the points; "steps" is constant after each point; "points" are separate
+    # markers; "band" fills from `y` to `high`; "interval" is a bar from `y` to `high` at each x;
+    # "rule" is a line across the figure, at `y` or, without `y`, at `x`
     kind: Literal["line", "steps", "points", "band", "interval", "rule"]
-    arm: str
+    arm: str  # "" for a series of no arm, such as a target
     x: Sequence[float]
-    y: Sequence[float] = ()
-    high: Sequence[float] = ()
-    label: str = ""
-    faint: bool = False
+    y: Sequence[float] = ()  # the lower end of a band or interval
+    high: Sequence[float] = ()  # the upper end of a band or interval; else empty
+    label: str = ""  # in the legend and when a reader points at it
+    faint: bool = False  # behind the others, thin and pale
+    # the name of a trial for each point, or one for all of a line; empty if it does not belong to
+    # trials; the page hides those that a filter leaves out
     trials: tuple[str, ...] = ()
+    # how the page computes it again from the trials that a filter leaves: "best_of_k" is the
+    # expected best of k trials over k; "" if it does not
     recipe: Literal["", "best_of_k"] = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure.
+    """A figure."""
 
-    Attributes:
-        name: the stem of its files, unique in the report.
-        title: a caption.
-        description: a sentence for readers who cannot see the figure: what is drawn and what stands
-            out.
-        x: the horizontal axis.
-        y: the vertical axis.
-        series: what is drawn, the foremost last. Points that are not finite are not drawn; a band
-            whose end is infinite reaches out of the figure.
-        table: the numbers of the figure.
-    """
-
-    name: str
-    title: str
-    description: str
+    name: str  # the stem of its files, unique in the report
+    title: str  # a caption
+    description: str  # for readers who cannot see it: what is drawn and what stands out
     x: Axis
     y: Axis
+    # the foremost last; points that are not finite are not drawn; a band whose end is infinite
+    # reaches out of the figure
     series: tuple[Series, ...]
-    table: Table
+    table: Table  # the numbers of the figure
 
     @property
     def legend(self) -> dict[tuple[str, str], bool]:
-        """What a legend explains beside arms: (kind, label) -> whether it is faint.
-
-        Labels that name an arm are left out, as the legend has the arm. It is empty if there are
-        many.
-        """
+        """What a legend explains beside arms: (kind, label) -> whether it is faint."""
+        # Labels that name an arm are left out, as the legend has the arm. It is empty if there are
+        # many.
         names = {series.arm for series in self.series if series.arm}
         labels = {
             (series.kind, series.label): series.faint
@@ -170,62 +127,39 @@ class Figure:
 
 @dataclass(frozen=True)
 class Block:
-    """What a panel shows of one workload, or of all.
+    """What a panel shows of one workload, or of all."""
 
-    Attributes:
-        title: the name of the workload; "" if the report has only one or it concerns all.
-        text: paragraphs.
-        warnings: sentences about what limits the conclusions.
-        figures: shown before the tables.
-        tables: tables.
-    """
-
-    title: str = ""
-    text: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    title: str = ""  # the workload; "" if it is the only one or it concerns all
+    text: tuple[str, ...] = ()  # paragraphs
+    warnings: tuple[str, ...] = ()  # sentences about what limits the conclusions
+    figures: tuple[Figure, ...] = ()  # shown before the tables
     tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A section of the report.
+    """A section of the report."""
 
-    Attributes:
-        name: a short name, for links: "verdict", "ledger".
-        title: the heading.
-        kind: "tests" if it concludes from all runs, so that it does not hold for a selection of
-            trials, and the page greys it while a filter is on; "describes" otherwise.
-        blocks: one for each workload, or a single one.
-    """
-
-    name: str
-    title: str
+    name: str  # for links: "verdict", "ledger"
+    title: str  # the heading
+    # "tests" if it concludes from all runs, so that it does not hold for a selection of trials,
+    # and the page greys it while a filter is on
     kind: Literal["tests", "describes"]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # one for each workload, or a single one
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a workload, which the page sorts and filters.
+    """The trials of a workload, which the page sorts and filters."""
 
-    Attributes:
-        workload: its name.
-        table: one row a trial. Its columns "trial", "arm" and "end" exist always; `goal` and
-            `axes` name others; "folder" is the path of the trial's folder from that of the report.
-        goal: the name of the column by which trials were compared; its cells are None for trials
-            that diverged or failed.
-        better: whether the smallest or the largest value is the best.
-        axes: the names of the columns of the search spaces.
-        command: the command that repeats a trial, with "{folder}" and "{trial}" to be replaced.
-    """
-
-    workload: str
+    workload: str  # its name
+    # one row a trial; its columns "trial", "arm" and "end" exist always; "folder" is the path of
+    # the trial's folder from that of the report
     table: Table
-    goal: str
-    better: Literal["min", "max"]
-    axes: tuple[str, ...]
-    command: str
+    goal: str  # the column by which trials were compared; None in those that diverged or failed
+    better: Literal["min", "max"]  # which value is the best
+    axes: tuple[str, ...]  # the columns of the search spaces
+    command: str  # repeats a trial, with "{folder}" and "{trial}" to be replaced
 
 
 @dataclass(frozen=True)

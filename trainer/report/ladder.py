@@ -25,16 +25,13 @@ _FEWEST_TO_FIT = 3  # rungs through which a power law is drawn
 
 @dataclass(frozen=True)
 class Match:
-    """The cost at which a baseline has the value of an arm.
+    """The cost at which a baseline has the value of an arm."""
 
-    Attributes:
-        log_cost: the logarithm of the cost.
-        bound: "" if it was interpolated between two rungs; "least" if the baseline has no value as
-            good, so that the cost is at least that of its highest rung; "most" if its lowest rung
-            is as good already.
-    """
+    # `bound` is "" if the cost was interpolated between two rungs; "least" if the baseline has no
+    # value as good, so that the cost is at least that of its highest rung; "most" if its lowest
+    # rung is as good already.
 
-    log_cost: float
+    log_cost: float  # the logarithm of the cost
     bound: Literal["", "least", "most"] = ""
 
 
@@ -80,23 +77,15 @@ def match(costs: Sequence[float], values: Sequence[float], value: float, sign: i
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times less an arm costs on a rung than the baseline that has the same result.
-
-    Attributes:
-        arm, rung: the names.
-        factor: the size of the rung over that of the lowest.
-        matches: number of a chain -> the logarithm of its speed-up and its bound; absent for a
-            chain without a value.
-        chains: how many chains there are.
-        estimate: the mean of the logarithms with its interval; without one if a chain has no value
-            or a bound.
-    """
+    """How many times less an arm costs on a rung than the baseline that has the same result."""
 
     arm: str
     rung: str
-    factor: float
+    factor: float  # the size of the rung over that of the lowest
+    # chain -> the logarithm of its speed-up and its bound; absent for a chain without a value
     matches: Mapping[int, Match]
     chains: int
+    # the mean of the logarithms; without an interval if a chain has no value or a bound
     estimate: Estimate | None
 
     @property
@@ -113,66 +102,41 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Trend:
-    """A slope over the rungs of a ladder.
-
-    Attributes:
-        arm: the name.
-        of: what changes: a config path, or "".
-        rungs: how many rungs it is fitted on.
-        estimate: the slope with its interval over chains; None if there is none.
-        why: why there is none, as a sentence; "" if there is one.
-    """
+    """A slope over the rungs of a ladder."""
 
     arm: str
-    of: str
-    rungs: int
-    estimate: Estimate | None
-    why: str = ""
+    of: str  # what changes: a config path, or ""
+    rungs: int  # how many rungs it is fitted on
+    estimate: Estimate | None  # the slope with its interval over chains; None if there is none
+    why: str = ""  # why there is none, as a sentence; "" if there is one
 
 
 @dataclass(frozen=True)
 class Regret:
-    """How much worse the hyperparameters of the rule are on a rung than those of a search there.
-
-    Attributes:
-        arm, rung: the names.
-        estimate: the mean difference, above 0 if the rule is worse, with its interval.
-        chains: how many chains it is over.
-    """
+    """How much worse the hyperparameters of the rule are on a rung than those of a search there."""
 
     arm: str
     rung: str
-    estimate: Estimate
-    chains: int
+    estimate: Estimate  # the mean difference, above 0 if the rule is worse
+    chains: int  # how many chains it is over
 
 
 class BestRate(NamedTuple):
-    """The learning rate of a winner.
-
-    Attributes:
-        arm, path, rung: the arm, the config path of the rate, and the rung.
-        chain: the number of the search.
-        value: the rate.
-        edge: the edge of its space at which it lies, "low" or "high"; None if it does not.
-    """
+    """The learning rate of a winner."""
 
     arm: str
-    path: str
+    path: str  # the config path of the rate
     rung: str
-    chain: int
+    chain: int  # the number of the search
     value: float
-    edge: str | None
+    edge: str | None  # the edge of its space at which it lies, "low" or "high"; None if it does not
 
 
 class Climb:
-    """The rungs of a ladder, from `sweep_results.on_rungs`, and what they show together.
+    """The rungs of a ladder, from `sweep_results.on_rungs`, and what they show together."""
 
-    Attributes:
-        planned: the ladder of the plan.
-        rungs: the rungs with the hyperparameters of the rule, from the lowest.
-        again: the rungs on which arms were searched beside the rule, by their labels.
-        goal: by which the runs are compared.
-    """
+    # `rungs` are those with the hyperparameters of the rule, from the lowest; `again` are those on
+    # which arms were searched beside the rule, by their labels.
 
     def __init__(self, workloads: Sequence[Workload]):
         planned = workloads[0].ladder

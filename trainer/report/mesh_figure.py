@@ -29,19 +29,10 @@ _ABOVE, _BELOW = 1.45, 0.3  # inches above and below the rows
 
 
 def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathLike[str]) -> None:
-    """Draws what each device of a mesh holds into a file.
-
-    At the top is the memory of a device. Below it, each parameter has a row: its dimensions, in the
-    color of the axes that split them, and the bytes of a device for it, its gradient and its state.
-
-    Args:
-        holdings: what to draw.
-        limit: the memory of a device in bytes; None if it is not known.
-        file: path of the file, .png, .pdf or .svg.
-
-    Raises:
-        UserError: the file has another suffix, or cannot be written.
-    """
+    """Draws what each device of a mesh holds into a .png, .pdf or .svg; else raises UserError."""
+    # `limit` is the memory of a device in bytes; None if it is not known. At the top is the memory
+    # of a device. Below it, each parameter has a row: its dimensions, in the color of the axes that
+    # split them, and the bytes of a device for it, its gradient and its state.
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 

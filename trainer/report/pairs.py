@@ -45,59 +45,46 @@ _NAMED = 3  # how many of the files that disagree a sentence lists
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arms, the better one first: by the mean difference, or by signs if a run has no value.
-
-    Attributes:
-        better, worse: the names of the arms.
-        n: how many units are compared: searches, or seeds if each arm was searched once.
-        difference: that of the means, better minus worse; not a number if a unit diverged or
-            collapsed.
-        diverged: how many units of the better and of the worse arm have no value, because a run of
-            theirs diverged.
-        collapsed: how many others of them collapsed; see `statistics.collapsed`.
-        initial: the metric of the better and of the worse arm before their first steps; NaN where
-            it is not known, and then no unit counts as collapsed.
-        low, high: the ends of its interval, which holds for all pairs and looks at once; None if
-            there is none.
-        deviation: the standard deviation of the paired differences; None if it has none.
-        looks: the numbers of units at which the pair was judged; empty if it was not yet.
-        earlier: what was said at each look but the last, in order; empty with `looks: any`.
-        test: the test, such as "paired t test"; "" if no test applies, or if the pair is decided
-            without one, because one arm has no values.
-        p: the p value over all pairs and looks; None if there is no test.
-        decided: whether the better arm is better.
-        relevance: the kind of the difference, if the goal says which one is relevant; see
-            `statistics.relevance`.
-        improvement: the probability that a unit of the better arm has the better value.
-        finds: the difference that so many units find with a power of 0.8, in standard deviations
-            of the paired differences; None if there is none, or runs have other seeds.
-        needed: in a fresh sweep, how many units would find the difference that matters; None if the
-            goal does not say which one does, or that is unknown, or over 10,000.
-        needed_range: its 80% interval; None if it has none.
-        elsewhere: what is known of the difference on another test set; None if nothing is, or the
-            pair was not judged.
-    """
+    """Two arms, the better one first: by the mean difference, or by signs if a run has no value."""
 
     better: str
     worse: str
-    n: int
-    difference: float
+    n: int  # how many units are compared: searches, or seeds if each arm was searched once
+    difference: float  # of the means, better minus worse; NaN if a unit diverged or collapsed
+    # how many units of the better and of the worse arm have a run that diverged
     diverged: tuple[int, int]
-    collapsed: tuple[int, int]
+    collapsed: tuple[int, int]  # how many others of them collapsed; see `statistics.collapsed`
+    # the metric of both arms before their first steps; NaN where it is not known, and then no
+    # unit counts as collapsed
     initial: tuple[float, float]
+    # the ends of its interval, which holds for all pairs and looks at once; None if there is none
     low: float | None = None
     high: float | None = None
+    # the standard deviation of the paired differences; None if it has none
     deviation: float | None = None
+    # the numbers of units at which the pair was judged; empty if it was not yet
     looks: tuple[int, ...] = ()
+    # what was said at each look but the last, in order; empty with `looks: any`
     earlier: tuple["EarlierLook", ...] = ()
+    # such as "paired t test"; "" if no test applies, or if the pair is decided without one,
+    # because one arm has no values
     test: str = ""
-    p: float | None = None
-    decided: bool = False
+    p: float | None = None  # the p value over all pairs and looks; None if there is no test
+    decided: bool = False  # whether the better arm is better
+    # the kind of the difference, if the goal says which one is relevant; see
+    # `statistics.relevance`
     relevance: str | None = None
+    # the probability that a unit of the better arm has the better value
     improvement: Improvement | None = None
+    # the difference that so many units find with a power of 0.8, in standard deviations of the
+    # paired differences; None if there is none, or runs have other seeds
     finds: float | None = None
+    # in a fresh sweep, how many units would find the difference that matters; None if the goal
+    # does not say which one does, or that is unknown, or over 10,000
     needed: int | None = None
-    needed_range: tuple[int, int] | None = None
+    needed_range: tuple[int, int] | None = None  # its 80% interval; None if it has none
+    # what is known of the difference on another test set; None if nothing is, or the pair was not
+    # judged
     elsewhere: OtherTestSets | None = None
 
     @property
@@ -108,36 +95,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class EarlierLook:
-    """What was said about a pair before units were added.
+    """What was said about a pair before units were added."""
 
-    Attributes:
-        n: the number of units.
-        until: the day on which the last run of these units began, in UTC; "" if unknown.
-        better: the arm that was better; "" if that was not decided.
-        p: the p value over all pairs and the looks until then; None if there was no test.
-    """
-
-    n: int
-    until: str
-    better: str
-    p: float | None
+    n: int  # the number of units
+    until: str  # the day on which the last run of these units began, in UTC; "" if unknown
+    better: str  # the arm that was better; "" if that was not decided
+    p: float | None  # over all pairs and the looks until then; None if there was no test
 
 
 @dataclass(frozen=True)
 class Standing:
-    """An arm with its compared units.
-
-    Attributes:
-        arm: the name.
-        values: number of a search, or seed -> the reported metric, a mean over the final seeds of
-            the search; infinity as the worst value of a unit with a run that diverged. Units that
-            have not ended, and those with a run that failed, are left out.
-        mean: with its interval; infinite if a run diverged.
-    """
+    """An arm with its compared units."""
 
     arm: str
+    # number of a search, or seed -> the reported metric, a mean over the final seeds of the
+    # search; infinity as the worst value of a unit with a run that diverged. Units that have not
+    # ended, and those with a run that failed, are left out.
     values: dict[int, float]
-    mean: Estimate
+    mean: Estimate  # infinite if a run diverged
 
     @property
     def valueless(self) -> int:
@@ -156,14 +131,10 @@ def standings(workload: Workload) -> list[Standing]:
 
 
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms, or in an ablation each with the whole one.
-
-    The pairs of the arm with the best mean come first.
-
-    Arms are compared unit by unit if every unit of one has its counterpart in the other; single
-    runs of other seeds are compared as independent samples. The error is divided over all pairs of
-    the workload, and of other rungs of a ladder, also those of arms without results.
-    """
+    """Compares every two arms, or each with the whole one; pairs of the best arm come first."""
+    # Arms are compared unit by unit if every unit of one has its counterpart in the other; single
+    # runs of other seeds are compared as independent samples. The error is divided over all pairs
+    # of the workload, and of other rungs of a ladder, also those of arms without results.
     judge = not reason_not_to_judge(workload)
     unknown = {run.arm for run in failed(workload)}
     couples = itertools.combinations(standings(workload), 2)
@@ -176,12 +147,10 @@ def compare_arms(workload: Workload) -> list[Pair]:
 
 
 def failed(workload: Workload) -> list[Result]:
-    """Returns the runs that failed: compared ones, and trials among which winners were chosen.
-
-    They are no results: an arm with one of them is not judged until it was computed again. Without
-    a trial, an arm has had fewer of them than the others. A trial that failed again is a result, of
-    its hyperparameters: it ranks last.
-    """
+    """Returns the runs that failed: compared ones, and trials among which winners were chosen."""
+    # They are no results: an arm with one of them is not judged until it was computed again.
+    # Without a trial, an arm has had fewer of them than the others. A trial that failed again is a
+    # result, of its hyperparameters: it ranks last.
     trials = (*workload.trials, *workload.failed_below)
     once = [run for run in trials if not workload.again.get(run.name)]
     runs = {run.name: run for run in (*workload.finals, *once)}.values()
@@ -201,20 +170,13 @@ def fewest_units_of(workload: Workload) -> int:
 
 
 def number_of_pairs(arms: int, ablated: str = "") -> int:
-    """Returns how many pairs are compared: every two arms, or each with the whole one.
-
-    Args:
-        arms: their number.
-        ablated: the whole arm of an ablation; "" if there is none.
-    """
+    """Returns how many pairs are compared: every two arms, or each with the `ablated` whole one."""
     return arms - 1 if ablated else math.comb(arms, 2)
 
 
 def trials_of_search(workload: Workload, arm: str) -> int:
-    """Returns the number of points of each search of an arm; 0 for single runs.
-
-    On a rung of a ladder that is not searched, it is that of the search on lower rungs.
-    """
+    """Returns the number of points of each search of an arm; 0 for single runs."""
+    # On a rung of a ladder that is not searched, it is that of the search on lower rungs.
     own = len({run.number for run in workload.trials_of(arm) if run.search == 0})
     return workload.chosen_from.get(arm, own)
 
@@ -250,12 +212,11 @@ def reason_not_to_judge(workload: Workload) -> str:
 
 
 def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
-    """Returns the looks that were taken at the units of two arms; None if there was none yet.
-
-    All revisions from before any compared run was known count as one plan, which is judged once,
-    when all of it has ended. A later revision is judged when it has ended, if it added units or one
-    of the two arms. `units` is how many units both arms have, from the first one on without a gap.
-    """
+    """Returns the looks that were taken at the units of two arms; None if there was none yet."""
+    # All revisions from before any compared run was known count as one plan, which is judged once,
+    # when all of it has ended. A later revision is judged when it has ended, if it added units or
+    # one of the two arms. `units` is how many units both arms have, from the first one on without a
+    # gap.
     if not workload.revisions:
         return looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]

@@ -36,25 +36,15 @@ _DEVIATIONS = "standard deviations of the paired differences"
 
 @dataclass(frozen=True)
 class Pilot:
-    """How much the paired differences of a finished sweep vary over its searches.
+    """How much the paired differences of a finished sweep vary over its searches."""
 
-    Attributes:
-        name: the sweep, as the user named it.
-        searches: how many searches each arm has.
-        trials: the number of trials of each search.
-        final_seeds: the number of final seeds of each search.
-        arms: the two arms whose differences vary most.
-        deviation: the standard deviation of their paired differences, above 0.
-        words: what the results are, such as "loss on the test split".
-    """
-
-    name: str
-    searches: int
-    trials: int
-    final_seeds: int
-    arms: tuple[str, str]
-    deviation: float
-    words: str
+    name: str  # as the user named it
+    searches: int  # of each arm
+    trials: int  # of each search
+    final_seeds: int  # of each search
+    arms: tuple[str, str]  # the two arms whose differences vary most
+    deviation: float  # the standard deviation of their paired differences, above 0
+    words: str  # what the results are, such as "loss on the test split"
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -67,13 +57,10 @@ class Pilot:
 
 
 def read_pilot(folder: str, plan: Plan) -> Pilot:
-    """Reads from a finished sweep how much the results of searches vary, to judge `plan` by it.
-
-    Of all pairs of arms it takes the one whose differences vary most; if the two sweeps share at
-    least two arms, only pairs of these. Raises UserError if the sweep is not a finished one with at
-    least three searches and the goal of the plan, the plan has one search, or no two arms have
-    results that differ.
-    """
+    """Reads how much the results of searches vary; raises UserError if a sweep is no such pilot."""
+    # Of all pairs of arms it takes the one whose differences vary most; if the two sweeps share at
+    # least two arms, only pairs of these. A pilot is a finished sweep with at least three searches
+    # and the goal of `plan`, which has several; and two of its arms have results that differ.
     goal = plan.goal
     if len(plan.offsets) == 1:
         raise UserError(
@@ -132,11 +119,9 @@ def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tup
 
 
 def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
-    """Returns sentences on how many units the arms have, and which difference these can find.
-
-    There are none for a sweep of one arm. With a pilot, the difference is also given in units of
-    the metric.
-    """
+    """Returns sentences on how many units arms have, and which difference these can find."""
+    # There are none for a sweep of one arm. With a pilot, the difference is also given in units of
+    # the metric.
     searches, arms = len(plan.offsets), len(plan.arms)
     rungs = 1
     if plan.ladder is not None:
@@ -209,11 +194,9 @@ def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str
 
 
 def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on what units can find that are added after winners were chosen.
-
-    There are none if no units are added to what was judged or will be. `stored` is the plan before
-    in a folder, and `revision` what is added, from `extension.make_extension`.
-    """
+    """Returns sentences on what units can find that are added after winners were chosen."""
+    # There are none if no units are added to what was judged or will be. `stored` is the plan
+    # before in a folder, and `revision` what is added, from `extension.make_extension`.
     in_order = not began_late(read_ledger(folder))
     every = [*stored.revisions, revision]
     until = [every[: number + 1] for number in range(len(every))]
@@ -262,10 +245,8 @@ def _level(looks: Looks, pairs: int, later: bool) -> float:
 
 
 def _effect(units: int, looks: Looks, pairs: int, later: bool = False) -> float | None:
-    """Returns the effect that a look at so many units finds; None if they cannot decide anything.
-
-    It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
-    """
+    """Returns the effect that a look at so many units finds; None if they decide nothing."""
+    # It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
     later = later or looks.planned is None
     level = _level(looks, pairs, later)
     if units < fewest_units(level):

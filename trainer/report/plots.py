@@ -33,38 +33,24 @@ T_RUNS = 3  # the fewest runs with a t interval; that of two runs is nine times 
 
 
 class Points(NamedTuple):
-    """A metric of a run.
+    """A metric of a run; each field is [points]."""
 
-    Attributes:
-        steps: the steps at which it was written, [points], increasing.
-        x: where it is drawn, [points]: the steps, or another value of the same rows.
-        y: its values, [points].
-    """
-
-    steps: np.ndarray
-    x: np.ndarray
+    steps: np.ndarray  # at which it was written, increasing
+    x: np.ndarray  # where it is drawn: the steps, or another value of the same rows
     y: np.ndarray
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a figure, with what it was computed from.
-
-    Attributes:
-        x: where it is drawn, [points].
-        y: its values, [points].
-        low: the lower end of its band, [points]; None if it has no band.
-        high: the upper end of its band, [points]; None if it has no band.
-        faint: curves that are drawn pale behind it: its runs, as metrics.jsonl has them.
-        runs: of how many runs it is the mean.
-    """
+    """A curve of a figure, with what it was computed from; its arrays are [points]."""
 
     x: Values
     y: Values
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
+    low: np.ndarray | None = None  # the lower end of its band; None if it has no band
+    high: np.ndarray | None = None  # the upper end of its band; None if it has no band
+    # curves that are drawn pale behind it: its runs, as metrics.jsonl has them
     faint: Sequence[Curve] = ()
-    runs: int = 1
+    runs: int = 1  # of how many runs it is the mean
 
     @property
     def curve(self) -> Curve:
@@ -73,11 +59,8 @@ class Line:
 
 
 def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> Points:
-    """Reads one metric of a run, by step or by another value of its rows, such as "epochs".
-
-    Rows that lack one of the two are left out. Raises ValueError if the folder has no metrics, or
-    no row with both.
-    """
+    """Reads a metric by steps or by `x`, such as "epochs"; raises ValueError if no row has both."""
+    # Rows that lack one of the two are left out.
     file = Path(workdir) / "metrics.jsonl"
     if not file.is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
@@ -119,13 +102,11 @@ def smooth(values: ArrayLike, weight: float) -> np.ndarray:
 
 
 def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
-    """Returns the curve of a run, or the mean of several with a band.
-
-    The band is the 95% t interval of the mean for three runs or more, and from the smallest to the
-    largest value for two. There are points at the steps that all runs have; their x is the mean
-    over the runs, in which times differ. Every run is first smoothed with the weight `smoothing`;
-    see `smooth`.
-    """
+    """Returns the curve of a run, or the mean of several with a band."""
+    # The band is the 95% t interval of the mean for three runs or more, and from the smallest to
+    # the largest value for two. There are points at the steps that all runs have; their x is the
+    # mean over the runs, in which times differ. Every run is first smoothed with the weight
+    # `smoothing`.
     faint = [(run.x, run.y) for run in runs]
     smoothed = [run._replace(y=smooth(run.y, smoothing)) for run in runs]
     if len(runs) == 1:
@@ -190,23 +171,11 @@ def save_figure(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Draws curves into a file, with a legend beside them if there are several.
+    """Draws curves into a file, with a legend if there are several; raises UserError."""
+    # It raises if the suffix is not one of `FORMATS`, or the file cannot be written. With more than
+    # 47 curves, the others are grey. On a logarithmic x axis, points that are not positive are not
+    # drawn; on a logarithmic y axis, bands are cut where they reach beyond the curves.
 
-    Each has a color, a dash and a marker, from `style.style`; with more than 47, the others are
-    grey. On a logarithmic y axis, bands are cut where they reach beyond the curves.
-
-    Args:
-        lines: name -> what is drawn.
-        file: path of the file; its suffix is one of `FORMATS`.
-        title: the text above the drawing.
-        x_label: the label of the x axis.
-        y_label: the label of the y axis.
-        log_x: whether the x axis is logarithmic; points that are not positive are not drawn.
-        log_y: the same for the y axis.
-
-    Raises:
-        UserError: the suffix of the file is another one, or the file cannot be written.
-    """
     # pyplot would choose a backend for the display, and keep every figure in memory.
     from matplotlib.figure import Figure
 
@@ -237,11 +206,9 @@ def save_figure(
 
 @contextlib.contextmanager
 def figure_file(file: str | os.PathLike[str]) -> Iterator[Callable[["Figure"], None]]:
-    """Prepares to draw into a file, whose suffix is one of `FORMATS`.
-
-    Yields a function that writes a figure which is drawn inside of the context. Raises UserError if
-    the file has another suffix, or cannot be written.
-    """
+    """Yields a function that writes a figure into a file; raises UserError if that cannot be."""
+    # The figure is drawn inside of the context. The suffix of the file is one of `FORMATS`; another
+    # one is a UserError, too.
     suffix = Path(file).suffix.removeprefix(".").lower()
     if suffix not in FORMATS:
         known = ", .".join(FORMATS)

@@ -16,16 +16,9 @@ class NotJudgedError(Exception):
 
 
 def judge(workload: Workload, arm: str) -> Reached:
-    """Judges the compared runs of an arm by the rule of the goal, over all evaluated steps.
-
-    Args:
-        workload: a sweep whose goal has a rule.
-        arm: the name of the arm.
-
-    Raises:
-        NotJudgedError: the runs have not all ended, chose the configuration themselves, or were not
-            evaluated after the same steps.
-    """
+    """Judges the compared runs of an arm by the rule of the goal, over all evaluated steps."""
+    # Raises NotJudgedError if the runs have not all ended, chose the configuration themselves, or
+    # were not evaluated after the same steps.
     rule = workload.goal.rule
     if rule is None:
         raise NotJudgedError("The goal has no rule.")
@@ -57,17 +50,9 @@ def sentence(workload: Workload, arm: str) -> str:
 
 
 def sentence_of(subject: str, target: str, rule: TargetRule, found: Reached) -> str:
-    """Says whether runs have reached a target, and by which numbers, in a sentence.
-
-    The rule "earliest_step" looks at each evaluation until one passes, so that LEVEL is the error
-    at that step alone.
-
-    Args:
-        subject: whose runs they are.
-        target: the metric and the value.
-        rule: the rule.
-        found: what it found.
-    """
+    """Says whether runs have reached a target, and by which numbers, in a sentence."""
+    # `subject` is whose runs they are, `target` the metric and the value. The rule "earliest_step"
+    # looks at each evaluation until one passes, so that LEVEL is the error at that step alone.
     numbers = (
         f"the mean of {plural(found.runs, 'run')} is {found.mean:.6g}, and {rule.formula} is"
         f" {found.statistic:.4g}"
@@ -124,10 +109,8 @@ def _values(workload: Workload, arm: str, runs: Sequence[Result]) -> tuple[list[
 
 
 def _planned(workload: Workload, arm: str, runs: int) -> int:
-    """Returns how many of an arm's runs were planned before any result; 0 for an arm added later.
-
-    So it is for an arm of which another configuration was compared before.
-    """
+    """Returns how many of an arm's runs were planned before any result; 0 for a later arm."""
+    # So it is for an arm of which another configuration was compared before.
     first, *later = workload.revisions
     known = arm in first.arms and not any(arm in each.new_winners for each in later)
     return min(first.units, runs) if known else 0

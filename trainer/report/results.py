@@ -28,17 +28,11 @@ SECONDS = "perf/seconds"
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of a run at its evaluations.
+    """A metric of a run at its evaluations."""
 
-    Attributes:
-        steps: number of updates before each evaluation.
-        values: the metric.
-        seconds: training time until then; NaN where it was not recorded.
-    """
-
-    steps: NDArray[np.float64]
+    steps: NDArray[np.float64]  # number of updates before each evaluation
     values: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    seconds: NDArray[np.float64]  # training time until then; NaN where it was not recorded
 
 
 MISSING = Summary("missing", step=0)
@@ -46,46 +40,30 @@ MISSING = Summary("missing", step=0)
 
 @dataclass(frozen=True)
 class Result:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000";
-            of a single run, its folder.
-        folder: of the run.
-        arm: the arm that it belongs to.
-        seed: its seed.
-        number: the number of its point in the space of the arm; None for a single run.
-        summary: its summary.json; its `end` is "missing" if it has not ended.
-        steps: the last step that was planned.
-        first_step: the step of the state that it began with: 0, unless it continued another run.
-        flops: floating-point operations of a step; None if they are not known.
-        values: config path -> value, for the axes of the search space.
-        retries: how often its computation was started again after an interruption.
-        fingerprint: what its bits depend on, from run.json.
-        search: the number of the search that it belongs to, from 0.
-        side_by_side: how many trials shared its wave.
-        load: the load average per core when it ended; None if unknown.
-        began: when its first process began, in UTC; "" if unknown.
-        code_changed: whether it was resumed with changed code of the user.
-    """
-
+    # its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000"; of a
+    # single run, its folder
     name: str
     folder: Path
     arm: str
     seed: int
-    number: int | None
-    summary: Summary = MISSING
-    steps: int = 0
+    number: int | None  # of its point in the space of the arm; None for a single run
+    summary: Summary = MISSING  # its summary.json; its `end` is "missing" if it has not ended
+    steps: int = 0  # the last step that was planned
+    # the step of the state that it began with: 0, unless it continued another run
     first_step: int = 0
-    flops: float | None = None
+    flops: float | None = None  # floating-point operations of a step; None if they are not known
+    # config path -> value, for the axes of the search space
     values: Mapping[str, Tree] = field(default_factory=dict)
-    retries: int = 0
+    retries: int = 0  # how often it was started again after an interruption
+    # what its bits depend on, from run.json
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    search: int = 0
-    side_by_side: int = 1
-    load: float | None = None
-    began: str = ""
-    code_changed: bool = False
+    search: int = 0  # the number of its search, from 0
+    side_by_side: int = 1  # how many trials shared its wave
+    load: float | None = None  # the load average per core when it ended; None if unknown
+    began: str = ""  # when its first process began, in UTC; "" if unknown
+    code_changed: bool = False  # whether it was resumed with changed code of the user
 
     @property
     def end(self) -> str:
@@ -103,37 +81,27 @@ class Result:
         return max(0, self.summary.step - self.first_step)
 
     def value(self, row: str) -> float | None:
-        """Returns the last value of a metric, by its name in metrics.jsonl; None if there is none.
-
-        It is None if the run has not ended, diverged, failed, or has no finite value. The names
-        that begin with perf/ are fields of `summary`.
-        """
+        """Returns the last value of a metric, by its name in metrics.jsonl; None if it has none."""
+        # It is None if the run has not ended, diverged, failed, or has no finite value. The names
+        # that begin with perf/ are fields of `summary`.
         return self.summary.value(row)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The metric by which runs are compared.
+    """The metric by which runs are compared."""
 
-    Attributes:
-        metric: the name without a split: "loss".
-        better: whether the smallest or the largest value is the best.
-        select_on: the split on which winners were selected, and on which learning curves and
-            targets are measured.
-        report_on: the split on which arms are compared.
-        target: a value of the metric; None if there is none.
-        relevant: the smallest difference that matters; None if the file does not say.
-        primary: the metric by which winners were selected, if it is another one.
-        rule: by which an arm has reached the target; None if the plan had none before its results.
-    """
-
-    metric: str
+    metric: str  # the name without a split: "loss"
     better: Literal["min", "max"]
+    # the split on which winners were selected, and on which learning curves and targets are
+    # measured
     select_on: str
-    report_on: str
-    target: float | None = None
+    report_on: str  # the split on which arms are compared
+    target: float | None = None  # a value of the metric; None if there is none
+    # the smallest difference that matters; None if the file does not say
     relevant: float | None = None
-    primary: str = ""
+    primary: str = ""  # the metric by which winners were selected, if it is another one
+    # by which an arm has reached the target; None if the plan had none before its results
     rule: TargetRule | None = None
 
     @property
@@ -159,48 +127,33 @@ class Goal:
 
 @dataclass(frozen=True)
 class Space:
-    """The search space of an arm.
+    """The search space of an arm."""
 
-    Attributes:
-        method: how its points were chosen, such as "sobol, seed 0".
-        axes: config path -> the space as text, such as "log_uniform 0.001 to 0.1".
-    """
-
-    method: str = ""
+    method: str = ""  # how its points were chosen, such as "sobol, seed 0"
+    # config path -> the space as text, such as "log_uniform 0.001 to 0.1"
     axes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Revision:
-    """One revision of the plan of a sweep.
+    """One revision of the plan of a sweep."""
 
-    Attributes:
-        number: from 1.
-        digest: the SHA-256 of the revision.
-        trials: arm -> how many runs it added.
-        known: how many runs were finished when it was made; None for the first.
-        winners_known: whether the winners were chosen by then.
-        compared_known: whether winners were chosen, or compared runs had ended, by then; or, if it
-            added searches, trials of two arms.
-        changes: other changes of the plan, such as "goal: ...".
-        arms: the arms that it has.
-        units: how many units it has: searches, or final seeds if each arm is searched once.
-        new_winners: the arms whose compared configuration is another one than before.
-        points: arm -> how many points it added to the searches of the arm; absent if none.
-        spaces: arm -> the space from which those points are.
-    """
-
-    number: int
-    digest: str
-    trials: Mapping[str, int]
-    known: int | None
-    winners_known: bool
+    number: int  # from 1
+    digest: str  # the SHA-256 of the revision
+    trials: Mapping[str, int]  # arm -> how many runs it added
+    known: int | None  # how many runs were finished when it was made; None for the first
+    winners_known: bool  # whether the winners were chosen by then
+    # whether winners were chosen, or compared runs had ended, by then; or, if it added searches,
+    # trials of two arms
     compared_known: bool
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # other changes of the plan, such as "goal: ..."
     arms: tuple[str, ...] = ()
-    units: int = 0
+    units: int = 0  # how many units it has: searches, or final seeds if each arm is searched once
+    # arms whose compared configuration is another one than before
     new_winners: tuple[str, ...] = ()
+    # arm -> how many points it added to the searches of the arm; absent if none
     points: Mapping[str, int] = field(default_factory=dict)
+    # arm -> the space from which those points are
     spaces: Mapping[str, Space] = field(default_factory=dict)
 
 
@@ -211,99 +164,76 @@ def planned_revision(revisions: Sequence[Revision]) -> Revision:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one sweep computed, or a set of single runs.
+    """What one sweep computed, or a set of single runs."""
 
-    Attributes:
-        name: for headings: the name of the sweep's folder.
-        path: the folder; None for single runs.
-        goal: the metric by which runs are compared.
-        arms: the names of the arms, in the order of the file.
-        trials: the runs of the search; empty for single runs.
-        finals: the runs that are compared: those of winners on fresh seeds, or single runs.
-        spaces: arm -> its search space.
-        winners: arm and search -> the number of its best point; absent if it has none.
-        revisions: of the plan.
-        completed: the number of the last revision of which all runs have ended; 0 if none has.
-        searches: how many independent searches each arm has.
-        units: the numbers of the searches, or the final seeds, in the order of the plan; empty for
-            single runs.
-        looks: "planned" or "any", as the file has it.
-        skewed: whether the file says that differences may be skewed.
-        replaced: final runs of earlier winners, which other points replaced when the sweep was
-            extended.
-        budgets: "equal", or "unequal" if the file allows it.
-        missing: sentences about what is not computed yet.
-        faults: files of the sweep or of the runs that disagree, each with what is wrong.
-        code: name in the user's code -> the hashes that it had, in order, as far as a ledger has
-            them.
-        again: the trials that were computed again after their results had been removed -> whether
-            these results were failures.
-        initial: arm -> its metrics before the first step, by their names in rows; without those
-            that are not known.
-        vocabulary: further packages whose functions the configs name.
-        configs: arm -> its config, without the values of trials.
-        warnings: arm -> sentences of its plan about what is probably a mistake in its config.
-        linked: arm -> the paths that one entry of its space sets together, for each revision that
-            added points; see `trainer.sweep.tuned`.
-        listed_seeds: "seeds" or "final seeds" -> those that the file lists, where it does not count
-            them.
-        differs: the kinds of differences between arms that the file names, as it did before any
-            compared run was known.
-        caveats: sentences on what the ledger does not show, and what the file changed too late.
-        picked: why runs of sweeps that a user named are not judged, in a sentence; "" if they may
-            be.
-        ablated: the arm with which all others are compared, which are without one of its parts; ""
-            if every two arms are compared.
-        ladder: that of the sweep, or None. Arms of a whole ladder have the names of the plan, such
-            as "muon@2x"; see `on_rungs`.
-        rung: what follows the names of the arms in the plan, such as "2x", of a workload that is
-            one rung of a ladder; "" otherwise.
-        families: among how many workloads of the sweep the error of a verdict is divided.
-        chosen_from: arm -> the number of points of each search on lower rungs, for a rung on which
-            the arms have the hyperparameters of these; empty otherwise.
-        failed_below: the trials of these searches that failed, with the arms of the rung.
-        branch: the state of a run that all runs continue, or None.
-        cuts: arm -> the steps at which its worse trials are stopped; without arms that are not cut.
-        orders: arm and search -> the cuts that were made, in order.
-    """
-
-    name: str
-    path: Path | None
+    name: str  # for headings: the name of the sweep's folder
+    path: Path | None  # None for single runs
     goal: Goal
-    arms: tuple[str, ...]
-    trials: tuple[Result, ...]
+    arms: tuple[str, ...]  # in the order of the file
+    trials: tuple[Result, ...]  # the runs of the search; empty for single runs
+    # the runs that are compared: those of winners on fresh seeds, or single runs
     finals: tuple[Result, ...]
     spaces: Mapping[str, Space]
+    # arm and search -> the number of its best point; absent if it has none
     winners: Mapping[tuple[str, int], int]
     revisions: tuple[Revision, ...] = ()
+    # the number of the last revision of which all runs have ended; 0 if none has
     completed: int = 0
-    searches: int = 1
+    searches: int = 1  # how many independent searches each arm has
+    # the numbers of the searches, or the final seeds, in the order of the plan; empty for single
+    # runs
     units: tuple[int, ...] = ()
-    looks: str = "planned"
-    skewed: bool = False
+    looks: str = "planned"  # "planned" or "any", as the file has it
+    skewed: bool = False  # whether the file says that differences may be skewed
+    # final runs of earlier winners, which other points replaced when the sweep was extended
     replaced: tuple[Result, ...] = ()
-    budgets: str = "equal"
-    missing: tuple[str, ...] = ()
+    budgets: str = "equal"  # "equal", or "unequal" if the file allows it
+    missing: tuple[str, ...] = ()  # sentences about what is not computed yet
+    # files of the sweep or of the runs that disagree, each with what is wrong
     faults: tuple[str, ...] = ()
+    # name in the user's code -> the hashes that it had, in order, as far as a ledger has them
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # the trials that were computed again after their results had been removed -> whether these
+    # results were failures
     again: Mapping[str, bool] = field(default_factory=dict)
+    # arm -> its metrics before the first step, by their names in rows; without those that are not
+    # known
     initial: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    vocabulary: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()  # further packages whose functions the configs name
+    # arm -> its config, without the values of trials
     configs: Mapping[str, Call] = field(default_factory=dict)
+    # arm -> sentences of its plan about what is probably a mistake in its config
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # arm -> the paths that one entry of its space sets together, for each revision that added
+    # points; see `trainer.sweep.tuned`
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
+    # "seeds" or "final seeds" -> those that the file lists, where it does not count them
     listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # the kinds of differences between arms that the file names, as it did before any compared run
+    # was known
     differs: Sequence[str] = ()
+    # sentences on what the ledger does not show, and what the file changed too late
     caveats: tuple[str, ...] = ()
+    # why runs of sweeps that a user named are not judged, in a sentence; "" if they may be
     picked: str = ""
+    # the arm with which all others are compared, which are without one of its parts; "" if every
+    # two arms are compared
     ablated: str = ""
+    # arms of a whole ladder have the names of the plan, such as "muon@2x"; see `on_rungs`
     ladder: PlannedLadder | None = None
+    # what follows the names of the arms in the plan, such as "2x", of a workload that is one rung
+    # of a ladder; "" otherwise
     rung: str = ""
-    families: int = 1
+    families: int = 1  # among how many workloads of the sweep the error of a verdict is divided
+    # arm -> the number of points of each search on lower rungs, for a rung on which the arms have
+    # the hyperparameters of these; empty otherwise
     chosen_from: Mapping[str, int] = field(default_factory=dict)
+    # the trials of these searches that failed, with the arms of the rung
     failed_below: tuple[Result, ...] = ()
-    branch: PlannedBranch | None = None
+    branch: PlannedBranch | None = None  # the state of a run that all runs continue
+    # arm -> the steps at which its worse trials are stopped; without arms that are not cut
     cuts: Mapping[str, Cuts] = field(default_factory=dict)
+    # arm and search -> the cuts that were made, in order
     orders: Mapping[tuple[str, int], Sequence[Cut]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
@@ -328,12 +258,10 @@ class Workload:
         return [run for run in self.trials if run.arm == arm]
 
     def units_of(self, arm: str) -> dict[int, float]:
-        """Returns the value of each unit of an arm, in the order of the plan.
-
-        A unit is a search, whose value is the mean over its final seeds, or a final seed. A unit
-        with a run that diverged has infinity as the worst value. A unit is left out until all its
-        runs have ended, and as long as one of them is failed, which is not a result.
-        """
+        """Returns the value of each unit of an arm, in the order of the plan."""
+        # A unit is a search, whose value is the mean over its final seeds, or a final seed. A unit
+        # with a run that diverged has infinity as the worst value. A unit is left out until all its
+        # runs have ended, and as long as one of them is failed, which is not a result.
         found: dict[int, list[float | None]] = {}
         for run in self.finals:
             if run.arm == arm:
@@ -358,10 +286,8 @@ class Workload:
         return next((n for n, unit in enumerate(order) if unit not in units), len(order))
 
     def values_of(self, arm: str, row: str | None = None) -> dict[int, float]:
-        """Returns the values of an arm's compared runs by seed; runs without one are left out.
-
-        `row` is the name of a metric in metrics.jsonl; None for the reported one.
-        """
+        """Returns an arm's compared runs' values by seed; runs without one are left out."""
+        # `row` is the name of a metric in metrics.jsonl; None for the reported one.
         values = {run.seed: run.value(row or self.goal.reported) for run in self.finals_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
 

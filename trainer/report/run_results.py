@@ -27,11 +27,9 @@ def read_runs(
     better: Literal["min", "max"] = "min",
     target: float | None = None,
 ) -> Workload:
-    """Reads runs; those whose configs differ in their seeds only are one arm.
-
-    `workdirs` are the runs' folders, or folders with runs; `metric` has no split. Raises UserError
-    if a folder is not that of a run, no run has the metric, or an arm has a seed twice.
-    """
+    """Reads runs, those that differ in seeds only as one arm; raises UserError if it cannot."""
+    # `workdirs` are the runs' folders, or folders with runs; `metric` has no split. It is an error
+    # if a folder is not that of a run, no run has the metric, or an arm has a seed twice.
     named = names_of([run for workdir in workdirs for run in _runs(Path(workdir))])
     groups = group_by_seed(named)
     results = tuple(
@@ -81,12 +79,10 @@ def _runs(workdir: Path) -> list[str]:
 
 
 def _picked(groups: Mapping[str, Sequence[str]]) -> str:
-    """Returns a sentence if some runs are of sweeps; "" if none is.
-
-    Which runs are named may have been decided by their results, and only the plan and the ledger of
-    a sweep say among how many arms they are and how often they were judged. `groups` are the arms
-    with the folders of their runs.
-    """
+    """Returns a sentence if some runs are of sweeps; "" if none is."""
+    # Which runs are named may have been decided by their results, and only the plan and the ledger
+    # of a sweep say among how many arms they are and how often they were judged. `groups` are the
+    # arms with the folders of their runs.
     places = [Path(folder).resolve() for folders in groups.values() for folder in folders]
     above = [next((x for x in run.parents if (x / "plan.json").exists()), None) for run in places]
     sweeps = list(dict.fromkeys(str(sweep) for sweep in above if sweep is not None))
@@ -182,10 +178,8 @@ _SEEDS = ("seed", "data_seed")
 
 
 def runs_in(folder: Path, name: str) -> list[str]:
-    """Returns the runs below a folder; none below that of a run.
-
-    Runs without the metric `name`, such as those that diverged at once, are left out.
-    """
+    """Returns the runs with the metric `name` below a folder; none below that of a run."""
+    # Runs that diverged at once have no metric.
     if (folder / "metrics.jsonl").exists():
         return []
     files = sorted(
@@ -197,12 +191,9 @@ def runs_in(folder: Path, name: str) -> list[str]:
 def groups_in(
     workdirs: Sequence[str], metric: str, *, each_run: bool = False
 ) -> dict[str, list[str]]:
-    """Returns the runs to draw, in groups that differ in their seeds only: name -> folders.
-
-    `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are drawn.
-    In folders and sweeps, runs without the metric are left out. With `each_run`, each run is a
-    group.
-    """
+    """Returns the runs to draw, in groups that differ in their seeds only: name -> folders."""
+    # `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are
+    # drawn. In folders and sweeps, runs without the metric are left out.
     found: dict[str, list[str]] = {}
     plain: list[str] = []
     for workdir in dict.fromkeys(workdirs):
@@ -230,18 +221,10 @@ def read_lines(
     *,
     each_run: bool = False,
 ) -> dict[str, Line]:
-    """Reads a metric of runs; those that differ in their seeds only are one line, their mean.
-
-    Args:
-        workdirs: folders of runs, of folders with runs, or of sweeps, whose best trials are read.
-        metric: its name in metrics.jsonl.
-        x: what the horizontal axis shows: "step", or a name in metrics.jsonl.
-        smoothing: the weight of an exponential average, from 0 to below 1.
-        each_run: whether each run is a line of its own.
-
-    Raises:
-        UserError: a run does not have the metric, or cannot be read.
-    """
+    """Reads a metric of runs, a line for the mean over seeds; raises UserError if one lacks it."""
+    # `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are
+    # read. `x` is "step" or a name in metrics.jsonl, and `smoothing` the weight of an exponential
+    # average, from 0 to below 1. With `each_run`, each run is a line of its own.
     try:
         return {
             name: combine([read_points(run, metric, x) for run in several], smoothing)
@@ -252,10 +235,8 @@ def read_lines(
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:
-    """Returns name -> folder: names are the ends of paths, as short as possible and all different.
-
-    A folder that is given twice counts once.
-    """
+    """Returns name -> folder: the names are ends of paths, as short as possible, all different."""
+    # A folder that is given twice counts once.
     paths: dict[Path, str] = {}
     for workdir in workdirs:
         paths.setdefault(Path(workdir).resolve(), workdir)
@@ -269,12 +250,10 @@ def names_of(workdirs: Sequence[str]) -> dict[str, str]:
 
 
 def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
-    """Groups the runs whose configs are equal but for their seeds: from name -> folder to folders.
-
-    A run whose config.yaml is missing or cannot be read is a group of its own. Groups are in the
-    order of their first runs, and named by what their runs' names have in common at their
-    beginnings or ends.
-    """
+    """Groups the runs, name -> folder, whose configs are equal but for their seeds."""
+    # A run whose config.yaml is missing or cannot be read is a group of its own. Groups are in the
+    # order of their first runs, and named by what their runs' names have in common at their
+    # beginnings or ends.
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
         groups.setdefault(_key(Path(folder)) or f"the run {name}", {})[name] = folder

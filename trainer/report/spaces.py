@@ -14,11 +14,9 @@ Place = tuple[int, int]  # a search, and the number of a point in it
 
 
 def point_values(workload: Workload, arm: str) -> dict[Place, float]:
-    """Returns the goal of each point of an arm's searches, the mean over its seeds.
-
-    Only points with all results have a value; it is infinite, as the worst value, if any seed
-    diverged or failed.
-    """
+    """Returns the goal of each point of an arm's searches, the mean over its seeds."""
+    # Only points with all results have a value; it is infinite, as the worst value, if any seed
+    # diverged or failed.
     return {
         place: math.fsum(values) / len(values)
         for place, values in seed_values(workload, arm).items()
@@ -46,11 +44,9 @@ _PLAIN = ("optimizer", "groups", "peak_value")
 
 
 def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Returns short names for the axes of spaces, such as "matrices.learning_rate", by config path.
-
-    The peak of a schedule and a constant in the same place have the same name, because they are the
-    same axis of two arms.
-    """
+    """Returns short names for axes, such as "matrices.learning_rate", by config path."""
+    # The peak of a schedule and a constant in the same place have the same name, because they are
+    # the same axis of two arms.
     spaces = [space for workload in workloads for space in workload.spaces.values()]
     paths = dict.fromkeys(path for space in spaces for path in space.axes)
     names = {path: _plain(path) for path in paths}
@@ -87,25 +83,15 @@ def number_of(value: Tree) -> float | None:
 
 @dataclass(frozen=True)
 class Scan:
-    """The points of an arm along one axis of its space, by the value on the axis.
-
-    Attributes:
-        arm: its name.
-        path: the config path of the axis.
-        alone: whether the arm searched no other axis.
-        at: the values on the axis.
-        values: the goal of each point; infinity as the worst value.
-        names: a trial of each point.
-        seeds: the goal of each point for each of its seeds.
-    """
+    """The points of an arm along one axis of its space, by the value on the axis."""
 
     arm: str
-    path: str
-    alone: bool
-    at: tuple[float, ...]
-    values: tuple[float, ...]
-    names: tuple[str, ...]
-    seeds: tuple[tuple[float, ...], ...]
+    path: str  # the config path of the axis
+    alone: bool  # whether the arm searched no other axis
+    at: tuple[float, ...]  # the values on the axis
+    values: tuple[float, ...]  # the goal of each point; infinity as the worst value
+    names: tuple[str, ...]  # a trial of each point
+    seeds: tuple[tuple[float, ...], ...]  # the goal of each point for each of its seeds
 
 
 def scans(workload: Workload, arm: str) -> list[Scan]:
@@ -130,13 +116,9 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
 
 
 def edge_of(at: Sequence[float], best: int, text: str) -> tuple[Bounds, str | None]:
-    """Returns the bounds of a space, and the edge at which the best of some points lies, or None.
-
-    Args:
-        at: the points on the axis.
-        best: the index of the best one.
-        text: the space, as a plan has it; one that lists values ends with those that were tried.
-    """
+    """Returns the bounds of a space, and the edge at which the best point lies, or None."""
+    # `at` are the points on the axis, `best` the index of the best one. `text` is the space, as a
+    # plan has it; one that lists values ends with those that were tried.
     space = bounds(text) or Bounds("values", min(at), max(at))
     if len(set(at)) < 3:
         return space, None
@@ -144,9 +126,7 @@ def edge_of(at: Sequence[float], best: int, text: str) -> tuple[Bounds, str | No
 
 
 def spans_decades(values: Iterable[float]) -> bool:
-    """Returns whether values are drawn on a logarithmic axis: positive, and over a decade apart.
-
-    Values that are not finite are ignored.
-    """
+    """Returns whether values get a logarithmic axis: positive, and over a decade apart."""
+    # Values that are not finite are ignored.
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)

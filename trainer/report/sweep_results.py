@@ -43,13 +43,10 @@ def read_sweep(
     metric: str | None = None,
     better: Literal["min", "max"] | None = None,
 ) -> Workload:
-    """Reads what a sweep computed; imports no jax.
-
-    `target` replaces that of the sweep's file, unless it is None. `metric` is a second outcome,
-    beside the goal by which winners were selected, and `better` says which of its values are
-    better; None for the goal. Raises UserError if the folder is not that of a sweep, or is damaged,
-    or if no run has the metric.
-    """
+    """Reads what a sweep computed, without jax; raises UserError if it cannot be read."""
+    # `target` replaces that of the sweep's file, unless it is None. `metric` is a second outcome,
+    # beside the goal by which winners were selected, and `better` says which of its values are
+    # better; None for the goal. That no run has the metric is an error, too.
     reader = SweepReader(folder)
     status = reader.read()
     plan = reader.plan
@@ -114,12 +111,10 @@ def read_sweep(
 
 
 def on_rungs(workload: Workload) -> list[Workload]:
-    """Returns the rungs of a ladder, from the lowest, each a workload of the arms of the file.
-
-    A rung on which arms are searched beside the rule comes twice, "4x" and "4x-retuned". Returns
-    the workload itself if the sweep has no ladder. The error of 5% is divided among the rungs on
-    which several arms are compared.
-    """
+    """Returns a ladder's rungs, from the lowest, each a workload of the arms of the file."""
+    # A rung on which arms are searched beside the rule comes twice, "4x" and "4x-retuned". Without
+    # a ladder, it is the workload itself. The error of 5% is divided among the rungs on which
+    # several arms are compared.
     ladder = workload.ladder
     if ladder is None:
         return [workload]
@@ -324,10 +319,8 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
-    """Returns a sentence if the file changed what a verdict means after results were known.
-
-    `planned` is the last revision before that.
-    """
+    """Returns a sentence if the file changed what a verdict means after results were known."""
+    # `planned` is the last revision before that.
     before, now = (
         {"goal.relevant": each["goal"].get("relevant"), "differs": each.get("differs", [])}
         for each in (planned, plan.revisions[-1])

@@ -13,27 +13,20 @@ from trainer.report.statistics import TwoWay, two_way
 
 @dataclass(frozen=True)
 class OtherTestSets:
-    """The interval of a difference for other units and other test examples.
+    """The interval of a difference for other units and other test examples."""
 
-    Attributes:
-        found: the difference, better minus worse, with its interval; None if the runs were not
-            scored on the same examples.
-        complete: whether it is over all test examples, and not over the first 100,000.
-    """
-
+    # better minus worse; None if the runs were not scored on the same examples
     found: TwoWay | None
-    complete: bool = True
+    complete: bool = True  # over all test examples, not the first 100,000
 
 
 def other_test_sets(
     workload: Workload, better: str, worse: str, differences: Mapping[int, float]
 ) -> OtherTestSets | None:
-    """Computes the interval of a pair from the results of its final runs on single test examples.
-
-    `differences` is unit -> difference of the reported metric, better minus worse. Returns None if
-    a run lacks such results for the reported metric, for example because an earlier version
-    computed it, or because the metric is not a mean over examples.
-    """
+    """Computes a pair's interval from results on single test examples; None if a run lacks them."""
+    # `differences` is unit -> difference of the reported metric, better minus worse. A run lacks
+    # such results, for example, because an earlier version computed it, or because the metric is
+    # not a mean over examples.
     goal = workload.goal
     if goal.report_on != "test":
         return None

@@ -29,12 +29,10 @@ _LONGEST = 200  # characters of a reason
 
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
-    """Returns the verdict as a paragraph: a claim, and what limits it.
-
-    With one search an arm, the claim is about the configurations that were found; with several,
-    about the arms. For a workload with missing runs it says what there is so far, and for one whose
-    files disagree, which these are.
-    """
+    """Returns the verdict as a paragraph: a claim, and what limits it."""
+    # With one search an arm, the claim is about the configurations that were found; with several,
+    # about the arms. For a workload with missing runs it says what there is so far, and for one
+    # whose files disagree, which these are.
     if workload.faults:  # the means cannot be trusted either
         return reason_not_to_judge(workload)
     text, goal = _verdict(workload, pairs), workload.goal
@@ -114,10 +112,8 @@ def _failed_runs(workload: Workload) -> Iterator[str]:
 
 
 def recommended_units(workload: Workload) -> int:
-    """Returns how many units of each arm a sweep of these arms should have, at least.
-
-    From so many on, signs can decide, which are counted where a run diverges or collapses.
-    """
+    """Returns how many units of each arm a sweep of these arms should have, at least."""
+    # From so many on, signs can decide, which are counted where a run diverges or collapses.
     return fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
 
 
@@ -261,11 +257,9 @@ class _Writer:
         return f"{joined(names)}, each the best of {best} in its space,"
 
     def _size_and_test(self, pair: Pair, than: str, of: str = "") -> str:
-        """Says by how much the first arm of a pair is better, and how sure that is.
-
-        `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has named
-        the arm.
-        """
+        """Says by how much the first arm of a pair is better, and how sure that is."""
+        # `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has
+        # named the arm.
         units, words = plural(pair.n, unit(self._workload)), self._goal.words
         test = f"no test with {units}"
         if pair.p is not None:

@@ -26,15 +26,11 @@ _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def write(report: Report, folder: Path, formats: Collection[str] = FORMATS) -> list[Path]:
-    """Writes a report into a folder, in place of an earlier one; returns the files, the page first.
-
-    The folder has index.html, report.md, tables/*.csv, figures/*.pdf, figures/*.png and
-    latex/*.tex; the same report gives the same bytes. Files that a user put there are kept. If the
-    process is killed, or the disk is full, the folder still has the earlier report.
-
-    Raises UserError if the folder is not that of a report, or cannot be written, and ValueError if
-    a figure or table has a name that is not a name of a file, or that of another.
-    """
+    """Writes a report into a folder, in place of an earlier one; returns the files, page first."""
+    # The same report gives the same bytes. Files that a user put there are kept. If the process is
+    # killed, or the disk is full, the folder still has the earlier report. Raises UserError if the
+    # folder is not that of a report, or cannot be written, and ValueError if a figure or table has
+    # a name that is not a name of a file, or that of another.
     _check_names("tables", [table.name for table in report.tables])
     _check_names("figures", [figure.name for figure in report.figures])
     folder = Path(folder).absolute()
@@ -98,13 +94,11 @@ class _Written(TypedDict):
 
 @contextlib.contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder beside that of a report, which replaces the latter at the end.
-
-    Files in the old folder that no report wrote, such as the output of LaTeX, are kept. A process
-    that is killed meanwhile leaves the old folder, or leaves it under another name, from which the
-    next one restores it. The path must be absolute; the folder may not exist. Raises UserError if
-    it is not that of a report, or if the disk cannot be written.
-    """
+    """Yields an empty folder beside that of a report, which replaces the latter at the end."""
+    # Files in the old folder that no report wrote, such as the output of LaTeX, are kept. A process
+    # that is killed meanwhile leaves the old folder, or leaves it under another name, from which
+    # the next one restores it. The path must be absolute. Raises UserError if the folder is not
+    # that of a report, or if the disk cannot be written.
     folder = folder.resolve() if folder.is_symlink() else folder
     staged = _sibling(folder, "tmp")
     try:
@@ -127,10 +121,7 @@ def replaced(folder: Path) -> Iterator[Path]:
 
 
 def _others(folder: Path) -> list[str]:
-    """Returns the files in a report's folder that no report wrote.
-
-    Raises UserError if the folder is not that of a report.
-    """
+    """Returns the files that no report wrote; raises UserError if the folder is no report's."""
     if not os.path.lexists(folder):
         return []
     if not folder.is_dir():
@@ -200,11 +191,9 @@ def _host() -> str:
 
 
 def _clean(folder: Path) -> None:
-    """Restores the folder, and removes what is beside it, if a process was killed.
-
-    It removes only what processes of this host left: whether one of another host is alive, and
-    still fills its folder, is not known.
-    """
+    """Restores the folder, and removes what is beside it, if a process was killed."""
+    # It removes only what processes of this host left: whether one of another host is alive, and
+    # still fills its folder, is not known.
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.([\w-]+)\.(\d+)\.(tmp|old)")
     for path in sorted(folder.parent.glob(".*.*.*.*")):
         found = pattern.fullmatch(path.name)

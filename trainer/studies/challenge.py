@@ -91,19 +91,12 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Rules:
-    """A challenge that was read.
-
-    Attributes:
-        folder: its folder.
-        challenge: what its file says.
-        baseline: the config of the baseline.
-        rule: the rule of the goal.
-    """
+    """A challenge that was read, from its folder."""
 
     folder: Path
-    challenge: Challenge
+    challenge: Challenge  # what its file says
     baseline: Config
-    rule: TargetRule
+    rule: TargetRule  # that of the goal
 
     @property
     def title(self) -> str:
@@ -139,44 +132,29 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryText:
-    """What entry.yaml says.
+    """What entry.yaml says."""
 
-    Attributes:
-        title: what was done, in a line.
-        by: who made it.
-        date: of the runs, such as "2026-06-19".
-        doubts: the name of an entry by somebody else that this one runs again, with other seeds; ""
-            for none.
-    """
-
-    title: str
-    by: str = ""
-    date: str = ""
+    title: str  # what was done, in a line
+    by: str = ""  # who made it
+    date: str = ""  # of the runs, such as "2026-06-19"
+    # the name of an entry by somebody else that this one runs again, with other seeds; "" for
+    # none
     doubts: str = ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The verdict of an entry.
+    """The verdict of an entry."""
 
-    Attributes:
-        name: of its folder.
-        text: what its file says.
-        offences: what is against the rules, as whole sentences; empty if nothing is.
-        reached: after how many steps its runs have reached the target; None if they cannot be
-            judged.
-        changes: the paths of the baseline that it changes.
-        packages: packages of its own whose functions its config names, and whose code is not
-            checked.
-        means: evaluated step -> the mean of its runs; empty if they cannot be judged.
-    """
-
-    name: str
+    name: str  # of its folder
     text: EntryText
-    offences: tuple[str, ...]
+    offences: tuple[str, ...]  # what is against the rules, as whole sentences; empty if nothing is
+    # after how many steps its runs have reached the target; None if they cannot be judged
     reached: Reached | None
-    changes: tuple[str, ...]
+    changes: tuple[str, ...]  # the paths of the baseline that it changes
+    # packages of its own whose functions its config names, and whose code is not checked
     packages: tuple[str, ...]
+    # evaluated step -> the mean of its runs; empty if they cannot be judged
     means: Mapping[int, float]
 
     @property
@@ -186,14 +164,7 @@ class Entry:
 
 
 def read_challenge(folder: Path) -> Rules:
-    """Reads the rules of a challenge.
-
-    Args:
-        folder: the folder that has challenge.yaml.
-
-    Raises:
-        UserError: there is no such file, or it or the baseline has a mistake.
-    """
+    """Reads challenge.yaml and its baseline; raises UserError if one is missing or wrong."""
     file = folder / CHALLENGE_FILE
     if not file.is_file():
         raise UserError(
@@ -221,19 +192,11 @@ def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
 
 
 def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
-    """Computes the verdict of an entry from its runs.
-
-    It compares the files of the sweep with its ledger, the plan's config with the baseline, default
-    arguments included, and the rows with the target. It does not compute the runs again.
-
-    Args:
-        rules: of the challenge.
-        folder: CHALLENGE/entries/NAME.
-        vocabulary: packages of the entry's own, whose functions its config names.
-
-    Raises:
-        UserError: the folder is not that of an entry, or a file of it cannot be read.
-    """
+    """Computes the verdict of an entry, CHALLENGE/entries/NAME, from its runs."""
+    # It compares the files of the sweep with its ledger, the plan's config with the baseline,
+    # default arguments included, and the rows with the target. It does not compute the runs again.
+    # `vocabulary` are packages of the entry's own, whose functions its config names. Raises
+    # UserError if the folder is not that of an entry, or a file of it cannot be read.
     text = _read_text(folder / ENTRY_FILE)
     plan = read_plan(folder / "sweep")
     check_vocabulary(folder / "sweep", plan, vocabulary)
@@ -405,14 +368,9 @@ def _passes(rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[s
 
 
 def sigma_of(folder: Path) -> str:
-    """Says which sigma a rule may have, from the runs of a sweep with one configuration.
-
-    Args:
-        folder: of the sweep, whose runs count for no entry.
-
-    Raises:
-        UserError: it has several configurations, too few runs, or one that diverged.
-    """
+    """Says which sigma a rule may have, from the runs of a sweep with one configuration."""
+    # The runs count for no entry. Raises UserError if there are several configurations, too few
+    # runs, or one that diverged.
     workload = read_sweep(folder)
     if len(workload.arms) != 1 or len({run.number for run in workload.finals}) != 1:
         raise UserError(f"sigma is that of one configuration, and {folder} has several.")

@@ -13,46 +13,29 @@ PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
 
 
 class Confirmation(NamedTuple):
-    """What the first entry that doubts another by the rules says of it.
+    """What the first entry that doubts another by the rules says of it."""
 
-    Attributes:
-        status: CONFIRMED, REFUTED, or else PROVISIONAL; "" of an entry that has not reached the
-            target, or doubts another.
-        sentence: on the status.
-    """
-
+    # CONFIRMED, REFUTED, or else PROVISIONAL; "" of an entry that has not reached the target, or
+    # doubts another
     status: str
-    sentence: str
+    sentence: str  # on the status
 
 
 @dataclass(frozen=True)
 class Row:
-    """An entry in the history.
-
-    Attributes:
-        entry: the entry.
-        record: whether it has fewer steps than every entry before it, and was not refuted.
-        before: the best entry before it; None if there is none.
-        comparison: with that entry; None without an exchange, or if one has not reached the target.
-        doubts: what it says of the entry that it runs again, as a sentence; "" for none.
-        confirmation: what the entries that doubt it say of it.
-    """
+    """An entry in the history."""
 
     entry: Entry
-    record: bool
-    before: Entry | None
+    record: bool  # whether it has fewer steps than every entry before it, and was not refuted
+    before: Entry | None  # the best entry before it; None if there is none
+    # with that entry; None without an exchange, or if one has not reached the target
     comparison: Comparison | None
-    doubts: str
-    confirmation: Confirmation
+    doubts: str  # what it says of the entry that it runs again, as a sentence; "" for none
+    confirmation: Confirmation  # what the entries that doubt it say of it
 
 
 def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
-    """Puts entries in their order beside the best entry before each.
-
-    Args:
-        rules: of the challenge.
-        entries: in the order of the table.
-    """
+    """Puts entries in the order of the table beside the best entry before each."""
     rows: list[Row] = []
     best: Entry | None = None
     by_name = {entry.name: entry for entry in entries}
@@ -76,14 +59,9 @@ def _compared(rules: Rules, old: Entry | None, new: Entry) -> Comparison | None:
 
 
 def confirmation_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Confirmation:
-    """Says whether an entry that has reached the target is provisional, confirmed or refuted.
-
-    Args:
-        rules: of the challenge.
-        entry: the entry.
-        others: entries in the order of the table. The first that doubts it by the rules counts, so
-            that a result is not confirmed by trying until somebody does.
-    """
+    """Says whether an entry that reached the target is provisional, confirmed or refuted."""
+    # Of `others`, in the order of the table, the first that doubts it by the rules counts, so that
+    # a result is not confirmed by trying until somebody does.
     if entry.steps is None or entry.text.doubts:
         return Confirmation("", "")
     for each in others:
@@ -98,13 +76,8 @@ def confirmation_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Conf
 
 
 def verdict_on(rules: Rules, old: Entry | None, new: Entry) -> Confirmation:
-    """Returns what an entry says of the one that it doubts, by the mean at the steps of that one.
-
-    Args:
-        rules: of the challenge.
-        old: the entry that is doubted; None if there is none of this name.
-        new: the one that doubts it.
-    """
+    """Returns what an entry says of the one that it doubts, by the mean at that one's steps."""
+    # `old` is the entry that is doubted; None if there is none of this name.
     if not new.text.doubts:
         return Confirmation("", "")
     if old is None or old.steps is None:
@@ -138,13 +111,8 @@ def _about_tries(rules: Rules, entries: Sequence[Entry]) -> str:
 
 
 def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report:
-    """Makes the report of a challenge, which `trainer.report.write.write` writes.
-
-    Args:
-        rules: of the challenge.
-        entries: their verdicts, in the order of the table.
-        made: how it was made, such as the command.
-    """
+    """Makes the report of a challenge, which `trainer.report.write.write` writes."""
+    # `entries` are in the order of the table; `made` is how it was made, such as the command.
     rows = history(rules, entries)
     records = [row for row in rows if row.record]
     goal = rules.challenge.goal

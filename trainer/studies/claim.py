@@ -51,34 +51,21 @@ _NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json", CLIPPED_F
 
 @dataclass(frozen=True)
 class Claim:
-    """What a claim says; its file has these names.
+    """What a claim says; its file has these names."""
 
-    Attributes:
-        format: 1.
-        sweep: the name of the folder.
-        verdict: the sentences of the report.
-        plan: the digest of the plan, which has configs, spaces, seeds, goal and rules.
-        ledger: the last hash of the ledger, which has those of all files of the runs.
-        runs: the folders of the runs.
-        code: name in the user's code -> the hashes that it had, in order.
-        data: the fingerprints of the data sets.
-        environment: versions, devices and settings with which the runs were computed; "differs"
-            for one that differs between them.
-        lockstep: the version that wrote the claim.
-        drawn_by: how a check draws what it computes again.
-    """
-
-    format: int
-    sweep: str
-    verdict: list[str]
-    plan: str
-    ledger: str
-    runs: list[str]
-    code: dict[str, list[str]]
-    data: list[str]
+    format: int  # 1
+    sweep: str  # the name of the folder
+    verdict: list[str]  # the sentences of the report
+    plan: str  # the digest of the plan, which has configs, spaces, seeds, goal and rules
+    ledger: str  # the last hash of the ledger, which has those of all files of the runs
+    runs: list[str]  # their folders
+    code: dict[str, list[str]]  # name in the user's code -> the hashes that it had, in order
+    data: list[str]  # the fingerprints of the data sets
+    # versions, devices and settings with which the runs were computed; "differs" for one that
+    # differs between them
     environment: dict[str, str]
-    lockstep: str
-    drawn_by: str
+    lockstep: str  # the version that wrote the claim
+    drawn_by: str  # how a check draws what it computes again
 
 
 _DRAWN_BY = (
@@ -91,16 +78,9 @@ _DRAWN_BY = (
 
 
 def write_claim(folder: Path, file: Path) -> Claim:
-    """Writes a claim about a finished sweep.
-
-    Args:
-        folder: of the sweep.
-        file: where the claim goes; replaced if it exists.
-
-    Raises:
-        UserError: the sweep has not ended, has no ledger or files that disagree, or computes
-            several trials at once, so that their bits are not those of a run alone.
-    """
+    """Writes a claim about a finished sweep, in place of an earlier one."""
+    # Raises UserError if the sweep has not ended, has no ledger or files that disagree, or computes
+    # several trials at once, so that their bits are not those of a run alone.
     reader = SweepReader(folder)
     if not reader.read().complete:
         raise UserError(
@@ -164,19 +144,12 @@ def _claim_of(folder: Path, plan: Plan, evidence: Evidence, results: "_Results")
 
 
 class _Results(NamedTuple):
-    """The results of a sweep.
+    """The results of a sweep."""
 
-    Attributes:
-        verdict: the sentences of its report.
-        runs: those that have ended, by their folders.
-        compared: the folders of those that are compared.
-        winners: the folders of the trials by which a point won its search.
-    """
-
-    verdict: list[str]
-    runs: dict[str, Result]
-    compared: set[str]
-    winners: set[str]
+    verdict: list[str]  # the sentences of its report
+    runs: dict[str, Result]  # those that have ended, by their folders
+    compared: set[str]  # the folders of those that are compared
+    winners: set[str]  # the folders of the trials by which a point won its search
 
 
 def _results(folder: Path) -> _Results:
@@ -197,35 +170,24 @@ def _results(folder: Path) -> _Results:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        refuted: sentences on what of the claim is not so; empty if nothing was found.
-        runs: how many runs the claim is about.
-        segments: of how many segments some were drawn; None if whole runs were.
-        recomputed: the segments, or runs, that were computed again: the last ones, and what was
-            drawn.
-        tolerances: the differences between the two environments, of each kind of segments for which
-            they were measured.
-        mixed: the entries of the environment that differ between the runs, by the claim.
-        lockstep: the version that wrote the claim, by the claim alone; "" if it is this one.
-        last: how many last segments were computed again, those of all compared runs and winners.
-        claim: the SHA-256 of the claim, by which segments were drawn.
-        public: the public number, by which they were drawn as well.
-        caveats: sentences on what the ledger does not show.
-    """
-
-    refuted: tuple[str, ...]
-    runs: int
-    segments: int | None = None
+    refuted: tuple[str, ...]  # sentences on what of the claim is not so; empty if nothing was found
+    runs: int  # how many runs the claim is about
+    segments: int | None = None  # of how many segments some were drawn; None if whole runs were
+    # the segments, or runs, that were computed again: the last ones, and what was drawn
     recomputed: tuple[Recomputed, ...] = ()
+    # the differences between the two environments, of each kind of segments for which they were
+    # measured
     tolerances: tuple[Tolerance, ...] = ()
+    # the entries of the environment that differ between the runs, by the claim
     mixed: tuple[str, ...] = ()
-    lockstep: str = ""
+    lockstep: str = ""  # the version that wrote the claim, by the claim alone; "" if it is this one
+    # how many last segments were computed again, those of all compared runs and winners
     last: int = 0
-    claim: str = ""
-    public: str = ""
-    caveats: tuple[str, ...] = ()
+    claim: str = ""  # the SHA-256 of the claim, by which segments were drawn
+    public: str = ""  # the public number, by which they were drawn as well
+    caveats: tuple[str, ...] = ()  # sentences on what the ledger does not show
 
     @property
     def total(self) -> int:
@@ -261,17 +223,11 @@ class Checked:
 
 
 class Wanted(NamedTuple):
-    """How much a check computes again.
+    """How much a check computes again."""
 
-    Attributes:
-        segments: how many segments are drawn; None for whole runs.
-        runs: how many whole runs; not read if there are segments.
-        measured: on how many more the differences of another environment are measured.
-    """
-
-    segments: int | None = 3
-    runs: int = 3
-    measured: int = 7
+    segments: int | None = 3  # how many are drawn; None for whole runs
+    runs: int = 3  # how many whole runs; not read if there are segments
+    measured: int = 7  # on how many more the differences of another environment are measured
 
 
 _USUAL = Wanted()
@@ -285,33 +241,16 @@ def verify_claim(
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda line: None,
 ) -> Checked:
-    """Checks a claim with the folder of its sweep, and computes some of its runs again.
-
-    The files of the folder are compared with the ledger, plan and ledger with the claim, the
-    configs of the runs with the plan, the verdict with the one that the rows give now, and the
-    metrics before the first steps with those of the first states here. If all of that agrees,
-    segments are computed again from the states with which they begin: the last one of each compared
-    run and of each trial that won its search, because verdict and winners rest on the values there,
-    and some that are drawn from the other segments of the compared runs. If the sweep kept no
-    states, whole runs are drawn from all.
-
-    If segments were computed in another environment and have other bits here, the differences of
-    the two environments are measured on segments of the same kind, those that begin a run or the
-    others, which come next in a draw from all segments. Whatever environment a run names, it is
-    held against those of all runs: a forger may name another one for what was forged.
-
-    Args:
-        file: the claim.
-        folder: of the sweep.
-        public: a number, as text, that nobody knew when the claim was written.
-        wanted: how much is computed again.
-        vocabulary: packages whose code the configs may call.
-        log: takes a line for each segment that is computed.
-
-    Raises:
-        UserError: a file is missing or damaged, the plan names other packages, or a segment cannot
-            be computed here.
-    """
+    """Checks a claim with the folder of its sweep, and computes some of its runs again."""
+    # Raises UserError if a file is missing or damaged, the plan names other packages, or a segment
+    # cannot be computed here. `public` is a number, as text, that nobody knew when the claim was
+    # written.
+    # If all files agree, the last segment of each compared run and winning trial is computed again,
+    # because verdict and winners rest on the values there, and some that are drawn from the others.
+    # If the sweep kept no states, whole runs are drawn from all.
+    # Segments of another environment may have other bits here; how far they may differ is measured
+    # on more of the same kind. Whatever environment a run names, it is held against those of all
+    # runs: a forger may name another one for what was forged.
     claim, plan = read_claim(file), read_plan(folder)
     check_vocabulary(folder, plan, vocabulary)
     results, evidence = _results(folder), examine(folder)
@@ -353,10 +292,8 @@ def verify_claim(
 def _divided(
     results: _Results, by_segments: bool
 ) -> tuple[list[Segment], dict[str, Segment], list[Segment]]:
-    """Returns the segments that are computed in any case, those that are drawn from, and the rest.
-
-    Whole runs are drawn from all.
-    """
+    """Returns the segments that are always computed, those that are drawn from, and the rest."""
+    # Whole runs are drawn from all.
     if not by_segments:
         every = [each for run in results.runs.values() for each in segments_of(run, ())]
         return [], {each.name: each for each in every}, []
@@ -393,12 +330,10 @@ class _Check:
         begins_run: bool,
         count: int,
     ) -> Tolerance | None:
-        """Measures the differences of the two environments on segments of a kind.
-
-        They are the first `count` of the kind in `others`. Of those that were `found`, the first
-        `last` were not drawn. Returns None if nothing of the kind is to be compared with them, or
-        there are too few.
-        """
+        """Measures the differences of the two environments on segments of a kind."""
+        # They are the first `count` of the kind in `others`. Of those that were `found`, the first
+        # `last` were not drawn. Returns None if nothing of the kind is to be compared with them, or
+        # there are too few.
         judged = [each for each in found if each.begins_run == begins_run]
         of_kind = [each for each in others if (each.start == 0) == begins_run]
         drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
@@ -413,10 +348,7 @@ class _Check:
 
 
 def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
-    """Yields what of a claim the files of a folder do not support.
-
-    `made` is the claim that they support.
-    """
+    """Yields what of a claim the files of a folder, which support `made`, do not support."""
     for fault in evidence.faults:
         yield f"{fault.file}: {fault.why}."
     if evidence.faults:
@@ -468,11 +400,9 @@ def _unfounded(
 
 
 def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) -> Iterator[str]:
-    """Yields which metrics before the first step the ledger has otherwise than configs have here.
-
-    They decide which runs collapsed. Other environments differ by rounding only. Ledgers of earlier
-    versions have none. `words` are the packages whose code the configs may call.
-    """
+    """Yields which metrics before the first step the ledger has otherwise than configs here."""
+    # They decide which runs collapsed. Other environments differ by rounding only. Ledgers of
+    # earlier versions have none.
     programs = {plan.example_of(shared).folder: shared for shared in plan.programs}
     noted = [
         (x.content["trial"], x.content["arms"], x.content["values"])
@@ -524,13 +454,7 @@ def _notes_initial(ledger: Ledger | None) -> bool:
 
 
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:
-    """Orders segments by hashes, so that nobody can choose the first without the public number.
-
-    Args:
-        names: of the segments, or of runs.
-        claim: the content of the file of the claim.
-        public: the public number.
-    """
+    """Orders segments by hashes; nobody can choose the first without the public number."""
     head = hashlib.sha256(claim).hexdigest()
 
     def key(name: str) -> str:

@@ -36,17 +36,11 @@ STATE = "state: "  # before the name of a part of the state, beside the names of
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a run.
-
-    Attributes:
-        run: the run.
-        start: the step of the state with which it begins; 0 for the first state of the run.
-        end: its last step; None for that of the run.
-    """
+    """A part of a run."""
 
     run: Result
-    start: int = 0
-    end: int | None = None
+    start: int = 0  # the step of the state with which it begins; 0 for the first state of the run
+    end: int | None = None  # its last step; None for that of the run
 
     @property
     def name(self) -> str:
@@ -69,12 +63,7 @@ def kept_by(run: Result) -> list[int]:
 
 
 def segments_of(run: Result, kept: Sequence[int]) -> Iterator[Segment]:
-    """Yields the segments of a run.
-
-    Args:
-        run: the run.
-        kept: the steps after which it keeps its state; empty for one segment, the whole run.
-    """
+    """Yields the segments between the steps `kept`; if it is empty, the whole run as one."""
     starts = sorted(kept)
     for start, end in zip([0, *starts], [*starts, None], strict=True):
         # A trial that was stopped early may end with the state that it keeps.
@@ -89,25 +78,18 @@ def _last_step(run: Result) -> int:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A segment that was computed again.
-
-    Attributes:
-        name: that of the segment.
-        apart: what differs -> the largest relative difference: metrics by their names, and parts of
-            the last state after `STATE`; infinite if only one side has a value. Empty if rows and
-            state are equal, bit for bit.
-        first: where it differs first, such as "train/loss at step 10"; "" if it does not.
-        differing: what the environment of the check has otherwise, as texts.
-        begins_run: whether it begins with the first state of its run.
-        other_program: whether code, data or settings are among that, with which something else is
-            computed, and not only rounded otherwise.
-    """
+    """A segment that was computed again."""
 
     name: str
+    # what differs -> the largest relative difference: metrics by their names, and parts of the
+    # last state after `STATE`; infinite if only one side has a value. Empty if rows and state are
+    # equal, bit for bit.
     apart: Mapping[str, float] = field(default_factory=dict)
-    first: str = ""
-    differing: tuple[str, ...] = ()
-    begins_run: bool = False
+    first: str = ""  # where it differs first, such as "train/loss at step 10"; "" if it does not
+    differing: tuple[str, ...] = ()  # what the environment of the check has otherwise, as texts
+    begins_run: bool = False  # whether it begins with the first state of its run
+    # whether code, data or settings are among `differing`, with which something else is computed,
+    # and not only rounded otherwise
     other_program: bool = False
 
     @property
@@ -122,11 +104,9 @@ class Recomputed:
 
 
 def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, dict[str, Any]]:
-    """Computes a segment again by the command that trains, in a process and a folder of its own.
-
-    Returns the result, and the fingerprint of the process. Raises UserError if it cannot be
-    computed, which says nothing of the run.
-    """
+    """Computes a segment again in a process of its own; raises UserError if it cannot."""
+    # It runs the command that trains, in a folder of its own. Returns the result, and the
+    # fingerprint of the process. The UserError says nothing of the run.
     run, end = segment.run, segment.end
     until = run.summary.step if end is None and run.end == "pruned" else end
     with tempfile.TemporaryDirectory(prefix="lockstep-claim-") as home:
@@ -210,11 +190,9 @@ def _compare(segment: Segment, again: Path) -> tuple[dict[str, float], str]:
 
 
 def row_differences(theirs: Rows, ours: Rows) -> tuple[dict[str, float], str]:
-    """Returns metric -> the largest relative difference of its values, and where the first is.
-
-    Only metrics with a difference of bits are in it, and no clocked ones. The difference is
-    infinite if only one side has a row or a value, or if one is not finite.
-    """
+    """Returns metric -> the largest relative difference of its values, and where the first is."""
+    # Only metrics with a difference of bits are in it, and no clocked ones. The difference is
+    # infinite if only one side has a row or a value, or if one is not finite.
     apart: dict[str, float] = {}
     first = ""
     one, other = ({row["step"]: row for row in rows} for rows in (theirs, ours))

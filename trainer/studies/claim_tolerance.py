@@ -22,21 +22,13 @@ FEWEST = 3  # segments of which a median says anything
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The differences that two environments have in segments of a kind.
+    """The differences that two environments have in segments of a kind."""
 
-    Attributes:
-        measured: the segments on which they were measured.
-        median: the median of their largest differences, relative to the values.
-        begins_run: the kind: whether they begin with the first state of a run.
-        judged: how many of the kind were drawn to be judged.
-        total: how many of the kind there are.
-    """
-
-    measured: tuple[Recomputed, ...]
-    median: float
-    begins_run: bool = False
-    judged: int = 0
-    total: int = 0
+    measured: tuple[Recomputed, ...]  # the segments on which they were measured
+    median: float  # of their largest differences, relative to the values
+    begins_run: bool = False  # the kind: whether they begin with the first state of a run
+    judged: int = 0  # how many of the kind were drawn to be judged
+    total: int = 0  # how many of the kind there are
 
     @property
     def allowed(self) -> float:
@@ -52,18 +44,10 @@ class Tolerance:
 def measure(
     segments: Sequence[Recomputed], begins_run: bool = False, judged: int = 0, total: int = 0
 ) -> Tolerance:
-    """Computes a tolerance from segments that were not drawn to be judged.
-
-    It rests on the median, so that less than half of the segments, if they are forged, cannot widen
-    it; and on all metrics and parts of the state together, because the differences of one metric
-    are mostly none or one unit of rounding.
-
-    Args:
-        segments: of one kind, at least one.
-        begins_run: their kind; see `Tolerance`.
-        judged: how many of the kind were drawn to be judged.
-        total: how many of the kind there are.
-    """
+    """Computes a tolerance from segments of a kind, at least one, that are not to be judged."""
+    # It rests on the median, so that less than half of the segments, if they are forged, cannot
+    # widen it; and on all metrics and parts of the state together, because the differences of one
+    # metric are mostly none or one unit of rounding.
     sizes = sorted(each.largest for each in segments)
     middle = sizes[(len(sizes) - 1) // 2]  # the lower one of two
     return Tolerance(tuple(segments), middle, begins_run, judged, total)

@@ -33,18 +33,13 @@ _NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True)
 class Slope:
-    """A fit of log(size) = a constant for each seed + value * log(width).
-
-    Attributes:
-        value: the power of the width with which the size grows.
-        error: its standard error, from the residuals; they hold what differs between seeds, and how
-            far the sizes are from a power.
-        degrees: of freedom of the residuals.
-    """
+    """A fit of log(size) = a constant for each seed + value * log(width)."""
 
     value: float
+    # the standard error of the value, from the residuals; they hold what differs between seeds,
+    # and how far the sizes are from a power
     error: float
-    degrees: int
+    degrees: int  # of freedom of the residuals
 
     def half_width(self, slopes: int) -> float:
         """Returns half the width of the interval that holds for so many slopes together."""
@@ -75,28 +70,19 @@ def fit(widths: Sequence[int], sizes: np.ndarray) -> Slope | None:
 
 @dataclass(frozen=True)
 class Found:
-    """What a coordinate check has measured.
-
-    Attributes:
-        series: the configs.
-        seeds: the seeds of the runs.
-        steps: after how many steps activations were measured, increasing.
-        sizes: module -> root mean squares of its activations, [1 + steps, seeds, widths], the first
-            at the start; NaN after a step that was not finite.
-        changes: module -> root mean squares of the changes since the start, [steps, seeds, widths].
-        constants: config path -> the learning rate that replaced a schedule.
-        warnings: of the plan, about learning rates that do not fit the width.
-        examples: in the batch of which activations were measured.
-    """
+    """What a coordinate check has measured."""
 
     series: WidthSeries
     seeds: tuple[int, ...]
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # after how many steps activations were measured, increasing
+    # module -> root mean squares of its activations, [1 + steps, seeds, widths], the first at the
+    # start; NaN after a step that was not finite
     sizes: Mapping[str, np.ndarray]
+    # module -> root mean squares of the changes since the start, [steps, seeds, widths]
     changes: Mapping[str, np.ndarray]
-    constants: Mapping[str, float]
-    warnings: tuple[str, ...]
-    examples: int
+    constants: Mapping[str, float]  # config path -> the learning rate that replaced a schedule
+    warnings: tuple[str, ...]  # of the plan, about learning rates that do not fit the width
+    examples: int  # how many the batch has of which activations were measured
 
     @property
     def widths(self) -> list[int]:
@@ -104,11 +90,9 @@ class Found:
         return list(self.series.by_width)
 
     def slopes(self) -> dict[tuple[str, int], Slope]:
-        """Returns (module, number of steps) -> the slope of its changes, if they have one.
-
-        There is none for changes that rounding may have made, or of less than 1% of those until the
-        last step.
-        """
+        """Returns (module, number of steps) -> the slope of its changes, if they have one."""
+        # There is none for changes that rounding may have made, or of less than 1% of those until
+        # the last step.
         fits: dict[tuple[str, int], Slope | None] = {}
         for module, changes in self.changes.items():
             least = np.maximum(_ROUNDING * self.sizes[module][0], _NEGLIGIBLE * changes[-1])
@@ -181,10 +165,8 @@ def check(
 def _programs(
     series: WidthSeries, keep_schedules: bool, vocabulary: Sequence[str]
 ) -> tuple[dict[int, Program], dict[str, float]]:
-    """Builds the program of each width, before any is trained: a width may not fit the model.
-
-    Returns them by width, and config path -> the learning rate that replaced a schedule.
-    """
+    """Builds the program of each width, before any is trained: a width may not fit the model."""
+    # Returns them by width, and config path -> the learning rate that replaced a schedule.
     programs: dict[int, Program] = {}
     constants: dict[str, float] = {}
     for width, config in series.by_width.items():
@@ -210,11 +192,9 @@ def _warnings(program: Program) -> list[str]:
 def _arrays(
     found: Sequence[Sequence[Sequence[Mapping[str, np.ndarray]]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths].
-
-    Of modules that have the same numbers, such as a block and its last layer, only the one with the
-    shortest path is kept.
-    """
+    """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths]."""
+    # Of modules that have the same numbers, such as a block and its last layer, only the one with
+    # the shortest path is kept.
     modules = sorted(found[0][0][0], key=lambda name: (name == "outputs", name.count("/"), name))
     seen: set[bytes] = set()
     sizes, changes = {}, {}
@@ -230,13 +210,7 @@ def _arrays(
 
 
 class Runs:
-    """The runs at one width, which share the compiled programs.
-
-    Args:
-        program: of the experiment.
-        stops: after how many steps to measure.
-        examples: how many of the batch are measured.
-    """
+    """The runs at one width, which share the compiled programs; `stops` are numbers of steps."""
 
     def __init__(self, program: Program, stops: Sequence[int], examples: int):
         self._program = program
@@ -282,12 +256,10 @@ def _rms(x: jax.Array) -> jax.Array:
 
 
 def activations(program: Program, params: Any, model_state: Any, batch: Any) -> dict[str, Any]:
-    """Computes what each module of a model returns for a batch, in float32 and evaluation mode.
-
-    Returns path of the module -> array; "outputs" are those of the model, the only ones of a model
-    that is no flax linen module. What does not depend on the examples, such as a kernel that a
-    module returns, is left out.
-    """
+    """Computes what each module returns for a batch, in float32 and evaluation mode."""
+    # Returns path of the module -> array; "outputs" are those of the model, the only ones of a
+    # model that is no flax linen module. What does not depend on the examples, such as a kernel
+    # that a module returns, is left out.
     params, model_state = widen((params, model_state))
     model = program.experiment.model
 

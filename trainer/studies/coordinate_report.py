@@ -23,19 +23,12 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class Judged:
-    """The slope of the changes of a module after some steps.
+    """The slope of the changes of a module after some steps."""
 
-    Attributes:
-        module: the path of the module.
-        step: after how many steps.
-        slope: the slope.
-        half: half the width of its interval.
-    """
-
-    module: str
-    step: int
+    module: str  # its path
+    step: int  # after how many steps
     slope: Slope
-    half: float
+    half: float  # half the width of the interval of the slope
 
     @property
     def kind(self) -> Kind:
@@ -166,13 +159,7 @@ def notes(found: Found) -> list[str]:
 
 
 def make_report(found: Found, title: str, made: str = "") -> Report:
-    """Makes the report of a coordinate check, which `trainer.report.write.write` writes.
-
-    Args:
-        found: what was measured.
-        title: the title of the report.
-        made: how it was made, such as the command.
-    """
+    """Makes the report of a coordinate check; `made` is how, such as the command."""
     titles = _titles(found)
     columns = (
         Column("module", titles[0]),

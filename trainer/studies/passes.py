@@ -10,16 +10,10 @@ from trainer.engine.loading import load_located
 
 
 def passes_of(config: Config, vocabulary: Sequence[str] = ()) -> int:
-    """Returns how often the model is applied while a step is traced.
-
-    An optimizer that asks for the loss or the gradient at other parameters, such as a line search
-    or SAM, applies it again. A loop that applies it counts once for each time that its body is
-    traced, so that the number is a lower bound.
-
-    Args:
-        config: of a run.
-        vocabulary: further packages whose functions it may name.
-    """
+    """Returns how often the model is applied while a step is traced, as a lower bound."""
+    # An optimizer that asks for the loss or the gradient at other parameters, such as a line search
+    # or SAM, applies it again. A loop that applies it counts once for each time that its body is
+    # traced.
     program = load_located(config, vocabulary, declared=True)
     state = program.abstract_state()
     counting = _Counting(program.experiment.model)

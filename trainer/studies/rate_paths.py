@@ -29,16 +29,7 @@ def _rates(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 def with_constant_rates(
     config: Config, experiment: Experiment, vocabulary: Sequence[str] = ()
 ) -> tuple[Config, dict[str, float]]:
-    """Replaces each schedule of a learning rate by its largest value in the run.
-
-    Args:
-        config: the config.
-        experiment: what was built from it.
-        vocabulary: packages of the user whose functions the config may name.
-
-    Returns:
-        The config, and config path -> the constant that replaced a schedule.
-    """
+    """Replaces each schedule of a learning rate by its largest value; also returns them by path."""
     builder, units = Builder(config, vocabulary), units_of(config, experiment.data)
     found: dict[str, float] = {}
     for path, tree in _rates(config.root.kwargs["optimizer"], "optimizer"):
@@ -50,16 +41,8 @@ def with_constant_rates(
 
 
 def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] = ()) -> str:
-    """Returns the config path of the learning rate of a group.
-
-    Args:
-        config: the config.
-        group: the name of the group; None for the only one.
-        vocabulary: packages of the user whose functions the config may name.
-
-    Raises:
-        UserError: there is no such group, or it has no learning rate or several.
-    """
+    """Returns the config path of the rate of a group, None for the only one; or UserError."""
+    # The UserError: there is no such group, or it has no learning rate or several.
     root = _completed(config, vocabulary)
     optimizer = root.kwargs.get("optimizer")
     groups = child_trees(optimizer).get("groups") if isinstance(optimizer, Call) else None

@@ -13,12 +13,10 @@ _BEYOND = 3.0  # times the rate of divergence; see `space`
 
 
 def space(tested: RangeTest) -> tuple[float, float] | None:
-    """Returns the range that is suggested; None if the rate did not lower the loss.
-
-    It begins at the rate from which on the gain is at least a tenth of the largest gain, and ends
-    at three times the smallest rate at which a run diverged, as a warm-up lets a run survive a
-    larger rate than this test; or at the largest rate that was tried, if no run diverged.
-    """
+    """Returns the range that is suggested; None if the rate did not lower the loss."""
+    # It begins at the rate from which on the gain is at least a tenth of the largest gain, and ends
+    # at three times the smallest rate at which a run diverged, as a warm-up lets a run survive a
+    # larger rate than this test; or at the largest rate that was tried, if no run diverged.
     if not tested.fell:
         return None
     rates = tested.rates.values
@@ -94,13 +92,7 @@ def notes(tested: RangeTest) -> list[str]:
 
 
 def make_report(tested: RangeTest, title: str, made: str = "") -> Report:
-    """Makes the report of a range test, which `trainer.report.write.write` writes.
-
-    Args:
-        tested: the losses.
-        title: the title of the report.
-        made: how it was made, such as the command.
-    """
+    """Makes the report of a range test; `made` is how, such as the command."""
     pasted = yaml(tested)
     text = (*notes(tested), *((f"To paste: {' '.join(pasted[1:]).strip()}",) if pasted else ()))
     block = Block(text=text, figures=(_losses(tested), _differences(tested)))

@@ -25,19 +25,12 @@ _WINDOW = 20  # the part of the steps that is half a window of `local_line`
 
 @dataclass(frozen=True)
 class Rates:
-    """A learning rate that rises exponentially.
+    """A learning rate that rises exponentially."""
 
-    Attributes:
-        path: its config path.
-        low: the first rate.
-        high: the last rate.
-        steps: the number of steps from the first to the last.
-    """
-
-    path: str
+    path: str  # its config path
     low: float
     high: float
-    steps: int
+    steps: int  # the number of steps from the first to the last rate
 
     @property
     def values(self) -> np.ndarray:
@@ -47,23 +40,15 @@ class Rates:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The losses of a range test.
-
-    Attributes:
-        rates: the rate of each step.
-        seeds: the seeds of the runs.
-        losses: of the runs whose rate rises, [seeds, steps]; NaN after a run has diverged.
-        steady: of the runs whose rate stays at the first value, [seeds, steps].
-        ends: the step at which each run diverged, counted from 0; None for one that did not.
-        paste: the config path to which a value of the rate is written in a space.
-    """
+    """The losses of a range test."""
 
     rates: Rates
     seeds: tuple[int, ...]
-    losses: np.ndarray
-    steady: np.ndarray
+    losses: np.ndarray  # of the runs whose rate rises, [seeds, steps]; NaN after a run has diverged
+    steady: np.ndarray  # of the runs whose rate stays at the first value, [seeds, steps]
+    # the step at which each run diverged, counted from 0; None for one that did not
     ends: tuple[int | None, ...]
-    paste: str
+    paste: str  # the config path to which a value of the rate is written in a space
 
     @property
     def differences(self) -> np.ndarray:
@@ -186,21 +171,10 @@ def rate_test(
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> RangeTest:
-    """Trains each seed with the rising rate, and with one that stays at the first value.
-
-    All runs share one compiled program, because rates are inputs of it; they are computed side by
-    side, a block of each after the other, until all have diverged.
-
-    Args:
-        config: the config. The other groups follow their schedules in it.
-        rates: the rising rate.
-        seeds: number of seeds: that of the config, and those after it.
-        vocabulary: packages of the user whose functions the config may name.
-        log: called with a line for each tenth of the steps.
-
-    Raises:
-        UserError: the range is empty, or the test is longer than a run.
-    """
+    """Trains each seed with the rising rate, and with one that stays at the first value."""
+    # All runs share one compiled program, because rates are inputs of it; they are computed side by
+    # side, a block of each after the other, until all have diverged. Other groups follow their
+    # schedules. Raises UserError if the range is empty, or the test is longer than a run.
     if not 0 < rates.low < rates.high:
         raise UserError(
             f"--low must be above 0 and below --high, and they are {rates.low:g} and"
@@ -233,10 +207,8 @@ def rate_test(
 
 
 def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str]) -> Program:
-    """Compiles the program of a rising rate, whose input `growth` is the last over the first rate.
-
-    Raises UserError if a run is shorter than the test, or the rate is not an input.
-    """
+    """Compiles the program of a rising rate; its input `growth` is the last over the first."""
+    # Raises UserError if a run is shorter than the test, or the rate is not an input.
     rising = {
         "init_value": rates.low,
         "transition_steps": rates.steps - 1,

@@ -38,23 +38,16 @@ _REQUIRED = ("model", "data", "loss", "steps", "optimizer")
 
 @dataclass(frozen=True)
 class Angles:
-    """How the updates of two optimizers compare at the recorded steps, for some parameters.
+    """How the updates of two optimizers compare at the recorded steps, for some parameters."""
 
-    All of these parameters count as one vector. What would be divided by 0 is NaN.
+    # All of these parameters count as one vector. What would be divided by 0 is NaN.
 
-    Attributes:
-        own: the norm of the update of the run's optimizer, [rows].
-        other: that of the update of the other optimizer, [rows].
-        cosine: of the angle between the two updates, [rows].
-        own_descent: the cosine of the angle between the first update and the negative gradient.
-        other_descent: that of the second update.
-    """
-
-    own: np.ndarray
-    other: np.ndarray
-    cosine: np.ndarray
+    own: np.ndarray  # the norm of the update of the run's optimizer, [rows]
+    other: np.ndarray  # that of the update of the other optimizer, [rows]
+    cosine: np.ndarray  # of the angle between the two updates, [rows]
+    # the cosine of the angle between the first update and the negative gradient
     own_descent: np.ndarray
-    other_descent: np.ndarray
+    other_descent: np.ndarray  # that of the second update
 
     @property
     def ratio(self) -> np.ndarray:
@@ -64,30 +57,19 @@ class Angles:
 
 @dataclass(frozen=True)
 class Shadowed:
-    """The updates of two optimizers at the points of one run.
+    """The updates of two optimizers at the points of one run."""
 
-    Attributes:
-        total: the steps of the whole run.
-        length: how many of them were to be computed.
-        steps: the recorded steps, counted from 1, [rows].
-        losses: of the batches of these steps, before the step, [rows].
-        groups: path name of a parameter -> its group in the run's optimizer, for the parameters
-            that one of the two optimizers updates.
-        sizes: path name -> number of elements.
-        frozen: the groups of the run that neither optimizer updates.
-        products: of these parameters, [rows, parameters, 9], see `_products`.
-        ended: a sentence about a step that was not finite; "" if there was none.
-    """
-
-    total: int
-    length: int
-    steps: tuple[int, ...]
-    losses: np.ndarray
+    total: int  # the steps of the whole run
+    length: int  # how many of them were to be computed
+    steps: tuple[int, ...]  # the recorded ones, counted from 1, [rows]
+    losses: np.ndarray  # of the batches of these steps, before the step, [rows]
+    # path name of a parameter -> its group in the run's optimizer, for the parameters that one of
+    # the two optimizers updates
     groups: Mapping[str, str]
-    sizes: Mapping[str, int]
-    frozen: tuple[str, ...]
-    products: np.ndarray
-    ended: str = ""
+    sizes: Mapping[str, int]  # path name -> number of elements
+    frozen: tuple[str, ...]  # the groups of the run that neither optimizer updates
+    products: np.ndarray  # of the parameters in `groups`, [rows, parameters, 9], see `_products`
+    ended: str = ""  # a sentence about a step that was not finite; "" if there was none
 
     def over(self, paths: Sequence[str]) -> Angles:
         """Returns the angles of the updates of some parameters."""
@@ -110,11 +92,9 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _products(a: Any, b: Any, g: Any) -> jax.Array:
-    """Returns the largest absolute values of three vectors, and inner products of them, [9].
-
-    Each vector is divided by its largest value first, because the square of a small number would be
-    0 in float32. The products are aa, bb, gg, ab, ag and bg.
-    """
+    """Returns the largest absolute values of three vectors, and inner products of them, [9]."""
+    # Each vector is divided by its largest value first, because the square of a small number would
+    # be 0 in float32. The products are aa, bb, gg, ab, ag and bg.
     a, b, g = widen((a, b, g))
     sizes = [jnp.max(jnp.abs(x), initial=0) for x in (a, b, g)]
     a, b, g = (x / jnp.where(size == 0, 1, size) for x, size in zip((a, b, g), sizes, strict=True))
@@ -143,10 +123,8 @@ def _angles(products: np.ndarray) -> Angles:
 
 
 def check_alike(config: Config, other: Config, vocabulary: Sequence[str] = ()) -> None:
-    """Raises UserError if two configs differ in more than their optimizers.
-
-    What changes no update, such as `log_every` and `metrics`, may differ as well.
-    """
+    """Raises UserError if two configs differ in more than their optimizers."""
+    # What changes no update, such as `log_every` and `metrics`, may differ as well.
     Builder(config, vocabulary).check()
     missing = [name for name in _REQUIRED if name not in other.root.kwargs]
     if missing:
@@ -191,21 +169,11 @@ def shadow(
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> Shadowed:
-    """Trains a run, and compares the updates of its optimizer with those of another one.
-
-    Args:
-        config: the run.
-        other: the same with another optimizer.
-        steps: the first steps of the run that are computed; None for all. Schedules are those of
-            the whole run.
-        every: how many steps there are from one that is recorded to the next; None for a fiftieth.
-        vocabulary: packages of the user whose functions the configs may name.
-        log: called with a line for each tenth of the steps.
-
-    Raises:
-        UserError: the configs differ in more than the optimizer, or the numbers of steps do not
-            fit, or one of the optimizers cannot be compared in this way.
-    """
+    """Trains a run, and compares the updates of its optimizer with those of another one."""
+    # `steps` are the first ones of the run, None for all; schedules are those of the whole run.
+    # `every` is from one recorded step to the next, None for a fiftieth. Raises UserError if the
+    # configs differ in more than the optimizer, the numbers do not fit, or an optimizer cannot be
+    # compared in this way.
     check_alike(config, other, vocabulary)
     program = load_located(config, vocabulary, steps_per_call=1)
     total = program.experiment.steps
@@ -246,22 +214,11 @@ def _check_steps(total: int, steps: int, every: int) -> None:
 
 
 class Shadow:
-    """A run, and another optimizer that follows it; see `shadow`.
+    """A run of one step a call, and another optimizer that follows it; see `shadow`."""
 
-    Args:
-        program: of the run, with one step a call.
-        config: of the run.
-        other: the same config with another optimizer; see `check_alike`.
-        vocabulary: packages of the user whose functions the configs may name.
-
-    Attributes:
-        program: of the run.
-        other: the same with the other optimizer, of which no step is compiled.
-        state: of the run.
-        opt_state: of the other optimizer.
-        paths: the parameters that one of the two optimizers updates.
-        ended: a sentence about a step that was not finite; "" if there was none.
-    """
+    # `state` is that of the run, `opt_state` that of the other optimizer; no step of the program
+    # `other` is compiled. `paths` are the parameters that one of the two optimizers updates.
+    # `ended` is a sentence about a step that was not finite; "" if there was none.
 
     def __init__(
         self, program: Program, config: Config, other: Config, vocabulary: Sequence[str] = ()
@@ -322,11 +279,9 @@ class Shadow:
         return found.opt_state, jnp.stack(products), found.loss
 
     def advance(self) -> tuple[jax.Array, jax.Array, StepMetrics]:
-        """Compares the updates of the next step, and then makes it, asynchronously.
-
-        Returns the products of the parameters, [parameters, 9], the loss before the step, and the
-        metrics of the step.
-        """
+        """Compares the updates of the next step, and then makes it, asynchronously."""
+        # Returns the products of the parameters, [parameters, 9], the loss before the step, and the
+        # metrics of the step.
         batch = next(self._batches)
         self.opt_state, products, loss = self._compared(
             self.state, self.opt_state, self._hyperparams, self.program.feed.to_devices(batch)

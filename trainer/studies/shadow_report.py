@@ -111,13 +111,7 @@ def _elements(found: Shadowed, paths: Sequence[str]) -> int:
 
 
 def make_report(found: Shadowed, title: str, made: str = "") -> Report:
-    """Makes the report of two optimizers, which `trainer.report.write.write` writes.
-
-    Args:
-        found: what was recorded.
-        title: the title of the report.
-        made: how it was made, such as the command.
-    """
+    """Makes the report of two optimizers; `made` is how, such as the command."""
     groups = {name: found.over(paths) for name, paths in found.by_group().items()}
     figures = [_figure(found, groups, *each) for each in _FIGURES]
     block = Block(

@@ -14,19 +14,12 @@ from trainer.messages import UserError, joined
 
 @dataclass(frozen=True)
 class WidthSeries:
-    """The configs of a coordinate check.
+    """The configs of a coordinate check."""
 
-    Attributes:
-        path: the config path of the width.
-        own: the width of the config that was given.
-        by_width: width -> config, by increasing width.
-        notes: sentences about what else differs between widths, and about heads.
-    """
-
-    path: str
-    own: int
-    by_width: Mapping[int, Config]
-    notes: tuple[str, ...]
+    path: str  # the config path of the width
+    own: int  # the width of the config that was given
+    by_width: Mapping[int, Config]  # by increasing width
+    notes: tuple[str, ...]  # sentences about what else differs between widths, and about heads
 
 
 def make_series(
@@ -36,18 +29,10 @@ def make_series(
     scale: Mapping[str, float] | None = None,
     vocabulary: Sequence[str] = (),
 ) -> WidthSeries:
-    """Makes a config for each width, which differs in the width and in the values of `scale` only.
-
-    Args:
-        config: the config of one width.
-        widths: the widths; at least two.
-        path: the config path of the width; None for `model.width`.
-        scale: config path -> power p: the value there is multiplied by (width / own width)^p.
-        vocabulary: packages of the user whose functions the config may name.
-
-    Raises:
-        UserError: a path does not exist or has no number, or an integer would not stay one.
-    """
+    """Makes a config for each width; they differ in it and in the values of `scale` only."""
+    # `path` is that of the width; None for `model.width`. `scale` is config path -> power p: the
+    # value there is multiplied by (width / own width)^p. Raises UserError if a path does not exist
+    # or has no number, or an integer would not stay one.
     builder = Builder(config, vocabulary)
     builder.check()
     root, _ = complete(config, vocabulary)
@@ -96,10 +81,8 @@ def _width_path(root: Call) -> str:
 
 
 def _number(builder: Builder, root: Call, path: str, option: str) -> int | float:
-    """Returns the number at a path of a config, defaults included; raises UserError.
-
-    An integer in the place of a float is a float.
-    """
+    """Returns the number at a path of a config, defaults included; raises UserError."""
+    # An integer in the place of a float is a float.
     tree: Tree = root
     above, rest, parameter = "", path, None
     while rest:

@@ -58,15 +58,10 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Removal:
-    """One thing that is taken out of an arm.
+    """One thing that is taken out of an arm."""
 
-    Attributes:
-        name: of the arm without it.
-        values: config path -> the value with which it does nothing.
-    """
-
-    name: str
-    values: Mapping[str, Tree]
+    name: str  # of the arm without it
+    values: Mapping[str, Tree]  # config path -> the value with which it does nothing
 
     def keeps(self, paths: Sequence[str]) -> bool:
         """Returns whether none of the paths lies within what is taken out."""
@@ -76,18 +71,10 @@ class Removal:
 
 
 def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> list[Removal]:
-    """Returns what an ablation takes out of an arm, in the order of the chains.
-
-    Args:
-        ablation: of the sweep.
-        title: the arm as the subject of a sentence.
-        config: that of the arm.
-        sweep: the config of the sweep, for places in its file.
-
-    Raises:
-        ConfigError: a path is not that of a chain, two arms have one name, `keep` has a name that
-            no arm has, or nothing is left.
-    """
+    """Returns what an ablation takes out of an arm, in the order of the chains."""
+    # `title` is the arm as the subject of a sentence; `sweep` is the config of the sweep, for
+    # places in its file. Raises ConfigError if a path is not that of a chain, two arms have one
+    # name, `keep` has a name that no arm has, or nothing is left.
     source = sweep.argument_source("ablate") or sweep.sources[""]
     found: list[Removal] = []
     for path in ablation.paths:
@@ -110,13 +97,9 @@ def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> l
 
 
 def parts_needed(found: Mapping[str, str], sweep: Config) -> ConfigError:
-    """Returns an error that names the arms without a part that cannot be built without it.
-
-    Args:
-        found: name of such an arm -> why it does not build, where the whole one does, as a
-            sentence.
-        sweep: the config of the sweep, for the place in its file.
-    """
+    """Returns an error that names the arms without a part that cannot be built without it."""
+    # `found` is name of such an arm -> why it does not build, where the whole one does, as a
+    # sentence; `sweep` is the config of the sweep, for the place in its file.
     names = list(found)
     reasons = [f"{name}: {why}" for name, why in found.items()]
     more = [f"and {len(names) - _REASONS} more"] if len(names) > _REASONS else []

@@ -14,25 +14,17 @@ WITHOUT_EFFECT += ("diagnostics", "hooks", "writers", "watchdog", "steps_per_cal
 
 
 class UnlikeLoss(NamedTuple):
-    """Why the losses of arms cannot be compared.
+    """Why the losses of arms cannot be compared."""
 
-    Attributes:
-        path: the argument that differs.
-        text: a sentence.
-        values: arm -> the value; empty if the argument is searched.
-    """
-
-    path: str
-    text: str
-    values: Mapping[str, str]
+    path: str  # the argument that differs
+    text: str  # a sentence
+    values: Mapping[str, str]  # arm -> the value; empty if the argument is searched
 
 
 def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeLoss | None:
-    """Returns why the losses of arms cannot be compared; None if all are one function.
-
-    `trees` are the configs of the arms with their defaults; `searched` has the config paths in
-    which the trials of an arm differ.
-    """
+    """Returns why the losses of arms cannot be compared; None if all are one function."""
+    # `trees` are the configs of the arms with their defaults; `searched` has the config paths in
+    # which the trials of an arm differ.
     which = "both" if len(trees) == 2 else "all of them"
     named = f"name a metric that {which} compute, such as {_common_metric(trees)}"
     for path in searched:
@@ -63,12 +55,9 @@ def _common_metric(trees: Mapping[str, Call]) -> str:
 
 
 def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`.
-
-    The value is "absent" where the arm has no such argument, and "given" where it has entries below
-    the path. Where two arms call different
-    functions, their arguments are left out.
-    """
+    """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`."""
+    # The value is "absent" where the arm has no such argument, and "given" where it has entries
+    # below the path. Where two arms call different functions, their arguments are left out.
     paths = dict.fromkeys(path for each in found.values() for path in each)
     different: dict[str, dict[str, str]] = {}
     for path in paths:

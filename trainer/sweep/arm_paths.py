@@ -13,21 +13,15 @@ _SELECTOR = re.compile(r"(\w+/)*\w+(\.\w+)*")
 
 @dataclass(frozen=True)
 class ArmPaths:
-    """Finds what the keys of a sweep's file, paths and selectors, set in the config of an arm.
+    """Finds what the keys of a sweep's file, paths and selectors, set in the config of an arm."""
 
-    In all methods, a source is the place of a key in the file of the sweep, and ConfigError is
-    raised if the arm has no such path.
+    # In all methods, a source is the place of a key in the file of the sweep, and ConfigError is
+    # raised if the arm has no such path.
 
-    Attributes:
-        title: the arm as the subject of a sentence.
-        files: the files of the arm.
-        search_paths: folders for files that are not found otherwise.
-        edited: the paths of `config` whose trees the file of the sweep has set so far.
-    """
-
-    title: str
+    title: str  # the arm as the subject of a sentence
     files: Sequence[str]
-    search_paths: Sequence[str]
+    search_paths: Sequence[str]  # folders for files that are not found otherwise
+    # the paths of `config` whose trees the file of the sweep has set so far
     edited: list[str] = field(default_factory=list)
 
     def set(self, config: Config, key: str, value: Tree, source: Source) -> Config:
@@ -56,10 +50,8 @@ class ArmPaths:
     def reached(
         self, config: Config, key: str, value: Tree, source: Source | None
     ) -> tuple[str, ...]:
-        """Returns the paths that a key sets: itself, or those that a selector of Gin reaches.
-
-        A path that the config does not have yet is set to `value`, to see whether it can be.
-        """
+        """Returns the paths that a key sets: itself, or those that a selector of Gin reaches."""
+        # A path that the config does not have yet is set to `value`, to see whether it can be.
         if key == "seed":
             text = "The seeds of the trials are set by seeds at the root of the sweep: remove seed."
             raise ConfigError(text, source)

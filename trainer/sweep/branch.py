@@ -38,17 +38,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class PlannedBranch:
-    """What the plan of a sweep keeps of its branch; plan.json has it by these names.
+    """What the plan of a sweep keeps of its branch; plan.json has it by these names."""
 
-    Attributes:
-        run: the folder of the run, relative to the folder in which the sweep was planned.
-        at: the step of the checkpoint.
-        sha256: what `checkpoint.leaves_digest` returned for it.
-    """
-
-    run: str
-    at: int
-    sha256: str
+    run: str  # its folder, relative to the folder in which the sweep was planned
+    at: int  # the step of the checkpoint
+    sha256: str  # what `checkpoint.leaves_digest` returned for it
 
     def text(self, configs: Mapping[str, Config]) -> str:
         """Returns the branch as a line for the plan; `configs` are those of the arms."""

@@ -29,22 +29,16 @@ class CodeChanged(UserError):
 
 
 class CodeChange(NamedTuple):
-    """A change of the user's code that was allowed.
+    """A change of the user's code that was allowed."""
 
-    Attributes:
-        files: file, function or class -> its hash from then on.
-        after: how many trials had ended before it.
-    """
-
-    files: Mapping[str, str]
-    after: int
+    files: Mapping[str, str]  # file, function or class -> its hash from then on
+    after: int  # how many trials had ended before it
 
 
 def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
-    """Imports the modules of the user's packages that configs name, without building anything.
-
-    Raises ConfigError if a package or a module cannot be imported, or does not have a function.
-    """
+    """Imports modules of the user's packages that configs name; ConfigError if one has a fault."""
+    # Nothing is built. The fault: a package or a module cannot be imported, or does not have a
+    # function.
     known = Vocabulary(vocabulary)
     for config in configs:
         for name in dict.fromkeys(functions(config.root)):
@@ -55,12 +49,10 @@ def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
 def check_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> dict[str, str]:
-    """Returns the old hashes of what differs from the code with which the sweep ran before.
-
-    Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
-    be read. `found` is the code of this process, from `trainer.workdir.code.hashes`.
-    Files that only one of the two has are not compared: a process may not have imported them.
-    """
+    """Returns the old hashes of what differs from the code with which the sweep ran before."""
+    # Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
+    # be read. `found` is the code of this process, from `trainer.workdir.code.hashes`. Files that
+    # only one of the two has are not compared: a process may not have imported them.
     from trainer.workdir import code  # imports jax, which a sweep's status does without
 
     known = ledger.code()
@@ -82,10 +74,8 @@ def check_code(
 
 
 def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Raises UserError for changed code before anything is done in the folder of a sweep.
-
-    It does so as well if the ledger cannot be read. For the arguments, see `check_code`.
-    """
+    """Raises UserError for changed code before anything is done in the folder of a sweep."""
+    # It does so as well if the ledger cannot be read. For the arguments, see `check_code`.
     try:
         check_code(folder, Recorder(folder), found, allowed)
     except OSError as error:
@@ -100,10 +90,8 @@ def _since(after: int) -> str:
 def note_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> list[str]:
-    """Adds new code of this process to the ledger, and returns the names of what was changed.
-
-    The sweep must be locked. For arguments and exceptions, see `check_code`.
-    """
+    """Adds new code of this process to the ledger; returns the names of what was changed."""
+    # The sweep must be locked. For arguments and exceptions, see `check_code`.
     changed = check_code(folder, ledger, found, allowed)
     known = ledger.code()
     new = {x: hash for x, hash in found.items() if x not in known or known[x].hash != hash}

@@ -65,34 +65,24 @@ _Shape = tuple[str, tuple[tuple[str, str], ...]]  # a value; or a function and i
 
 
 class Side(NamedTuple):
-    """An arm, as it is compared with others.
+    """An arm, as it is compared with others."""
 
-    Attributes:
-        tree: the config of one of its runs, with its defaults; None if it is not known.
-        space: config path -> the values that are searched, as text.
-        points: the values of its trials by config path.
-        tuning: how it is tuned; None if it is not searched.
-        branched: whether the sweep is a branch, which says with which state each arm begins.
-    """
-
-    tree: Call | None
-    space: Mapping[str, str]
-    points: Sequence[Mapping[str, Tree]]
-    tuning: Tuning | None
+    tree: Call | None  # the config of one of its runs, with its defaults; None if it is not known
+    space: Mapping[str, str]  # config path -> the values that are searched, as text
+    points: Sequence[Mapping[str, Tree]]  # the values of its trials by config path
+    tuning: Tuning | None  # None if it is not searched
+    # whether the sweep is a branch, which says with which state each arm begins
     branched: bool = False
 
 
 class Differences(NamedTuple):
-    """In what arms differ.
+    """In what arms differ."""
 
-    Attributes:
-        optimizers: whether they have different optimizers, which they then compare, or different
-            arguments or rates of one; also where that is not known.
-        others: all other differences: the kind, and the values with the arms that have them; for
-            the kinds "space" and "tuned" a sentence.
-    """
-
+    # whether they have different optimizers, which they then compare, or different arguments or
+    # rates of one; also where that is not known
     optimizers: bool
+    # all other differences: the kind, and the values with the arms that have them; for the kinds
+    # "space" and "tuned" a sentence
     others: list[tuple[str, str]]
 
     def unnamed(self, named: Collection[str]) -> list[str]:
@@ -101,11 +91,9 @@ class Differences(NamedTuple):
         return kinds if self.optimizers or len(kinds) > 1 else []
 
     def sentences(self, named: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yields what a difference is, "compared", "named" or "open", and a sentence about it.
-
-        `named` are the kinds that the file of the sweep names. With one optimizer in all arms, the
-        only kind that it does not name is what they compare.
-        """
+        """Yields "compared", "named" or "open" for a difference, and a sentence about it."""
+        # `named` are the kinds that the file of the sweep names. With one optimizer in all arms,
+        # the only kind that it does not name is what they compare.
         rest = "open" if self.unnamed(named) else "compared"
         more = "more than their optimizers" if self.optimizers else "several respects"
         words = {"compared": "What is compared: ", "open": f"The arms differ in {more}: "}
@@ -121,15 +109,9 @@ class Differences(NamedTuple):
 
 
 def differences(sides: Mapping[str, Side], past: bool) -> Differences:
-    """Returns in what arms differ.
-
-    What every arm searches is no difference; what only some of them search is one. The arguments
-    of functions are compared where the arms call the same ones.
-
-    Args:
-        sides: the arms by their names.
-        past: whether the trials have ended.
-    """
+    """Returns in what arms differ; `past` says whether the trials have ended."""
+    # What every arm searches is no difference; what only some of them search is one. The arguments
+    # of functions are compared where the arms call the same ones.
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
     found = [("tuned", text) for text in unequally_tuned(tunings, past)]
     found += [("space", text) for text in (*_widths(sides, past), *_apart(sides, past))]
@@ -190,14 +172,11 @@ def listed_seeds(
 
 
 class _Optimizer:
-    """What the optimizer of an arm has of each kind, by its groups, and what is its own.
+    """What the optimizer of an arm has of each kind, by its groups, and what is its own."""
 
-    Attributes:
-        groups: the names of its groups.
-        kinds: kind -> group, or "" outside of groups -> its values; those of rates are shapes.
-        own: path -> value of the other arguments, the scales of rates among them.
-        functions: those of `own` that are functions.
-    """
+    # `kinds` is kind -> group, or "" outside of groups -> its values; those of rates are shapes.
+    # `own` is path -> value of the other arguments, the scales of rates among them; `functions` are
+    # those of `own` that are functions.
 
     def __init__(self, tree: Tree):
         self.kinds: dict[str, dict[str, set[_Shape]]] = {kind: {} for kind in _ARGUMENTS}
@@ -247,11 +226,9 @@ class _Optimizer:
 
 
 def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
-    """Returns whether arms compare optimizers, and texts of arguments that differ besides these.
-
-    Two arms compare the groups in which they have different functions. Those with the same ones in
-    all groups compare the arguments of one; if they differ in several, all are returned.
-    """
+    """Returns whether arms compare optimizers, and texts of arguments that differ besides."""
+    # Two arms compare the groups in which they have different functions. Those with the same ones
+    # in all groups compare the arguments of one; if they differ in several, all are returned.
     compared, found = False, {}
     for pair in itertools.combinations(optimizers, 2):
         a, b = (optimizers[arm] for arm in pair)
@@ -309,10 +286,8 @@ def _shape(tree: Tree) -> tuple[_Shape, str]:
 
 
 def _unlike(kind: str, optimizers: Mapping[str, _Optimizer]) -> Iterator[str]:
-    """Yields the values of a kind in which optimizers differ, with their arms.
-
-    Optimizers with the same groups are compared by group, and others as wholes.
-    """
+    """Yields the values of a kind in which optimizers differ, with their arms."""
+    # Optimizers with the same groups are compared by group, and others as wholes.
     every = {arm: each.kinds[kind] for arm, each in optimizers.items()}
     groups = [each.groups for each in optimizers.values()]
     names = ["", *groups[0]]

@@ -20,15 +20,11 @@ _FIXED = ("from", "step", "continue", "sha256")
 
 
 class ContinuedRun:
-    """The run of a branch, in `folder`; `sweep` is the config of the sweep, for places in its file.
+    """The run of a branch, in `folder`; raises ConfigError if it cannot be continued."""
 
-    `vocabulary` are packages that the config of the run may name. Raises ConfigError if the folder
-    is not that of a run, it has no such checkpoint, or its config cannot be built.
-
-    Attributes:
-        planned: what the plan keeps of the branch.
-        config_file: the config of the run.
-    """
+    # That is if the folder is not that of a run, it has no such checkpoint, or its config cannot be
+    # built. `sweep` is the config of the sweep, for places in its file. `planned` is what the plan
+    # keeps of the branch.
 
     def __init__(self, branch: Branch, folder: str, sweep: Config, vocabulary: Sequence[str] = ()):
         self._branch, self._sweep, self._vocabulary = branch, sweep, vocabulary
@@ -79,10 +75,9 @@ class ContinuedRun:
         return replace(config, {"warm_start": dict(self._options)}, self._source())
 
     def choose_states(self, config: Config, title: str) -> Config:
-        """Returns the config of an arm with the state of its optimizer, unless it says that itself.
-
-        `title` is the arm as the subject of a sentence. Raises ConfigError if it begins otherwise.
-        """
+        """Returns an arm's config with its optimizer's state, unless it says that itself."""
+        # `title` is the arm as the subject of a sentence. Raises ConfigError if it begins
+        # otherwise.
         start: Any = config.root.kwargs.get("warm_start")
         fixed = self._options
         if not isinstance(start, dict) or any(start.get(key) != fixed[key] for key in _FIXED):
@@ -104,10 +99,8 @@ class ContinuedRun:
         return config
 
     def check_space(self, title: str, places: Mapping[str, str]) -> None:
-        """Raises ConfigError if the space of an arm has what the branch sets for all arms.
-
-        `places` is path of the space -> its path in the config of the sweep.
-        """
+        """Raises ConfigError if the space of an arm has what the branch sets for all arms."""
+        # `places` is path of the space -> its path in the config of the sweep.
         for path, place in places.items():
             if path in ("warm_start", *(f"warm_start.{key}" for key in _FIXED)):
                 raise ConfigError(
@@ -116,10 +109,8 @@ class ContinuedRun:
                 )
 
     def _has_its_optimizer(self, config: Config) -> bool:
-        """Returns whether a config has the optimizer of the run, up to hyperparameters.
-
-        That is one of the same functions in the same groups, with a state of the same arrays.
-        """
+        """Returns whether a config has the optimizer of the run, up to hyperparameters."""
+        # That is one of the same functions in the same groups, with a state of the same arrays.
         try:
             units = units_of(config, self._data)
             built = Builder(config, self._vocabulary).build("optimizer", units=units)

@@ -9,18 +9,14 @@ from trainer.config import Call, Source, Tree, dump
 
 
 def canonical(content: Any) -> str:
-    """Returns JSON in ASCII on one line; equal contents in equal order have equal texts.
-
-    The content must not have NaN or infinities.
-    """
+    """Returns JSON in ASCII on one line; equal contents in equal order have equal texts."""
+    # The content must not have NaN or infinities.
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
 def encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
-    """Returns the values of a trial as JSON can have them.
-
-    Lists, dicts, calls, NaN and infinities become {"yaml": text}.
-    """
+    """Returns the values of a trial as JSON can have them; what it cannot, as {"yaml": text}."""
+    # Those are lists, dicts, calls, NaN and infinities.
     return {path: _encoded(value) for path, value in values.items()}
 
 
@@ -38,11 +34,9 @@ class Decoder:
         self._trees: dict[str, Tree] = {}
 
     def values(self, content: Mapping[str, Any]) -> dict[str, Tree]:
-        """Returns the values of a trial from what `encoded` returned.
-
-        Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
-        KeyError or TypeError if the content has another form.
-        """
+        """Returns the values of a trial from what `encoded` returned."""
+        # Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
+        # KeyError or TypeError if the content has another form.
         return {
             path: self._tree(value["yaml"]) if isinstance(value, dict) else value
             for path, value in content.items()

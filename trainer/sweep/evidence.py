@@ -49,57 +49,39 @@ _NAMED = 5  # the most trials that a sentence lists
 
 @dataclass(frozen=True)
 class Fault:
-    """A file that disagrees with others.
+    """A file that disagrees with others."""
 
-    Attributes:
-        file: its path in the folder of the sweep, or that of a trial's folder.
-        why: what is wrong, as a part of a sentence.
-    """
-
-    file: str
-    why: str
+    file: str  # its path in the folder of the sweep, or that of a trial's folder
+    why: str  # what is wrong, as a part of a sentence
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a check of a sweep found.
-
-    Attributes:
-        faults: the files that disagree.
-        results: how many trials have a result.
-        files: how many files were compared with the ledger.
-        absent: how many files of states the ledger has that are not here.
-        head: the last hash of the ledger; "" if there is none.
-        began_late: what the ledger, or none, does not show, in a sentence; "" if it began with the
-            plan.
-        changes: the changes of the user's code, which were allowed.
-        code: name in the user's code -> the hashes that it had, in order.
-        again: the trials that were computed again after their results had been removed -> whether
-            these results were failures.
-        initial: arm -> its metrics before the first step, by their names in rows.
-    """
+    """What a check of a sweep found."""
 
     faults: tuple[Fault, ...]
-    results: int
-    files: int
-    absent: int
-    head: str
+    results: int  # how many trials have a result
+    files: int  # how many files were compared with the ledger
+    absent: int  # how many files of states the ledger has that are not here
+    head: str  # the last hash of the ledger; "" if there is none
+    # what the ledger, or none, does not show, in a sentence; "" if it began with the plan
     began_late: str
-    changes: tuple[CodeChange, ...]
+    changes: tuple[CodeChange, ...]  # those of the user's code, which were allowed
+    # name in the user's code -> the hashes that it had, in order
     code: Mapping[str, tuple[str, ...]]
+    # the trials that were computed again after their results had been removed -> whether these
+    # results were failures
     again: Mapping[str, bool]
+    # arm -> its metrics before the first step, by their names in rows
     initial: Mapping[str, Mapping[str, float]]
 
 
 def examine(
     folder: Path, outcomes: Mapping[str, Summary] | None = None, thorough: bool = True
 ) -> Evidence:
-    """Checks the results of a sweep, also while it is computed.
-
-    `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
-    also of trials whose files the ledger has. Raises UserError if the folder is not that of a
-    sweep.
-    """
+    """Checks the results of a sweep, also while it is computed; UserError if it is no sweep."""
+    # `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
+    # also of trials whose files the ledger has.
     for _ in range(_LOOKS):
         before = _size(folder)
         found = _Examination(folder, outcomes, thorough).evidence()
@@ -247,10 +229,8 @@ class _Examination:
         return set(trials), len(wanted) + len(files)
 
     def _check_checkpoints(self, name: str, listed: Mapping[str, str]) -> None:
-        """Names checkpoints of a trial that its line lacks, such as one of another trial.
-
-        The lines of earlier versions have none.
-        """
+        """Names checkpoints of a trial that its line lacks, such as one of another trial."""
+        # The lines of earlier versions have none.
         if any(file.startswith(CHECKPOINTS) for file in listed):
             found = (x for x in files_in(self._folder / name) if x.startswith(CHECKPOINTS))
             for file in sorted(set(found) - listed.keys()):
@@ -267,10 +247,9 @@ class _Examination:
                     self._fault(name, "it is a link, and not a file of the sweep")
 
     def _check_conditions(self, ledger: Ledger) -> None:
-        """Checks that the ledger has code and environment of each trial after its first such line.
-
-        Ledgers of earlier versions have no lines about environments.
-        """
+        """Checks that the ledger has code and environment of each trial."""
+        # Only after its first such line. Ledgers of earlier versions have no lines about
+        # environments.
         versions, begun, trials = versions_in(ledger), set[str](), dict[str, set[str]]()
         known = [each.content["environment"] for each in ledger.of("environment")]
         for entry in ledger.entries:
@@ -326,10 +305,8 @@ class _Examination:
             )
 
     def _check_choices(self, name: str, wrong: Callable[[Plan], Iterable[str]]) -> None:
-        """Checks a file of what was chosen by the results against the plan and the results.
-
-        `wrong` yields what differs, as parts of sentences.
-        """
+        """Checks a file of what was chosen by the results against the plan and the results."""
+        # `wrong` yields what differs, as parts of sentences.
         if self._plan is None or not (self._folder / name).exists():
             return
         try:

@@ -65,15 +65,13 @@ def write_extension(
     code: Mapping[str, str] | None = None,
     allow_changed: Sequence[str] = (),
 ) -> tuple[Plan, dict[str, Any]]:
-    """Adds a revision to the plan in a folder; returns the plan before, and the revision.
-
-    The file of the sweep is written to sweep.N.yaml, where N is the number of the revision.
-    `definition` and `plan` are those of the file with what is new, the plan with its programs;
-    `locks` is as for `Presence`; `code` is the user's code that planned it, file -> hash;
-    `allow_changed` is what may differ from the processes before: "code" or nothing. Raises
-    UserError as `make_extension` does, and if the code was changed, the folder cannot be written,
-    or another process extended the sweep meanwhile.
-    """
+    """Adds a revision to the plan in a folder; returns the plan before, and the revision."""
+    # The file of the sweep is written to sweep.N.yaml, where N is the number of the revision.
+    # `definition` and `plan` are those of the file with what is new, the plan with its programs;
+    # `code` is file -> hash.
+    # Raises UserError as `make_extension` does, and if the code was changed, which `allow_changed`
+    # may allow by "code", the folder cannot be written, or another process extended the sweep
+    # meanwhile.
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
@@ -105,19 +103,15 @@ def _check_not_extended(folder: Path, stored: Plan) -> None:
 def make_extension(
     folder: Path, stored: Plan, definition: Definition, plan: Plan
 ) -> dict[str, Any]:
-    """Returns the revision with which a file extends the plan in a folder.
-
-    `definition` and `plan` are those of the file, the plan with its programs. A grid or a list of
-    trials adds the points that the arm does not have yet. With other methods, new trial n is the
-    n-th point of the space that the file has now, and earlier trials stay points of the space that
-    it had.
-
-    A revision is a part of plan.json: all arms, seeds and the goal as they are now; the new trials
-    and their programs; "known", the trials that had ended, and whether winners were chosen;
-    "follows", the digest of the revision before. Raises UserError if the file changes or removes
-    what was planned, or adds nothing, or if winners were chosen and final.json is missing;
-    ConfigError if the arms have unequal budgets with the new trials.
-    """
+    """Returns the revision with which a file extends the plan in a folder."""
+    # A grid or a list of trials adds the points that the arm does not have yet. With other methods,
+    # new trial n is the n-th point of the space that the file has now, and earlier trials stay
+    # points of the space that it had.
+    # A revision is a part of plan.json: all arms, seeds and the goal as they are now; the new
+    # trials and their programs; "known", the trials that had ended, and whether winners were
+    # chosen; "follows", the digest of the revision before.
+    # Raises UserError if the file changes or removes what was planned, or adds nothing, or if
+    # winners were chosen and final.json is missing; ConfigError if the arms have unequal budgets.
     if stored.ladder is not None or plan.ladder is not None:
         raise UserError(
             "A sweep with a ladder cannot be extended, because its rungs are judged together and"
@@ -295,11 +289,9 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
 
 
 def _known_results(folder: Path, names: set[str]) -> dict[str, Any]:
-    """Returns which of some trials have ended, and whether the winners were chosen.
-
-    The ledger also has results that were removed, and the folders also results that it lacks.
-    Raises UserError if winners were chosen and final.json, which names them, is missing.
-    """
+    """Returns which of some trials have ended, and whether the winners were chosen."""
+    # The ledger also has results that were removed, and the folders also results that it lacks.
+    # Raises UserError if winners were chosen and final.json, which names them, is missing.
     ledger, chosen = read_ledger(folder), (folder / FINAL_FILE).exists()
     known = known_results(ledger.entries if ledger else (), results_in(folder))
     if known.final and not chosen:
@@ -318,11 +310,10 @@ def render_extension(
     power: Sequence[str] = (),
     unlike: Sequence[str] = (),
 ) -> str:
-    """Formats a revision: the new trials, programs and what they cost, and what was known.
-
-    `stored` is the plan before the revision; `power` has sentences about the differences that the
-    added units find, and `unlike` about what the arms differ in. The last line ends with a newline.
-    """
+    """Formats a revision: the new trials, programs and what they cost, and what was known."""
+    # `stored` is the plan before the revision; `power` has sentences about the differences that the
+    # added units find, and `unlike` about what the arms differ in. The last line ends with a
+    # newline.
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
     tunings = _tunings(stored, revision)
     lines += [*_arms(stored, revision), tuned_line(tunings), *unlike, ""]

@@ -15,11 +15,9 @@ from trainer.writers.json_files import DamagedFile
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Returns whether files could not be read or written, which may work at a later start.
-
-    A UserError counts by the error of the system that caused it, unless that says that something
-    does not exist or is of another kind.
-    """
+    """Returns whether files could not be read or written, which may work at a later start."""
+    # A UserError counts by the error of the system that caused it, unless that says that something
+    # does not exist or is of another kind.
     if isinstance(error, UserError) and not isinstance(error.__cause__, ABSENT):
         return isinstance(error.__cause__, OSError)
     return isinstance(error, OSError | MetricsError | CheckpointError)
@@ -47,10 +45,8 @@ def is_takeover(error: BaseException) -> bool:
 
 
 def is_trial_error(error: BaseException) -> bool:
-    """Returns whether the code of a trial, such as its data set, hook or metric, raised an error.
-
-    The error is one that was raised while the trial was advanced.
-    """
+    """Returns whether the code of a trial, such as its data set or hook, raised an error."""
+    # The error is one that was raised while the trial was advanced.
     of_others = (is_disk_error, is_out_of_memory, is_takeover)
     others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile | DataChanged)
     return not (others or any(is_of(error) for is_of in of_others))

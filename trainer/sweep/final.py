@@ -42,28 +42,21 @@ class _Choice(TypedDict):
 
 @dataclass(frozen=True)
 class Choice:
-    """The winners of a revision of the plan.
+    """The winners of a revision of the plan."""
 
-    Attributes:
-        revision: its number.
-        seeds: those on which the winners of search 0 run again.
-        winners: arm and search -> the number of its best point; None if every point diverged.
-        moved: arm and search -> the values of an arm that a ladder moves, whose number is 0.
-    """
-
-    revision: int
-    seeds: tuple[int, ...]
+    revision: int  # its number
+    seeds: tuple[int, ...]  # those on which the winners of search 0 run again
+    # arm and search -> the number of its best point; None if every point diverged
     winners: Mapping[ArmSearch, int | None]
+    # arm and search -> the values of an arm that a ladder moves, whose number is 0
     moved: Mapping[ArmSearch, Mapping[str, Tree]] = field(default_factory=dict)
 
 
 def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, dict[int, float]]:
-    """Returns arm and search -> number of a point -> the mean of the goal over its seeds.
-
-    The best point comes first. Points that diverged or failed on any seed have infinity as the
-    worst value, and come last. Points without all of their results are left out. `outcomes` is
-    folder of a trial -> its outcome; None or absent if there is none yet.
-    """
+    """Returns arm and search -> number of a point -> mean of the goal over seeds, best first."""
+    # Points that diverged or failed on any seed have infinity as the worst value, and come last.
+    # Points without all of their results are left out. `outcomes` is folder of a trial -> its
+    # outcome; None or absent if there is none yet.
     sign = 1 if plan.goal.better == "min" else -1
     values: dict[ArmSearch, dict[int, list[float | None]]] = {}
     for trial in plan.trials:
@@ -91,11 +84,9 @@ def choose_winners(
     outcomes: Mapping[str, Summary | None],
     record: Callable[[bytes], None],
 ) -> None:
-    """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
-
-    All trials of the plan have results. `record` takes the content of the file before it is
-    written.
-    """
+    """Writes final.json: the best point of each search of an arm, and the seeds of its runs."""
+    # All trials of the plan have results. `record` takes the content of the file before it is
+    # written.
     text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
     record(text.encode())
     replace_file(folder / FINAL_FILE, text.encode())
@@ -123,10 +114,8 @@ def _moved(
     winners: Mapping[str, Sequence[_Winner | None]],
     points: Mapping[tuple[str, int, int], Mapping[str, Tree]],
 ) -> _Winner | None:
-    """Returns what an arm takes from the winners on lower rungs; None if a search has no winner.
-
-    `points` is arm, search and number -> the values of a point.
-    """
+    """Returns what an arm takes from winners on lower rungs; None if a search has no winner."""
+    # `points` is arm, search and number -> the values of a point.
     assert plan.ladder is not None
     found, value = [], math.nan
     for source in plan.ladder.sources(arm):
@@ -139,10 +128,9 @@ def _moved(
 
 
 def read_choices(folder: Path, plan: Plan) -> list[Choice]:
-    """Reads final.json: the winners of each revision whose trials were complete, in order.
-
-    Raises DamagedFile if final.json is damaged, or disagrees with the plan.
-    """
+    """Reads the winners of each revision, in order; raises DamagedFile."""
+    # They are those of the revisions whose trials were complete. DamagedFile: final.json is
+    # damaged, or disagrees with the plan.
     file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
     choices, decoder = [], Decoder()
     for each in _read(folder):
@@ -178,10 +166,8 @@ def trials_until(plan: Plan, revision: int) -> Sequence[Trial]:
 def wrong_choices(
     folder: Path, plan: Plan, outcomes: Mapping[str, Summary | None]
 ) -> Iterator[str]:
-    """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
-
-    Raises DamagedFile as `read_choices` does.
-    """
+    """Yields what in final.json differs from the ranking of trials, as parts of sentences."""
+    # Raises DamagedFile as `read_choices` does.
     read_choices(folder, plan)
     for each in _read(folder):
         revisions, trials = plan.revisions[: each["revision"]], trials_until(plan, each["revision"])
@@ -225,22 +211,18 @@ def _shown(winner: _Winner | None) -> str:
 
 
 def final_trials(folder: Path, plan: Plan) -> list[Trial] | None:
-    """Returns the final trials; None before the winners of the plan's revision are chosen.
-
-    They are ordered by arm, then by search, then by seed. Raises DamagedFile as `read_choices`
-    does.
-    """
+    """Returns the final trials; None before the winners of the plan's revision are chosen."""
+    # They are ordered by arm, then by search, then by seed. Raises DamagedFile as `read_choices`
+    # does.
     choices = read_choices(folder, plan)
     chosen = [n for n, each in enumerate(choices) if each.revision == plan.revision]
     return trials_of_choice(plan, choices[: chosen[0] + 1]) if chosen else None
 
 
 def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
-    """Returns the final trials of the last one of some choices.
-
-    They are in `final/`. If a search had another winner before an extension of the sweep, those of
-    its new winner are in `final.N/`, where N is the number of the revision.
-    """
+    """Returns the final trials of the last one of some choices."""
+    # They are in `final/`. If a search had another winner before an extension of the sweep, those
+    # of its new winner are in `final.N/`, where N is the number of the revision.
     first = {(t.arm, t.search, t.number): t for t in reversed(plan.trials)}
     trials = []
     for (arm, search), number in choices[-1].winners.items():

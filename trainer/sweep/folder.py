@@ -37,31 +37,18 @@ from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 @dataclass(frozen=True)
 class Claim:
-    """A wave that this process alone computes, until `close`.
+    """A wave that this process alone computes, until `close`."""
 
-    Attributes:
-        name: the name of the wave, from its trials.
-        trials: its trials, in order.
-        alone: whether its one trial is computed as a run of its own.
-        file: waves/NAME.json, whose lock this process holds.
-        path: waves/NAME, the folder of the wave.
-        start: the step from which on its trials are computed, at which they waited; 0 at first.
-        until: the cut to which they are computed; None for the last step.
-        program: the index of its program in the plan.
-        lock: the same file, open and locked.
-        presence: tells other processes that this one has the wave.
-    """
-
-    name: str
-    trials: tuple[Trial, ...]
-    alone: bool
-    file: Path
-    path: Path
-    start: int
-    until: int | None
-    program: int
-    lock: BinaryIO
-    presence: Presence
+    name: str  # of the wave, from its trials
+    trials: tuple[Trial, ...]  # in order
+    alone: bool  # whether its one trial is computed as a run of its own
+    file: Path  # waves/NAME.json, whose lock this process holds
+    path: Path  # waves/NAME, the folder of the wave
+    start: int  # the step from which on its trials are computed, at which they waited; 0 at first
+    until: int | None  # the cut to which they are computed; None for the last step
+    program: int  # the index of its program in the plan
+    lock: BinaryIO  # the same file as `file`, open and locked
+    presence: Presence  # tells other processes that this one has the wave
 
     def close(self) -> None:
         """Releases the lock, if this process still has it."""
@@ -71,18 +58,10 @@ class Claim:
 
 
 class SweepFolder:
-    """The folder of a sweep.
+    """The folder of a sweep; raises UserError if it has no plan, or it is damaged."""
 
-    `presence` keeps others from the waves of this process; None for a process that claims none.
-    Raises UserError if the folder has no plan, or it is damaged.
-
-    Attributes:
-        path: the folder.
-        presence: as given.
-        plan: the plan that is stored in it; `claim` and `refresh` read it again after an extension.
-        limits: what was learned about trials that cannot be computed in their waves.
-        halving: the trials that are stopped early.
-    """
+    # `presence` keeps others from the waves of this process; None for a process that claims none.
+    # `plan` is the one that is stored; `claim` and `refresh` read it again after an extension.
 
     def __init__(self, path: Path, presence: Presence | None = None, log: Log = to_stderr):
         self.path = path
@@ -176,11 +155,8 @@ class SweepFolder:
         return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
 
     def note_code(self, found: Mapping[str, str], allowed: Sequence[str]) -> list[str]:
-        """Adds new code of this process to the ledger; returns the files that were changed.
-
-        `found` is file -> hash. Raises CodeChanged if a file differs from before, unless `allowed`
-        has "code".
-        """
+        """Adds new code, file -> hash, to the ledger; returns the files that were changed."""
+        # Raises CodeChanged if a file differs from before, unless `allowed` has "code".
         with self.presence.exclusive():
             self.refresh()
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
@@ -204,14 +180,12 @@ class SweepFolder:
     # Claims.
 
     def claim(self, workers: int, fits: Callable[[int], int]) -> Claim | None:
-        """Takes a wave that nobody computes: one that a killed worker left, or a new one.
-
-        `workers` is how many workers share the trials, at least. `fits` takes the index of a
-        program, and returns how many of its trials fit into memory side by side. Returns None if
-        all trials are finished or in the waves of other workers. Raises UserError if the winners
-        cannot be chosen, because a result is damaged, or if the file system has no locks, or does
-        not show them to all machines.
-        """
+        """Takes a wave that nobody computes: one that a killed worker left, or a new one."""
+        # `workers` is how many workers share the trials, at least. `fits` takes the index of a
+        # program, and returns how many of its trials fit into memory side by side. Returns None if
+        # all trials are finished or in the waves of other workers.
+        # Raises UserError if the winners cannot be chosen, because a result is damaged, or if the
+        # file system has no locks, or does not show them to all machines.
         self._waves.mkdir(mode=0o700, exist_ok=True)
         self.presence.find_living()
         with self.presence.exclusive():
@@ -251,10 +225,8 @@ class SweepFolder:
                 self._throw_away(file, error)
 
     def _cut(self, taken: Collection[str]) -> dict[str, int | None]:
-        """Makes the cuts that can be made; returns what `Halving.starts` does.
-
-        `taken` are the trials in waves.
-        """
+        """Makes the cuts that can be made; returns what `Halving.starts` does."""
+        # `taken` are the trials in waves.
         cuts = self.halving.cut()
         if self.plan.cuts:
             self.halving.clean(taken)
@@ -375,10 +347,8 @@ class SweepFolder:
         )
 
     def has_moved(self, trial: Trial, until: int | None) -> bool:
-        """Returns whether a trial was moved out of its wave: it has ended, or waits at a cut.
-
-        `until` is the cut to which the wave computes it; None for the last step.
-        """
+        """Returns whether a trial left its wave: it has ended, or waits at the cut `until`."""
+        # The wave computes it to that cut; None for the last step.
         if (self.path / trial.folder).exists():
             return True
         return until is not None and waiting_folder(self.path, trial, until).exists()
@@ -394,10 +364,8 @@ class SweepFolder:
             remove(set_aside(file))
 
     def record(self, claim: Claim) -> None:
-        """Adds the trials of a wave that have results, and were moved, to the ledger.
-
-        If a worker is killed before this, the next one finds its wave and adds them.
-        """
+        """Adds the trials of a wave that have results, and were moved, to the ledger."""
+        # If a worker is killed before this, the next one finds its wave and adds them.
         events = list(self._events([trial.folder for trial in claim.trials]))
         with self.presence.exclusive():
             self._ledger.add_trials(events)
@@ -408,12 +376,10 @@ class SweepFolder:
                 yield trial_event(self.path / name, name)
 
     def forget_failed(self) -> list[str]:
-        """Removes the results of runs that failed, so that they are computed again.
-
-        If trials of the search are among them, the winners are chosen again, and their runs in
-        these searches are removed, too. The ledger keeps that they were computed before. Returns
-        their folders. Raises UserError if the winners cannot be chosen again.
-        """
+        """Removes results of runs that failed, to compute them again; returns their folders."""
+        # If trials of the search are among them, the winners are chosen again, and their runs in
+        # these searches are removed, too. The ledger keeps that they were computed before. Raises
+        # UserError if the winners cannot be chosen again.
         found = [name for name in self.trials() if self._has_failed(name)]
         if found:
             self._waves.mkdir(mode=0o700, exist_ok=True)
@@ -434,11 +400,9 @@ class SweepFolder:
         return [*dict.fromkeys((*still, *winners))]
 
     def _chosen_among(self, failed: Sequence[str]) -> list[str]:
-        """Returns the runs of winners that were chosen from searches with trials that failed.
-
-        Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
-        extended after they were chosen, and then their results were judged.
-        """
+        """Returns the runs of winners that were chosen from searches with failed trials."""
+        # Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
+        # extended after they were chosen, and then their results were judged.
         finals, plan = self.final_trials(), self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
         if any(arm in plan.cuts for arm, _ in lost) and (self.path / CUTS_FILE).exists():
@@ -470,10 +434,8 @@ class SweepFolder:
         return outcome is not None and outcome.end == "failed"
 
     def remove(self, claim: Claim) -> None:
-        """Removes a wave whose trials are finished or are to be claimed again.
-
-        Its workdir must be closed.
-        """
+        """Removes a wave whose trials are finished or are to be claimed again."""
+        # Its workdir must be closed.
         with self.presence.exclusive():  # other workers read the files of waves
             removed = set_aside(claim.file)
             claim.close()

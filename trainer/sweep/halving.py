@@ -38,24 +38,16 @@ _ADVICE = "it names the trials that go on. Remove it, and they are chosen again 
 
 @dataclass(frozen=True)
 class Cut:
-    """The order of the points of a search at a cut; cuts.json has a list of them.
-
-    Attributes:
-        arm: the name of the arm.
-        search: the number of the search.
-        step: the step of the cut.
-        order: the numbers of the points that had come so far, the best one first.
-        values: the goal of each of them, in that order: the mean over its seeds; None if it has no
-            finite value on some seed.
-        kept: how many go on: the first ones.
-    """
+    """The order of the points of a search at a cut; cuts.json has a list of them."""
 
     arm: str
     search: int
     step: int
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # the numbers of the points that had come so far, the best one first
+    # the goal of each of them, in that order: the mean over its seeds; None if it has no finite
+    # value on some seed
     values: tuple[float | None, ...]
-    kept: int
+    kept: int  # how many go on: the first ones
 
     @property
     def going_on(self) -> tuple[int, ...]:
@@ -67,10 +59,8 @@ Cuttings = Mapping[ArmSearch, Sequence[Cut]]  # the cuts of each search, in the 
 
 
 def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
-    """Returns the steps that the trials of an arm need together, if none of them diverges.
-
-    `programs` are those of the arm; if trials are cut, all have the same number of steps.
-    """
+    """Returns the steps that the trials of an arm need together, if none of them diverges."""
+    # `programs` are those of the arm; if trials are cut, all have the same number of steps.
     cuts = plan.arms[arm].cuts
     if cuts is None:
         counts = [sum(x.partition("/")[0] == arm for x in each.trials) for each in programs]
@@ -82,11 +72,9 @@ def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> in
 
 
 def program_steps(plan: Plan, program: SharedProgram) -> int:
-    """Returns the steps that the trials of a program need together, if none of them diverges.
-
-    Where the trials of an arm are cut and have several programs, it is not known before of which
-    program those are that go on: each has its share of the trials.
-    """
+    """Returns the steps that trials of a program need together, if none of them diverges."""
+    # Where the trials of an arm are cut and have several programs, it is not known before of which
+    # program those are that go on: each has its share of the trials.
     total = 0.0
     for arm, count in Counter(name.partition("/")[0] for name in program.trials).items():
         own = [each for each in plan.programs if arm in each.arms]
@@ -119,11 +107,9 @@ def value_at(trial: Path, step: int, goal: Goal) -> float | None:
 
 
 def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Sequence[Path]]) -> Cut:
-    """Returns the order of points at a cut.
-
-    `candidates` is number of a point -> the folders of its trials, one for each seed, which have
-    come so far or have ended.
-    """
+    """Returns the order of points at a cut."""
+    # `candidates` is number of a point -> the folders of its trials, one for each seed, which have
+    # come so far or have ended.
     sign = 1 if plan.goal.better == "min" else -1
     means: dict[int, float | None] = {}
     for number, trials in candidates.items():
@@ -144,10 +130,8 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
 
 
 def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
-    """Reads cuts.json: the cuts of each search that were made so far, in order.
-
-    Raises DamagedFile if it is damaged, or is not that of the plan.
-    """
+    """Reads the cuts of each search that were made so far, in order; raises DamagedFile."""
+    # DamagedFile: cuts.json is damaged, or is not that of the plan.
     file, found = folder / CUTS_FILE, dict[ArmSearch, list[Cut]]()
     if not plan.cuts:
         return found
@@ -173,10 +157,8 @@ def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
 
 
 def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
-    """Yields what in cuts.json differs from the rows of the trials, as parts of sentences.
-
-    Raises DamagedFile as `read_cuts` does.
-    """
+    """Yields what in cuts.json differs from the rows of the trials, as parts of sentences."""
+    # Raises DamagedFile as `read_cuts` does.
     points, cuts = _by_point(plan), read_cuts(folder, plan)
     waiting = _waiting_in(folder, _by_name(points))
     for key, of_search in cuts.items():
@@ -237,11 +219,9 @@ def _waiting_in(folder: Path, trials: Mapping[str, Trial]) -> dict[str, int]:
 def _arrived(
     folder: Path, points: Mapping[int, Sequence[Trial]], step: int, waiting: Mapping[str, int]
 ) -> dict[int, list[Path]] | None:
-    """Returns number of a point -> where its trials are, which have come to a step or have ended.
-
-    None if a trial has not come so far, or was removed to be computed again. `waiting` is what
-    `_waiting_in` returns.
-    """
+    """Returns number of a point -> the folders of its trials, all at a step or ended; or None."""
+    # None if a trial has not come so far, or was removed to be computed again. `waiting` is what
+    # `_waiting_in` returns.
     found: dict[int, list[Path]] = {}
     for number, trials in points.items():
         for trial in trials:
@@ -267,11 +247,10 @@ def _check_rows(place: Path, step: int, goal: Goal) -> None:
 
 
 class Halving:
-    """The trials of a sweep that are stopped early; the sweep must be locked for what changes it.
+    """The trials of a sweep that are stopped early; its lock is needed for changes."""
 
-    `record_cuts` takes the content of cuts.json before it is written, and `record_trials` the
-    trials that are pruned before they are moved: folder of a trial -> where its files are.
-    """
+    # `record_cuts` takes the content of cuts.json before it is written, and `record_trials` the
+    # trials that are pruned before they are moved: folder of a trial -> where its files are.
 
     def __init__(
         self,
@@ -310,10 +289,8 @@ class Halving:
         return runs * sum(cuts.going_on(self._plan.counts[arm], step) for arm, cuts in cut.items())
 
     def cut(self) -> dict[ArmSearch, list[Cut]]:
-        """Makes the cuts to which all trials of a search have come; returns all cuts.
-
-        The trials that do not go on are moved to their places.
-        """
+        """Makes the cuts to which all trials of a search have come; returns all cuts."""
+        # The trials that do not go on are moved to their places.
         if not self._points:
             return {}
         waiting, cuts = self.waiting(), read_cuts(self._folder, self._plan)
@@ -372,10 +349,8 @@ class Halving:
         return found
 
     def clean(self, taken: Collection[str]) -> None:
-        """Removes what trials have left at cuts that they have passed, as far as possible.
-
-        `taken` are the trials in waves, which may still read it.
-        """
+        """Removes what trials have left at cuts that they have passed, as far as possible."""
+        # `taken` are the trials in waves, which may still read it.
         waiting = self.waiting()
         for name in list(paths_below(self._folder, _WAITING, 4)):
             _, step, point = name.split("/", 2)

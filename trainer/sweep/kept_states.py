@@ -39,11 +39,9 @@ def kept_steps(steps: int, segments: int, first: int = 0) -> tuple[int, ...]:
 
 
 def kept_bytes(plan: Plan) -> int:
-    """Returns how many bytes the states that all runs keep have together, at most.
-
-    Those of a program that is sharded are counted on one of its devices. Each state has a manifest
-    of a few kilobytes besides.
-    """
+    """Returns how many bytes the states that all runs keep have together, at most."""
+    # Those of a program that is sharded are counted on one of its devices. Each state has a
+    # manifest of a few kilobytes besides.
     return sum(_bytes_of(plan, arm) for arm in plan.arms)
 
 

@@ -154,15 +154,9 @@ def label_of(value: float | str) -> str:
 
 
 def value_of(rung: float | str, usual: Tree) -> float | int:
-    """Returns the value of the ladder's path on a rung.
-
-    Args:
-        rung: a number, or a multiple such as "2x".
-        usual: the value in the config of the arm, for multiples.
-
-    Raises:
-        ValueError: the config has no number to multiply, or an integer would get a fraction.
-    """
+    """Returns the value of the ladder's path on a rung, a number or a multiple such as '2x'."""
+    # `usual` is the value in the config of the arm, for multiples. Raises ValueError if the config
+    # has no number to multiply, or an integer would get a fraction.
     if not isinstance(rung, str):
         return rung
     if not isinstance(usual, int | float) or isinstance(usual, bool):
@@ -179,18 +173,9 @@ def value_of(rung: float | str, usual: Tree) -> float | int:
 
 
 def on_rung(ladder: Ladder, rung: int, config: Config, paths: ArmPaths, sweep: Config) -> Config:
-    """Returns the config of an arm with the values of a rung.
-
-    Args:
-        ladder: of the sweep.
-        rung: the index of the rung.
-        config: that of the arm.
-        paths: finds what the paths of the ladder set in it.
-        sweep: the config of the sweep, for places in its file.
-
-    Raises:
-        ConfigError: the arm does not have a path, or no value to multiply.
-    """
+    """Returns the config of an arm with the values of a rung; may raise ConfigError."""
+    # ConfigError: the arm does not have a path, or no value to multiply. `sweep` is the config of
+    # the sweep, for places in its file.
     place = sweep.sources["ladder"]
     source = sweep.argument_source(join("ladder.values", rung)) or place
     rises = ladder.values[rung]
@@ -212,13 +197,9 @@ def on_rung(ladder: Ladder, rung: int, config: Config, paths: ArmPaths, sweep: C
 
 
 def check_spaces(ladder: Ladder, places: Mapping[str, Mapping[str, str]], sweep: Config) -> None:
-    """Raises ConfigError if a space has what the ladder sets, or none has what its rule moves.
-
-    Args:
-        ladder: of the sweep.
-        places: title of an arm -> path or selector of its space -> its path in `sweep`.
-        sweep: the config of the sweep.
-    """
+    """Raises ConfigError if a space has what the ladder sets, or none what its rule moves."""
+    # `places` is title of an arm -> path or selector of its space -> its path in `sweep`, the
+    # config of the sweep.
     for title, of_arm in places.items():
         for path in (ladder.path, *ladder.also):
             if path in of_arm:
@@ -239,24 +220,15 @@ def check_spaces(ladder: Ladder, places: Mapping[str, Mapping[str, str]], sweep:
 
 @dataclass(frozen=True)
 class PlannedLadder:
-    """What the plan of a sweep keeps of its ladder; plan.json has it by these names.
+    """What the plan of a sweep keeps of its ladder; plan.json has it by these names."""
 
-    Attributes:
-        path: the config path that differs between rungs.
-        labels: the names of the rungs, from the lowest.
-        factors: the size of each rung divided by that of the lowest.
-        searched: how many rungs are searched, the lowest ones.
-        retuned: the names of the rungs above them that are searched as well.
-        baseline: the arm with which others are compared, or None.
-        powers: arm -> config path -> the power by which the rule moves it, or "fitted".
-    """
-
-    path: str
-    labels: tuple[str, ...]
-    factors: tuple[float, ...]
-    searched: int
-    retuned: tuple[str, ...] = ()
-    baseline: str | None = None
+    path: str  # the config path that differs between rungs
+    labels: tuple[str, ...]  # the names of the rungs, from the lowest
+    factors: tuple[float, ...]  # the size of each rung divided by that of the lowest
+    searched: int  # how many rungs are searched, the lowest ones
+    retuned: tuple[str, ...] = ()  # the names of the rungs above them that are searched as well
+    baseline: str | None = None  # the arm with which others are compared
+    # arm -> config path -> the power by which the rule moves it, or "fitted"
     powers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
 
     def is_moved(self, name: str) -> bool:

@@ -23,12 +23,10 @@ def read_settings(
     named: Callable[[str, Source], str],
     example: tuple[str, str],
 ) -> dict[str, Setting]:
-    """Reads a file of settings and those of the command line, which override the file.
-
-    `option` is that of the command line, such as "--slurm". `named` takes a key and its source, and
-    returns the name of the setting. `example` is a key with a value. Raises ConfigError if the file
-    cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
-    """
+    """Reads a file of settings and those of the command line, which override the file."""
+    # `option` is that of the command line, such as "--slurm". `named` takes a key and its source,
+    # and returns the name of the setting. `example` is a key with a value. Raises ConfigError if
+    # the file cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
     values = _read_file(file, named, ": ".join(example)) if file is not None else {}
     for text in texts:
         source = Source(f"{option} {text}")

@@ -46,79 +46,52 @@ _COMPUTATION = ("run.json", SUMMARY_FILE)
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the ledger.
+    """A line of the ledger."""
 
-    Attributes:
-        line: its number, from 1.
-        event: "plan", "code", "environment", "initial", "trial", "cut" or "final".
-        content: all that it says.
-    """
-
-    line: int
-    event: str
-    content: Mapping[str, Any]
+    line: int  # its number, from 1
+    event: str  # "plan", "code", "environment", "initial", "trial", "cut" or "final"
+    content: Mapping[str, Any]  # all that it says
 
 
 class KnownFile(NamedTuple):
-    """A file of the user's code, as the last line about it has it.
+    """A file of the user's code, as the last line about it has it."""
 
-    Attributes:
-        hash: of its content.
-        after: how many trials had ended before that line.
-    """
-
-    hash: str
-    after: int
+    hash: str  # of its content
+    after: int  # how many trials had ended before that line
 
 
 class KnownResults(NamedTuple):
-    """What had been computed when a revision of the plan was made.
+    """What had been computed when a revision of the plan was made."""
 
-    Attributes:
-        finished: the trials of the searches that had ended, such as "adamw/0003/0".
-        final: whether the winners were chosen, or a run of a winner had ended.
-    """
-
-    finished: frozenset[str]
-    final: bool
+    finished: frozenset[str]  # the trials of the searches that had ended, such as "adamw/0003/0"
+    final: bool  # whether the winners were chosen, or a run of a winner had ended
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of a sweep.
+    """The ledger of a sweep."""
 
-    Attributes:
-        entries: its lines that are intact.
-        damage: what is wrong with the first line that is not intact; "" if all are.
-        head: the hash of the last intact line; "" of an empty ledger.
-        torn: whether a last line without its end follows, which a killed worker left.
-    """
-
-    entries: tuple[Entry, ...]
-    damage: str
-    head: str
-    torn: bool
+    entries: tuple[Entry, ...]  # its lines that are intact
+    damage: str  # what is wrong with the first line that is not intact; "" if all are
+    head: str  # the hash of the last intact line; "" of an empty ledger
+    torn: bool  # whether a last line without its end follows, which a killed worker left
 
     def of(self, event: str) -> list[Entry]:
         """Returns the entries of an event, in order."""
         return [entry for entry in self.entries if entry.event == event]
 
     def known_at(self, revision: int) -> KnownResults | None:
-        """Returns the results of which a line comes before that of a revision of the plan.
-
-        They include results whose files were removed since. None for the first revision that the
-        ledger has, and for those before it.
-        """
+        """Returns the results whose line comes before that of a revision of the plan, or None."""
+        # They include results whose files were removed since. None for the first revision that the
+        # ledger has, and for those before it.
         plans = self.of("plan")
         line = next((x.line for x in plans[1:] if x.content["revision"] == revision), None)
         return None if line is None else known_results(x for x in self.entries if x.line < line)
 
 
 def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> KnownResults:
-    """Returns the results of which there are lines of a ledger.
-
-    `others` are further results, by their folders, of which there may be no line.
-    """
+    """Returns the results of which there are lines of a ledger."""
+    # `others` are further results, by their folders, of which there may be no line.
     lines = list(entries)
     names = [*others, *(each.content["trial"] for each in lines if each.event == "trial")]
     parts = [name.partition("/") for name in names]
@@ -130,10 +103,9 @@ def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> Known
 
 
 def began_late(ledger: Ledger | None) -> str:
-    """Returns what a ledger, or none, does not show, in a sentence; "" if it began with the plan.
-
-    Sweeps of earlier versions have none, or one that began when there were results.
-    """
+    """Returns what a ledger, or none, does not show, as a sentence; "" if it shows all."""
+    # It shows all if it began with the plan. Sweeps of earlier versions have none, or one that
+    # began when there were results.
     if ledger is None:
         return (
             "There is no ledger.jsonl, which would show that no file was changed, and which results"
@@ -152,19 +124,14 @@ def began_late(ledger: Ledger | None) -> str:
 def compared_known(
     revisions: Sequence[Mapping[str, Any]], in_order: bool, tested: bool = False
 ) -> bool:
-    """Returns whether it was known how arms compare when the last of some revisions was made.
-
-    It was if compared runs had ended. In a sweep with `final: null` these are its trials, where
-    they are judged: if each search has one point, or if the metric that is compared is not the one
-    by which points were selected. It also was if the revision adds searches, and trials of two
-    arms had ended: a winner is about as good as its trial.
-
-    Args:
-        revisions: of the plan, from the first.
-        in_order: whether a ledger that began with the plan has the results in their order. If not,
-            they may have been removed before an extension, and count as known to it.
-        tested: whether trials have the metric on the test split.
-    """
+    """Returns whether it was known how arms compare when the last revision was made."""
+    # It was if compared runs had ended. In a sweep with `final: null` these are its trials, where
+    # they are judged: if each search has one point, or if the metric that is compared is not the
+    # one by which points were selected. It also was if the revision adds searches, and trials of
+    # two arms had ended: a winner is about as good as its trial.
+    # `in_order` says whether a ledger that began with the plan has the results in their order. If
+    # not, they may have been removed before an extension, and count as known to it. `tested` says
+    # whether trials have the metric on the test split.
     known, before = revisions[-1].get("known"), revisions[:-1]
     if not before or not known:
         return False
@@ -210,10 +177,8 @@ def _hash_of(line: bytes) -> str:
 
 
 def read_ledger(folder: Path) -> Ledger | None:
-    """Reads the ledger of a sweep and checks its lines; None if there is none.
-
-    Sweeps of earlier versions have none.
-    """
+    """Reads the ledger of a sweep and checks its lines; None if there is none."""
+    # Sweeps of earlier versions have none.
     try:
         text = read_regular(folder / LEDGER_FILE)
     except FileNotFoundError:
@@ -246,10 +211,8 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_event(content: Mapping[str, Any]) -> bool:
-    """Returns whether a line has what its readers need.
-
-    A correct hash does not show that: anybody can compute it.
-    """
+    """Returns whether a line has what its readers need."""
+    # A correct hash does not show that: anybody can compute it.
     kinds: dict[str, dict[str, type]] = {
         "plan": {"revision": int, "digest": str, "files": dict},
         "code": {"code": dict, "changed": dict},
@@ -271,10 +234,9 @@ def _is_event(content: Mapping[str, Any]) -> bool:
 
 
 class Recorder:
-    """Appends what happens in a sweep to its ledger; each method but `code` needs the sweep's lock.
+    """Appends what happens to a sweep's ledger; all methods but `code` need the sweep's lock."""
 
-    It reads the ledger once, and after that only what other workers appended.
-    """
+    # It reads the ledger once, and after that only what other workers appended.
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -289,10 +251,9 @@ class Recorder:
         self._revision = 0
 
     def add_plan(self, revision: int, digest: str) -> None:
-        """Adds the last revision of the plan and its digest, unless the ledger has it.
-
-        The ledger of a sweep that was computed without one begins with the results that are there.
-        """
+        """Adds the last revision of the plan and its digest, unless the ledger has it."""
+        # The ledger of a sweep that was computed without one begins with the results that are
+        # there.
         self._look()
         if self._revision >= revision:
             return
@@ -315,10 +276,8 @@ class Recorder:
         return self._code
 
     def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
-        """Adds files of the user's code, file -> hash, that are new or were changed.
-
-        `changed` is file -> the hash that it had before, for those that were changed.
-        """
+        """Adds files of the user's code, file -> hash, that are new or were changed."""
+        # `changed` is file -> the hash that it had before, for those that were changed.
         append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
 
     def add_environment(self, found: Mapping[str, str]) -> None:
@@ -328,10 +287,8 @@ class Recorder:
             append(self._folder, [{"event": "environment", "environment": dict(found)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Adds events from `trial_event`, but for trials that the ledger has.
-
-        A trial that was computed again gets a line that says so.
-        """
+        """Adds events from `trial_event`, but for trials that the ledger has."""
+        # A trial that was computed again gets a line that says so.
         self._look()
         new = []
         for event in events:
@@ -347,10 +304,8 @@ class Recorder:
         return sorted(set(arms) - self._initial)
 
     def add_initial(self, trial: str, arms: Iterable[str], values: Mapping[str, float]) -> None:
-        """Adds the metrics of the first state of a trial, for those arms that have none yet.
-
-        `values` is name of a row's metric, such as "validation/loss" -> its finite value.
-        """
+        """Adds metrics of the first state of a trial, for those arms that have none yet."""
+        # `values` is name of a row's metric, such as "validation/loss" -> its finite value.
         if new := self.without_initial(arms):
             event = {"event": "initial", "trial": trial, "arms": new, "values": dict(values)}
             append(self._folder, [event])
@@ -398,10 +353,8 @@ def _computation(event: Mapping[str, Any]) -> list[str | None]:
 
 
 def trial_event(place: Path, name: str) -> dict[str, Any]:
-    """Returns the event of a trial that ended.
-
-    `place` has its files, and `name` is its folder in that of the sweep.
-    """
+    """Returns the event of a trial that ended."""
+    # `place` has its files, and `name` is its folder in that of the sweep.
     event = {"event": "trial", "trial": name, "files": dict(digests(place))}
     outcome = read_outcome(place)
     return event if outcome is None else {**event, "end": outcome.end}
@@ -432,10 +385,9 @@ def digests(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def files_in(folder: Path, below: str = "") -> Iterator[str]:
-    """Yields the paths of the files in a trial's folder that the ledger has, below a path in it.
+    """Yields the paths of files in a trial's folder that the ledger has, below a path in it."""
+    # Of a checkpoint these are its manifests, which have the checksums of its arrays.
 
-    Of a checkpoint these are its manifests, which have the checksums of its arrays.
-    """
     # A walk with Path.rglob would take longer than all digests.
     with os.scandir(f"{folder}/{below}") as entries:
         for entry in entries:

@@ -46,22 +46,19 @@ def wave_width(trials: int, *most: int) -> int:
 
 
 class Limits:
-    """What was learned about trials that cannot be computed in their waves, in waves/limits.json.
+    """Trials that cannot be computed in their waves, as was learned, in waves/limits.json."""
 
-    `exclusive` keeps other workers from the file.
-    """
+    # `exclusive` keeps other workers from the file.
 
     def __init__(self, path: Path, exclusive: Callable[[], AbstractContextManager[None]]):
         self.path = path
         self._exclusive = exclusive
 
     def read(self) -> dict[str, Any]:
-        """Returns the limits; empty ones if the file is missing or damaged.
-
-        "widths" is index of a program, as text -> the most trials of a wave; "alone" are the
-        folders of trials that are computed as runs of their own; "faults" is folder of a trial ->
-        number of errors.
-        """
+        """Returns the limits; empty ones if the file is missing or damaged."""
+        # "widths" is index of a program, as text -> the most trials of a wave; "alone" are the
+        # folders of trials that are computed as runs of their own; "faults" is folder of a trial ->
+        # number of errors.
         empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
         # The limits of a lost file are learned again.
         with contextlib.suppress(FileNotFoundError, DamagedFile):
@@ -69,10 +66,8 @@ class Limits:
         return empty
 
     def halve_width(self, program: int, width: int) -> None:
-        """Makes all later waves of a program at most half as wide as one that cannot be computed.
-
-        The width of that one is at least 2.
-        """
+        """Makes later waves of a program at most half as wide as one that cannot be computed."""
+        # The width of that one is at least 2.
 
         def halve(limits: dict[str, Any]) -> None:
             limits["widths"][str(program)] = width // 2

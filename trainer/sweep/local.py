@@ -16,11 +16,9 @@ _LOOK = 0.1  # seconds between two looks at the processes
 
 
 class Restarts:
-    """Counts how many times in a row a worker ended soon after its start.
+    """Counts how many times in a row a worker ended soon after its start."""
 
-    Attributes:
-        MOST: after so many times it is not started again.
-    """
+    # After MOST times it is not started again.
 
     MOST = 30
     _SOON = 20.0  # seconds
@@ -47,15 +45,10 @@ def run_workers(
     environment: Mapping[str, str] | None = None,
     here: str | None = None,
 ) -> int:
-    """Runs workers of a sweep until all have ended; returns an exit code.
-
-    `command` is that of a worker. One that is killed, for example by the system for its memory or
-    by a fault in a library, is started again. Each of several workers has one of the GPUs that this
-    process may use. `environment` has variables besides those of this process, and `here` is the
-    folder in which they run; None is the current one. When `signals` receives one, the workers are
-    stopped. The code is DONE if every worker ended with it; MISTAKE for a user's mistake; STOPPED
-    if one was stopped; otherwise FAILED.
-    """
+    """Runs workers of a sweep until all have ended; returns an exit code."""
+    # The code is DONE if every worker ended with it; MISTAKE for a user's mistake; STOPPED if one
+    # was stopped; otherwise FAILED. A worker that the system kills is started again. `environment`
+    # is added to the variables of this process; `here` None is the current folder.
     names = [""] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
     workers = [
         _Worker(command, name, {**_share_of_gpus(index, count), **(environment or {})}, here, log)
@@ -83,14 +76,11 @@ def common_code(codes: Collection[int | None]) -> int:
 
 
 class _Worker:
-    """A process that computes trials.
+    """A process that computes trials."""
 
-    `name` precedes what it writes; "" for the only one. `environment` has variables besides those
-    of this process, and `here` is the folder in which it runs; None is the current one.
-
-    Attributes:
-        code: the exit code of the last process; negative for a signal; None while it runs.
-    """
+    # `name` precedes what it writes; "" for the only one. `environment` is added to the variables
+    # of this process; `here` None is the current folder. `code` is the exit code of the last
+    # process: negative for a signal, None while it runs.
 
     def __init__(
         self,
@@ -150,10 +140,8 @@ class _Worker:
             self._process.send_signal(signal.SIGTERM)
 
     def goes_on(self, stopped: bool) -> bool:
-        """Returns whether the process has not ended; starts it again if a signal killed it.
-
-        It is not started again if it was `stopped`, or killed again and again.
-        """
+        """Returns whether the process has not ended; starts it again if a signal killed it."""
+        # It is not started again if it was `stopped`, or killed again and again.
         if self.is_alive():
             return True
         if (self.code or 0) >= 0 or stopped or self._given_up:

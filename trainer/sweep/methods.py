@@ -42,10 +42,8 @@ class Method(Protocol):
         ...
 
     def count(self, space: Mapping[str, Space]) -> int | None:
-        """Returns the number of points, if the method itself determines it, or else None.
-
-        Raises ValueError if the method cannot choose points of the space.
-        """
+        """Returns the number of points, or None if the method does not determine it."""
+        # Raises ValueError if the method cannot choose points of the space.
         ...
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
@@ -53,21 +51,16 @@ class Method(Protocol):
         ...
 
     def of_search(self, search: int) -> "Method":
-        """Returns the method with the points of one of several independent searches.
-
-        Searches count from 0, which is that of the method itself. Raises ValueError if the method
-        has no independent searches, or not so many.
-        """
+        """Returns the method with the points of one of several independent searches."""
+        # Searches count from 0, which is that of the method itself. Raises ValueError if the method
+        # has no independent searches, or not so many.
         ...
 
 
 def search_seed(seed: int, search: int, attempt: int = 0) -> int:
-    """Returns the seed of one of several independent searches, which count from 0.
-
-    It is `seed` for search 0; otherwise the first 64 bits of the SHA-256 of the text "search SEED
-    SEARCH ATTEMPT", where `attempt` counts the hashes that could not be used. Hashes make the
-    searches of two sweeps different; counting from the seed would share most of them.
-    """
+    """Returns the seed of one of several independent searches; `seed` itself for search 0."""
+    # Hashes make the searches of two sweeps different; counting from the seed would share most of
+    # them. `attempt` counts the hashes that could not be used.
     if search == 0:
         return seed
     digest = hashlib.sha256(f"search {seed} {search} {attempt}".encode()).digest()
@@ -123,19 +116,13 @@ class Grid(_Uncut):
 
 @dataclass(frozen=True)
 class Sampled(_Uncut):
-    """Points from a sequence of coordinates in [0, 1).
-
-    Attributes:
-        kind: the name of the sequence.
-        seed: of the sequence.
-        sequence: (seed, dimensions, count) -> coordinates [count, dimensions].
-        grows: whether the first n points stay the same when more of them are asked for.
-    """
+    """Points from a sequence of coordinates in [0, 1)."""
 
     kind: str
     seed: int
+    # (seed, dimensions, count) -> coordinates [count, dimensions]
     sequence: Callable[[int, int, int], np.ndarray]
-    grows: bool
+    grows: bool  # whether the first n points stay the same when more are asked for
 
     @property
     def text(self) -> str:
@@ -163,17 +150,10 @@ class Sampled(_Uncut):
 
 @dataclass(frozen=True)
 class Explicit(_Uncut):
-    """Points that the file lists; their keys are paths.
+    """Points that the file lists; their keys are paths."""
 
-    Attributes:
-        searches: the points of each search, equally many.
-        search: of which search this object has the points.
-        text: see `Method`.
-        grows: see `Sampled`.
-    """
-
-    searches: Sequence[Sequence[Point]]
-    search: int = 0
+    searches: Sequence[Sequence[Point]]  # the points of each search, equally many
+    search: int = 0  # of which search this object has the points
     text: str = "explicit"
     grows: bool = True
 
@@ -207,15 +187,10 @@ class Explicit(_Uncut):
 
 @dataclass(frozen=True)
 class Cuts:
-    """At which steps the trials of a search are cut to a share of them.
+    """At which steps the trials of a search are cut to a share of them."""
 
-    Attributes:
-        steps: the steps, increasing.
-        factor: of n points, `max(1, n // factor)` go on.
-    """
-
-    steps: tuple[int, ...]
-    factor: int
+    steps: tuple[int, ...]  # increasing
+    factor: int  # of n points, `max(1, n // factor)` go on
 
     @property
     def text(self) -> str:

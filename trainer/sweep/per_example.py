@@ -21,14 +21,10 @@ def keep_examples(
     log: Callable[[str], None],
     watch: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Writes per_example.npz of a run that ended; nothing if it has no mean over test examples.
-
-    This is one more pass over the test split. It changes nothing else of the run, and a mistake in
-    it, such as of a metric that cannot be computed in this way, is logged only. `state` is that
-    after the last step, and is not donated; `folder` is that of the run. `fence` is called before
-    the file is written, and `watch` before each batch, with what begins. Raises UserError if a file
-    of the data set was changed.
-    """
+    """Writes per_example.npz of a run that ended; nothing without a mean over test examples."""
+    # A mistake in this pass over the test split, such as of a metric that cannot be computed so, is
+    # logged only; UserError is raised if a file of the data set was changed. `state` is not
+    # donated. `fence` is called before the file is written, `watch` before each batch.
     if "test" not in split_sizes(program.experiment.data):
         return
 

@@ -46,26 +46,17 @@ def point_name(search: int, number: int) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
-
-    Attributes:
-        arm: the name of the arm.
-        number: the number of the point in its search, from 0.
-        seed: the seed of the run.
-        values: path of the config -> value, without the seed.
-        base: the config of the arm.
-        final: the folder of a run of a winner on fresh seeds, "final" or "final.N"; "" for a
-            trial of the search.
-        search: the number of the search, from 0.
-    """
+    """One run of a sweep."""
 
     arm: str
-    number: int
+    number: int  # the number of the point in its search, from 0
     seed: int
-    values: Mapping[str, Tree]
-    base: Config
+    values: Mapping[str, Tree]  # path of the config -> value, without the seed
+    base: Config  # the config of the arm
+    # the folder of a run of a winner on fresh seeds, "final" or "final.N"; "" for a trial of the
+    # search
     final: str = ""
-    search: int = 0
+    search: int = 0  # from 0
 
     def __hash__(self) -> int:
         return hash(self.folder)
@@ -94,48 +85,32 @@ class Trial:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of a plan.
+    """An arm of a plan."""
 
-    Attributes:
-        config: the resolved config, without the values of trials.
-        method: how the trials are chosen, as a text.
-        space: path of the config -> the values among which to search, as a text.
-        linked: the paths that one entry of the space sets together, for each that sets several.
-        cuts: the steps at which trials are stopped; None if all are computed to the end.
-    """
-
-    config: Config
-    method: str
-    space: Mapping[str, str]
+    config: Config  # resolved, without the values of trials
+    method: str  # how the trials are chosen, as a text
+    space: Mapping[str, str]  # path of the config -> the values among which to search, as a text
+    # the paths that one entry of the space sets together, for each that sets several
     linked: tuple[tuple[str, ...], ...] = ()
-    cuts: Cuts | None = None
+    cuts: Cuts | None = None  # None if all trials are computed to the end
 
 
 @dataclass(frozen=True)
 class SharedProgram:
-    """Trials that share a program; plan.json has it by these names.
+    """Trials that share a program; plan.json has it by these names."""
 
-    Attributes:
-        trials: the names of the trials, in the order of the plan.
-        inputs: the config paths of the floats that are inputs of the program, sorted.
-        steps: the last step of each trial.
-        batch_size: examples per batch.
-        flops: floating-point operations of a step.
-        state_bytes: bytes of the state of a trial, on each device.
-        warnings: arm -> sentences about what is probably a mistake in its config.
-        moved: the arms of a ladder that take their hyperparameters from lower rungs, whose final
-            runs share the program; None if there are none.
-        first_step: the step of the state with which each trial begins; None for 0.
-    """
-
-    trials: tuple[str, ...]
-    inputs: tuple[str, ...]
-    steps: int
-    batch_size: int
-    flops: int
-    state_bytes: int
+    trials: tuple[str, ...]  # names, in the order of the plan
+    inputs: tuple[str, ...]  # the config paths of the floats that are inputs of the program, sorted
+    steps: int  # the last step of each trial
+    batch_size: int  # examples
+    flops: int  # floating-point operations of a step
+    state_bytes: int  # of a trial, on each device
+    # arm -> sentences about what is probably a mistake in its config
     warnings: Warnings = field(default_factory=dict)  # plans of earlier versions have none
+    # the arms of a ladder that take their hyperparameters from lower rungs, whose final runs
+    # share the program; None if there are none
     moved: tuple[str, ...] | None = field(default=None, metadata={"omit_none": True})
+    # the step of the state with which each trial begins; None for 0
     first_step: int | None = field(default=None, metadata={"omit_none": True})
 
     @property
@@ -340,22 +315,16 @@ def searches_of(revision: Mapping[str, Any]) -> int:
 
 
 def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
-    """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0.
-
-    The values are encoded.
-    """
+    """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0."""
+    # The values are encoded.
     search = [trial.search] if trial.search else []
     return [trial.arm, trial.number, trial.seed, dict(values), *search]
 
 
 def make_plan(definition: Definition) -> Plan:
-    """Lists the trials of a sweep, from `definition.read_sweep`.
-
-    The plan depends on the files only; with a larger number of trials, those that it had before
-    stay the same if their method grows. Raises ConfigError if an arm's method does not fit
-    its space or number of trials, arms have unequal numbers of trials although budgets are equal,
-    seeds overlap, or there are more than 100,000 runs.
-    """
+    """Lists the trials of a sweep; raises ConfigError if arms or methods do not fit."""
+    # The plan depends on the files only; with a larger number of trials, those that it had before
+    # stay the same if their method grows.
     seeds, final_seeds = _seeds(definition)
     offsets = _offsets(definition)
     _refuse_shared_seeds(definition, (*seeds, *final_seeds), offsets)
@@ -399,10 +368,8 @@ def make_plan(definition: Definition) -> Plan:
 
 
 def _planned_ladder(ladder: Ladder, arms: Sequence[ArmConfig]) -> PlannedLadder:
-    """Returns a ladder with the rule by the paths of each arm.
-
-    Raises ConfigError if the rule moves a value by a power that is not a number above 0.
-    """
+    """Returns a ladder with the rule by the paths of each arm."""
+    # Raises ConfigError if the rule moves a value by a power that is not a number above 0.
     powers: dict[str, dict[str, float | str]] = {}
     rule = {} if isinstance(ladder.rule, str) else ladder.rule
     for arm in arms:
@@ -436,10 +403,8 @@ def _points(arm: ArmConfig, search: int, count: int) -> list[dict[str, Tree]]:
 
 
 def _offsets(definition: Definition) -> tuple[int, ...]:
-    """Returns by how much the seeds of each search are larger than those of search 0.
-
-    All arms have the same seeds in a search, whatever the seeds of their methods.
-    """
+    """Returns by how much the seeds of each search are larger than those of search 0."""
+    # All arms have the same seeds in a search, whatever the seeds of their methods.
     sweep, config = definition.sweep, definition.config
     choosers = {arm.name: arm.method.chooser for arm in definition.arms}
     listed = {name: each for name, each in choosers.items() if isinstance(each, Explicit)}
@@ -517,11 +482,9 @@ def _count(arm: ArmConfig) -> int:
 
 
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
-    """Raises ConfigError if the arms have unequal budgets, unless the sweep's file allows them.
-
-    `budgets` has the number of `what`, which is "trials", "steps" or "examples", for each arm. On a
-    ladder the arms of each rung are compared.
-    """
+    """Raises ConfigError if arms have unequal budgets, unless the sweep's file allows them."""
+    # On a ladder the arms of each rung are compared. `what` is "trials", "steps" or "examples";
+    # `budgets` has their number for each arm.
     for rung in dict.fromkeys(map(rung_of, budgets)):
         of_rung = {name: count for name, count in budgets.items() if rung_of(name) == rung}
         if definition.sweep.budgets == "unequal" or len(set(of_rung.values())) == 1:

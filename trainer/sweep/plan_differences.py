@@ -79,10 +79,8 @@ _OF_A_REVISION = (
 
 
 def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
-    """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1".
-
-    `before` is the revision before it, as plan.json has it.
-    """
+    """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1"."""
+    # Both are as plan.json has them.
     return [
         f"{what}: {shown(before[key])} -> {shown(revision[key])}"
         for key, what in _OF_A_REVISION

@@ -84,21 +84,10 @@ def write_plan(
     locks: Mode = "flock",
     code: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the plan of a sweep into its folder; equal plans give equal bytes.
-
-    The folder is created, with permissions 0700, if it does not exist. Nothing is written if it has
-    the same plan, as when another process of the sweep wrote it first.
-
-    Args:
-        folder: the folder of the sweep.
-        definition: what the files of the sweep say.
-        plan: the plan that was made from it, with its programs.
-        locks: what keeps others from the folder meanwhile; see `Presence`.
-        code: the user's code that planned it, file -> hash, for the ledger.
-
-    Raises:
-        UserError: the folder has another sweep or other files, or cannot be written.
-    """
+    """Writes the plan of a sweep into its folder; equal plans give equal bytes."""
+    # Creates the folder, with permissions 0700. Writes nothing if another process of the sweep
+    # wrote the same plan first. `code` is the user's code that planned it, file -> hash. Raises
+    # UserError if the folder has another sweep or other files, or cannot be written.
     folder = folder.absolute()
     check_same(folder, definition, plan)  # before anything is created
     with writing(folder, locks):
@@ -116,12 +105,10 @@ def write_plan(
 
 
 def first_revision(plan: Plan) -> dict[str, Any]:
-    """Returns what plan.json has of a plan, before it is extended.
-
-    It is what `Plan.content` has, and: "linked", the paths that entries of spaces set together, if
-    there are any; "programs", "reasons"; "plan", the hash of what the sweep's file says;
-    "vocabulary"; "digest", the hash of all this, which the ledger and reports have.
-    """
+    """Returns what plan.json has of a plan, before it is extended."""
+    # "linked" are the paths that entries of spaces set together, if there are any; "plan" is the
+    # hash of what the sweep's file says; "digest" is the hash of all this, which the ledger and
+    # reports have.
     revision = {
         **plan.content(),
         **plan.linked,
@@ -144,13 +131,8 @@ def write_revisions(
     revisions: Sequence[Mapping[str, Any]],
     fence: Callable[[], None] | None = None,
 ) -> None:
-    """Replaces plan.json.
-
-    Args:
-        folder: the folder of the sweep, which `writing` reserves.
-        revisions: all revisions, in order.
-        fence: called just before the file is replaced; an exception of it prevents that.
-    """
+    """Replaces plan.json of a folder that `writing` reserves; needs all revisions, in order."""
+    # `fence` is called just before the file is replaced; an exception of it prevents that.
     lines = ",\n".join(map(canonical, revisions))
     text = f'{{"format":{FORMAT},"revisions":[\n{lines}\n]}}\n'
     replace_file(folder / "plan.json", text.encode(), fence)
@@ -158,15 +140,9 @@ def write_revisions(
 
 @contextlib.contextmanager
 def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
-    """Keeps other processes from writing the plan of a folder, and waits while another one does.
-
-    Args:
-        folder: the folder of the sweep, absolute; created if it does not exist.
-        locks: what keeps them from it; see `Presence`.
-
-    Raises:
-        UserError: the folder cannot be written, or its locks are not seen by all machines.
-    """
+    """Keeps other processes from writing the plan of a folder; waits while another one does."""
+    # Creates the folder, an absolute path. Raises UserError if it cannot be written, or its locks
+    # are not seen by all machines. For `locks` see `Presence`.
     from trainer.workdir.folder import make
 
     make(folder)
@@ -182,19 +158,9 @@ def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
 
 
 def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
-    """Checks that a folder may have a sweep.
-
-    Args:
-        folder: the folder; may not exist.
-        definition: what the files of the sweep say.
-        plan: the plan that was made from it.
-
-    Returns:
-        Whether the folder has the plan already: as it stands, or as it was before an extension.
-
-    Raises:
-        UserError: the folder has another sweep or other files, or its plan cannot be read.
-    """
+    """Returns whether a folder has a plan already; raises UserError if it may not have it."""
+    # It has the plan as it stands, or as it was before an extension. The folder may not exist. It
+    # may not have the plan if it has another sweep or other files, or its plan cannot be read.
     if folder.exists() and not folder.is_dir():
         raise UserError(f"The workdir {folder} is a file. Choose another --workdir.")
     if not (folder / "plan.json").exists():
@@ -223,10 +189,8 @@ def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
 
 
 def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
-    """Returns the names in a folder that a killed process of the sweep cannot have left there.
-
-    A file of the same name with other content may be the user's own, and is not replaced.
-    """
+    """Returns the names in a folder that a killed process of the sweep cannot have left there."""
+    # A file of the same name with other content may be the user's own, and is not replaced.
     if not folder.exists():
         return []
     from trainer.workdir.folder import unknown_names
@@ -246,14 +210,9 @@ def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Reads the plan of a sweep; imports no jax.
-
-    Args:
-        folder: the folder of the sweep.
-
-    Raises:
-        UserError: the folder has no plan, or its plan is damaged, edited or of another format.
-    """
+    """Reads the plan of a sweep; imports no jax."""
+    # Raises UserError if the folder has no plan, or its plan is damaged, edited or of another
+    # format.
     file = folder / "plan.json"
     try:
         content = read_json(file, dict[str, Any], _ADVICE)
@@ -281,10 +240,8 @@ def read_plan(folder: Path) -> Plan:
 
 
 def check_vocabulary(folder: Path, plan: Plan, named: Sequence[str]) -> None:
-    """Raises UserError if a plan names packages that the values of `--vocabulary` do not name.
-
-    To import a package is to execute its code, and the folder may come from elsewhere.
-    """
+    """Raises UserError if a plan names packages that `--vocabulary` does not name."""
+    # To import a package is to execute its code, and the folder may come from elsewhere.
     others = [package for package in plan.vocabulary if package not in named]
     if others:
         options = " ".join(f"--vocabulary={quote(package)}" for package in others)
@@ -377,10 +334,8 @@ def _arm(
 
 
 def digest_of(revision: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a revision, in hexadecimal digits.
-
-    That of an extension covers the revisions before as well, through its entry "follows".
-    """
+    """Returns the SHA-256 of a revision, in hexadecimal digits."""
+    # That of an extension covers the revisions before as well, through its entry "follows".
     every = [key for key in revision if key != "digest"]
     covered = every if "vocabulary" in revision else _DIGESTED
     kept = {key: revision[key] for key in covered if key in revision}

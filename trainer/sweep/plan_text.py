@@ -29,11 +29,9 @@ def render(
     needs: Sequence[ProgramCost] = (),
     power: Sequence[str] = (),
 ) -> str:
-    """Formats a plan: the arms, the programs, what they cost, and the first trials.
-
-    `needs` is what each program needs on this machine; empty if it was not measured. `power` has
-    sentences about the differences that the sweep finds. The last line ends with a newline.
-    """
+    """Formats a plan: the arms, the programs, what they cost, and the first trials."""
+    # `needs` is what each program needs on this machine; empty if it was not measured. `power` has
+    # sentences about the differences that the sweep finds. The last line ends with a newline.
     lines = [
         *_arms(definition, plan),
         tuned_line(plan.tunings),
@@ -57,10 +55,8 @@ def render(
 
 
 def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
-    """Formats what was checked of a sweep before its programs are compiled, and what was not.
-
-    For `power` and the result, see `render`.
-    """
+    """Formats what was checked of a sweep before its programs are compiled, and what was not."""
+    # For `power` and the result, see `render`.
     arms, runs = len(plan.arms), len(plan.trials)
     final = len(plan.final_seeds) * arms * len(plan.offsets)
     lines = [

@@ -54,13 +54,10 @@ class _Seen:
 
 
 class Presence:
-    """Announces this process in the folder of a sweep, and watches the others.
+    """Announces this process in the folder of a sweep, and watches the others."""
 
-    It does so as a context manager; before and after, it only locks.
-
-    Attributes:
-        mode: "flock" relies on the locks of the file system, "heartbeat" does not.
-    """
+    # It does so as a context manager; before and after, it only locks. The mode "flock" relies on
+    # the locks of the file system, "heartbeat" does not.
 
     def __init__(self, folder: Path, mode: Mode = "flock"):
         self.mode: Mode = mode
@@ -137,11 +134,8 @@ class Presence:
     # The others.
 
     def find_living(self) -> None:
-        """Finds out which other processes live.
-
-        Raises UserError if one of them has locks that this process does not see, or has another
-        mode.
-        """
+        """Finds out which other processes live; raises UserError if one cannot be worked with."""
+        # That one has locks that this process does not see, or has another mode.
         try:
             names = sorted(os.listdir(self._folder))
         except FileNotFoundError:
@@ -210,20 +204,16 @@ class Presence:
             self.find_living()
 
     def take(self, wave: str, descriptor: int) -> bool:
-        """Takes a wave by locking the descriptor of its file; returns whether this process has it.
-
-        It does not if, by the last look, another process computes the wave, or may do so.
-        """
+        """Takes a wave by locking the descriptor of its file; returns whether that worked."""
+        # It does not if, by the last look, another process computes the wave, or may do so.
         if any(record.get("wave") == wave for record in self._others.values()):
             return False
         return self.mode == "heartbeat" or locks.lock(descriptor, wait=False)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keeps other processes from claims and from plan.json, and waits while another one does.
-
-        Raises UserError if the file system has no locks.
-        """
+        """Keeps others from claims and from plan.json, and waits while another process does."""
+        # Raises UserError if the file system has no locks.
         if self.mode == "flock":
             with locks.exclusive(self._sweep):
                 yield
@@ -241,11 +231,9 @@ class Presence:
 
 
 def announced(folder: Path) -> list[dict[str, Any]]:
-    """Returns records of the processes that work on a sweep, as far as this machine can tell.
-
-    They have "host", "pid", "locks", "wave" and "count". A process of another machine that was
-    killed may be among them.
-    """
+    """Returns records of the processes on a sweep, as far as this machine can tell."""
+    # They have "host", "pid", "locks", "wave" and "count". A process of another machine that was
+    # killed may be among them.
     try:
         names = os.listdir(folder / "workers")
     except OSError:

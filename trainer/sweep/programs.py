@@ -65,29 +65,19 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class _Traced:
-    """A program that was traced for one of its trials.
-
-    Attributes:
-        program: the program.
-        first: the first of its trials, which was traced.
-        structure: the config without the inputs of the program.
-        constants: config path -> why this float is not an input of the program.
-    """
+    """A program that was traced for one of its trials."""
 
     program: SharedProgram
-    first: Trial
-    structure: Call
-    constants: Mapping[str, str]
+    first: Trial  # the one that was traced
+    structure: Call  # the config without the inputs of the program
+    constants: Mapping[str, str]  # config path -> why this float is not an input of the program
 
 
 def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] = ()) -> Plan:
-    """Groups the trials of a sweep by their programs, and checks their configs.
-
-    Returns the plan with its programs, in the order of their first trials. Raises ConfigError if a
-    trial does not build, an ablation takes out a part that another one needs, a value does not fit
-    its argument, the goal's metric is never written, losses that are compared are not one function,
-    arms are equal or have unequal budgets, or runs would keep too many bytes for claims.
-    """
+    """Returns the plan with its programs; raises ConfigError if the trials do not fit."""
+    # They do not if one does not build, an ablation takes out a part that another one needs, the
+    # goal's metric is never written, losses that are compared are not one function, arms are equal
+    # or have unequal budgets, or runs would keep too many bytes for claims.
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
     for arm in definition.arms:
@@ -134,10 +124,8 @@ def _why_lacking(error: BaseException) -> str:
 
 
 def _of_moved(arm: ArmConfig, found: Sequence[_Traced]) -> _Traced:
-    """Returns the program of the final runs of an arm whose hyperparameters a ladder moves.
-
-    `found` are the programs of the points that may be moved. Raises ConfigError for several.
-    """
+    """Returns the program of the final runs of an arm whose hyperparameters a ladder moves."""
+    # `found` are the programs of the points that may be moved. Raises ConfigError for several.
     if len(found) > 1:
         paths = [
             path
@@ -227,10 +215,8 @@ def _examples(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
 def _refuse_uneven_cuts(
     definition: Definition, programs: Mapping[str, Sequence[SharedProgram]]
 ) -> None:
-    """Raises ConfigError if trials that are cut have unequal steps, or examples per step.
-
-    Which of them go on is not known before, so that neither would be what they cost.
-    """
+    """Raises ConfigError if trials that are cut have unequal steps, or examples per step."""
+    # Which of them go on is not known before, so that neither would be what they cost.
     for arm in definition.arms:
         if arm.method.cuts is None:
             continue
@@ -364,11 +350,9 @@ def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:
 
 
 def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
-    """Returns a tree without the values of inputs.
-
-    The arguments of calls are removed, because a default is an input as well: configs that differ
-    in whether they repeat a default are one program. Other values are replaced by a mark.
-    """
+    """Returns a tree without the values of inputs."""
+    # The arguments of calls are removed, because a default is an input as well: configs that differ
+    # in whether they repeat a default are one program. Other values are replaced by a mark.
     items = {
         key: _without_inputs(child, inputs, join(path, key))
         for key, child in child_trees(tree).items()
@@ -460,12 +444,10 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
 def check_extremes(
     arm: ArmConfig, trials: Sequence[Trial], params: Any, vocabulary: Sequence[str]
 ) -> list[str]:
-    """Builds the trials with the smallest and the largest value of each path.
-
-    The trials are those of one program of the arm, which has the parameters `params`, a tree of
-    `jax.ShapeDtypeStruct`. Returns the warnings about the matrices that their optimizers work on.
-    Raises ConfigError if one does not build, as for a number out of its range.
-    """
+    """Builds the trials with the smallest and the largest value of each path."""
+    # The trials are those of one program, with `params`, a tree of `jax.ShapeDtypeStruct`. Returns
+    # warnings about the matrices that their optimizers work on. Raises ConfigError if one does not
+    # build, as for a number out of its range.
     chosen: dict[int, Trial] = {}
     for path in trials[0].values:
         numbers = [trial for trial in trials if is_number(trial.values[path])]
@@ -497,11 +479,9 @@ def config_with_sources(arm: ArmConfig, trial: Trial) -> Config:
 
 
 def error_in_sweep_file(error: ConfigError, arm: ArmConfig, who: str) -> ConfigError:
-    """Returns an error that begins with a place in the file of the sweep.
-
-    `who` is what does not build, such as "The arm 'muon'". The place of the given error may be in a
-    config of the arm.
-    """
+    """Returns an error that begins with a place in the file of the sweep."""
+    # `who` is what does not build, such as "The arm 'muon'". The place of the given error may be in
+    # a config of the arm.
     files = {source.file for source in arm.sweep.sources.values()}
     if error.source is not None and error.source.file in files:
         return ConfigError(f"{who} does not build: {_without_place(error)}", error.source)
@@ -513,10 +493,8 @@ def _without_place(error: ConfigError) -> str:
 
 
 def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -> list[str]:
-    """Raises ConfigError if an arm lacks the metric of the goal, or its data set lacks the split.
-
-    Returns a sentence if the best trial by the goal is probably the worst.
-    """
+    """Raises ConfigError if an arm lacks the goal's metric, or its data set lacks the split."""
+    # Returns a sentence if the best trial by the goal is probably the worst.
     goal, config = definition.sweep.goal, definition.config
     places = ("goal.metric", "goal.select_on", "goal")
     known = ["loss", *experiment.metrics]
@@ -553,11 +531,9 @@ _BLOCKS = 3  # how many are timed
 
 
 def most_side_by_side(state_bytes: int, workers: int, temporary_bytes: int | None = None) -> int:
-    """Returns how many trials fit into memory side by side, at least 1.
-
-    The workers share the memory of a host; each has a GPU of its own. `temporary_bytes` is the
-    memory of `Program.temporary_bytes`, which one trial at a time needs; None if it is not known.
-    """
+    """Returns how many trials fit into memory side by side, at least 1."""
+    # The workers share the memory of a host; each has a GPU of its own. `temporary_bytes` is that
+    # of `Program`, which one trial at a time needs; None if it is not known.
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
     limit = memory.host_memory() if on_cpu else memory.device_memory(device)
@@ -571,15 +547,10 @@ def most_side_by_side(state_bytes: int, workers: int, temporary_bytes: int | Non
 
 
 class ProgramCost(NamedTuple):
-    """What a program needs on this machine.
+    """What a program needs on this machine."""
 
-    Attributes:
-        step_seconds: seconds of a step, without evaluations.
-        temporary_bytes: memory of a step, or of its diagnosis, besides its state; None if the
-            compiler does not tell.
-    """
-
-    step_seconds: float
+    step_seconds: float  # of a step, without evaluations
+    # of a step, or of its diagnosis, besides its state; None if the compiler does not tell
     temporary_bytes: int | None
 
 

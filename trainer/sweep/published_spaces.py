@@ -19,21 +19,15 @@ _MARIN = (
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The values among which an optimizer was searched.
+    """The values among which an optimizer was searched."""
 
-    Attributes:
-        axes: argument of the optimizer -> its space in YAML. The argument of an optimizer inside is
-            a path, such as "base_optimizer.learning_rate"; "" is the whole optimizer. For a part,
-            these are arguments of the chain in the example of `optimizer_families`.
-        source: the repository and the file that have it; "" if it is ours.
-        remark: a sentence without a full stop about what it is; "" if there is nothing to say.
-        around: the point around which a space of ours lies; None for another.
-    """
-
+    # argument of the optimizer -> its space in YAML. The argument of an optimizer inside is a
+    # path, such as "base_optimizer.learning_rate"; "" is the whole optimizer. For a part, these
+    # are arguments of the chain in the example of `optimizer_families`.
     axes: Mapping[str, str]
-    source: str
-    remark: str = ""
-    around: float | None = None
+    source: str  # the repository and the file that have it; "" if it is ours
+    remark: str = ""  # a sentence without a full stop about what it is; "" for none
+    around: float | None = None  # the point around which a space of ours lies; None for another
 
 
 def _log(low: float, high: float) -> str:

@@ -47,18 +47,13 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What the user asks of Ray for each worker.
+    """What the user asks of Ray for each worker."""
 
-    Attributes:
-        address: the cluster, as HOST:PORT; "auto" for that of RAY_ADDRESS, or else the one of which
-            this machine is a node.
-        options: options of a task of Ray, such as {"num_gpus": 1, "resources": {"fast": 1}}; memory
-            is in bytes.
-        environment: variables that the workers have besides those of the node.
-    """
-
+    # HOST:PORT; "auto" for that of RAY_ADDRESS, or else the one of which this machine is a node
     address: str = "auto"
+    # of a task of Ray, such as {"num_gpus": 1, "resources": {"fast": 1}}; memory is in bytes
     options: Mapping[str, Any] = field(default_factory=dict)
+    # variables that the workers have besides those of the node
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -161,14 +156,10 @@ def run_workers(
     signals: StopSignals,
     log: Callable[[str], None],
 ) -> int:
-    """Runs workers of a sweep in tasks of Ray until all have ended; returns an exit code.
-
-    `words` are what follows python in the command of a worker, which each node runs with the Python
-    of its Ray, in the current folder. `folder` is that of the sweep, which exists and which all
-    nodes must see. A worker that has saved and stopped by itself, or whose node or process has
-    died, is started again. When `signals` receives one, the workers are stopped. The code is as
-    that of `local.run_workers`. Raises UserError if there is no such cluster.
-    """
+    """Runs workers of a sweep in tasks of Ray until all have ended; returns an exit code."""
+    # The code is as that of `local.run_workers`. `words` follow python in the command of a worker.
+    # All nodes must see `folder`, which exists. A worker that has saved and stopped by itself, or
+    # whose node has died, is started again. Raises UserError without such a cluster.
     ray = _connect(settings, signals)
     if ray is None:
         return STOPPED
@@ -394,11 +385,9 @@ def _variables(settings: RaySettings) -> dict[str, str]:
 def _work(
     words: Sequence[str], here: str, path: str | None, variables: Mapping[str, str], file: str
 ) -> _Outcome:
-    """Runs a worker on this node, and starts it again if a signal kills it; the function of a task.
-
-    `here` is the folder in which it runs, `path` the PYTHONPATH, and `file` its log, which exists
-    if this node sees the folder of the sweep.
-    """
+    """Runs a worker on this node, and starts it again if a signal kills it; a task's function."""
+    # It runs in the folder `here`; `path` is the PYTHONPATH, and `file` its log, which exists if
+    # this node sees the folder of the sweep.
     host, folder = socket.gethostname(), os.path.dirname(os.path.dirname(file))
     said: collections.deque[str] = collections.deque(maxlen=_LAST)
     if not os.path.isfile(file):

@@ -23,33 +23,22 @@ _TREES |= {("method.explicit", "trials"), ("ladder", "also"), ("ablate", "settin
 
 @dataclass(frozen=True)
 class ArmConfig:
-    """An arm with its resolved config.
-
-    Attributes:
-        name: the name of the arm.
-        title: the arm as the subject of a sentence.
-        config: the base with the arm's files and settings.
-        space: key -> space, in the order of the file.
-        paths: path or selector of the space -> the paths of `config` that it sets.
-        places: path or selector of the space -> the path of its space in the config of the sweep.
-        method: how the trials are chosen.
-        trials: the number of trials that the file asks for; None if it does not.
-        at: the path of the arm in the config of the sweep; "" is its root.
-        sweep: the config of the sweep.
-        moved: whether it is an arm on a rung of a ladder that is not searched, and has the
-            hyperparameters of its winners on lower rungs.
-    """
+    """An arm with its resolved config."""
 
     name: str
-    title: str
-    config: Config
-    space: Mapping[str, Space]
+    title: str  # the arm as the subject of a sentence
+    config: Config  # the base with the arm's files and settings
+    space: Mapping[str, Space]  # key -> space, in the order of the file
+    # path or selector of the space -> the paths of `config` that it sets
     paths: Mapping[str, tuple[str, ...]]
+    # path or selector of the space -> the path of its space in the config of the sweep
     places: Mapping[str, str]
     method: Method
-    trials: int | None
-    at: str
-    sweep: Config
+    trials: int | None  # the number that the file asks for; None if it does not
+    at: str  # the path of the arm in the config of the sweep; "" is its root
+    sweep: Config  # the config of the sweep
+    # on a rung of a ladder that is not searched, with the hyperparameters of its winners on lower
+    # rungs
     moved: bool = False
 
     @property
@@ -76,10 +65,8 @@ class ArmConfig:
         ]
 
     def source(self, *names: str) -> Source:
-        """Returns the place of the first argument that the file has, or else of the arm itself.
-
-        All `names` are looked for in the arm first, and then at the root.
-        """
+        """Returns the place of the first argument that the file has, or else of the arm itself."""
+        # All `names` are looked for in the arm first, and then at the root.
         places = [*(join(self.at, name) for name in names), *names]
         found = [place for place in places if place in self.sweep.sources]
         source = self.sweep.argument_source(found[0] if found else self.at)
@@ -108,19 +95,12 @@ class ArmConfig:
 
 @dataclass(frozen=True)
 class Definition:
-    """What the files of a sweep say.
-
-    Attributes:
-        sweep: the root.
-        config: the config that it was built from.
-        arms: the arms in their order, at least one.
-        branch: the state of a run that all trials continue, or None.
-    """
+    """What the files of a sweep say."""
 
     sweep: Sweep
-    config: Config
-    arms: tuple[ArmConfig, ...]
-    branch: PlannedBranch | None = None
+    config: Config  # that the sweep was built from
+    arms: tuple[ArmConfig, ...]  # in their order, at least one
+    branch: PlannedBranch | None = None  # the state of a run that all trials continue
 
 
 def read_sweep(
@@ -227,11 +207,9 @@ class _Reader:
     def _arm(
         self, name: str, arm: Arm, at: str, rung: int | None = None, again: bool = False
     ) -> ArmConfig:
-        """Returns an arm.
-
-        `at` is its path in the config of the sweep, `rung` the index of its rung on the ladder, and
-        `again` whether it is searched there beside the rule.
-        """
+        """Returns an arm, whose path in the config of the sweep is `at`."""
+        # `rung` is the index of its rung on the ladder, and `again` whether it is searched there
+        # beside the rule.
         base = self._files("base", self._sweep.base) if self._sweep.base else []
         if self._run is not None and not base:
             base = [self._run.config_file]

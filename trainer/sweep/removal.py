@@ -12,11 +12,9 @@ _REMOVED = ".removed-"
 
 
 def set_aside(file: Path) -> Path:
-    """Removes waves/NAME.json, whatever it is, and renames the folder; the sweep must be locked.
-
-    Returns a folder for `remove`, which may be called after the lock is released, because it may
-    take long. If this process is killed meanwhile, what is left is not mistaken for a wave.
-    """
+    """Removes waves/NAME.json, whatever it is, and renames the folder; needs the sweep's lock."""
+    # Returns a folder for `remove`, which may be called after the lock is released, because it may
+    # take long. If this process is killed meanwhile, what is left is not mistaken for a wave.
     removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
     with contextlib.suppress(FileNotFoundError):
         os.rename(file.with_suffix(""), removed / file.stem)

@@ -36,29 +36,17 @@ class _Progress(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class WaveStatus:
-    """A wave that is not finished.
-
-    Attributes:
-        name: the name of the wave.
-        trials: the folders of its trials.
-        program: the index of its program in the plan.
-        held: whether a worker has it.
-        moving: whether that worker seems to live and is not stopped.
-        step: the last step that was reported; 0 before the first.
-        running: number of trials that have not ended.
-        rate: steps per second of each of them; None if the worker has not reported it yet.
-        worker: host and process id of the last worker; "" if none has begun to compute.
-    """
+    """A wave that is not finished."""
 
     name: str
-    trials: tuple[str, ...]
-    program: int
-    held: bool
-    moving: bool
-    step: int
-    running: int
-    rate: float | None
-    worker: str
+    trials: tuple[str, ...]  # folders
+    program: int  # index in the plan
+    held: bool  # whether a worker has it
+    moving: bool  # whether that worker seems to live and is not stopped
+    step: int  # the last one that was reported; 0 before the first
+    running: int  # number of trials that have not ended
+    rate: float | None  # steps per second of each of them; None if not reported yet
+    worker: str  # host and process id of the last worker; "" if none has begun to compute
 
 
 def read_waves(
@@ -142,11 +130,9 @@ def _read(file: Path, kind: type[T]) -> T | None:
 
 
 def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
-    """Returns the files of waves whose locks are held.
-
-    A worker takes them only while it holds the lock of the sweep. That lock is shared here
-    meanwhile, because a look at the lock of a wave takes it for a moment.
-    """
+    """Returns the files of waves whose locks are held."""
+    # A worker takes them only while it holds the lock of the sweep. That lock is shared here
+    # meanwhile, because a look at the lock of a wave takes it for a moment.
     if not files:
         return set()
     with contextlib.ExitStack() as stack:

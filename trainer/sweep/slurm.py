@@ -43,18 +43,14 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """What the user asks of Slurm for each worker.
+    """What the user asks of Slurm for each worker."""
 
-    Attributes:
-        options: long options of sbatch without the dashes -> value, "" for one that takes none,
-            such as {"partition": "gpu", "gres": "gpu:1", "exclusive": ""}.
-        setup: lines of bash that run before the worker, such as "module load cuda".
-        warning: how many seconds before its time limit a worker is asked to save and stop. Slurm
-            may be 60 s early.
-    """
-
+    # long options of sbatch without the dashes -> value, "" for one that takes none, such as
+    # {"partition": "gpu", "gres": "gpu:1", "exclusive": ""}
     options: Mapping[str, str]
-    setup: str = ""
+    setup: str = ""  # lines of bash that run before the worker, such as "module load cuda"
+    # how many seconds before its time limit a worker is asked to save and stop; Slurm may be 60 s
+    # early
     warning: int = 120
 
 
@@ -140,24 +136,17 @@ def _seconds(time: str) -> int | None:
 
 
 class Submitted(NamedTuple):
-    """A submitted array of workers.
+    """A submitted array of workers."""
 
-    Attributes:
-        job: the number of the array, such as "1234".
-        lines: what to print.
-    """
-
-    job: str
-    lines: list[str]
+    job: str  # the number of the array, such as "1234"
+    lines: list[str]  # what to print
 
 
 def script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
-    """Returns the batch script of the workers, one in each task of the array.
-
-    The folder of the sweep is absolute. `words` are what follows python in the command of a worker,
-    such as ["-m", "trainer", ...]. It must exit with 75 when a signal has stopped it before the
-    sweep is complete.
-    """
+    """Returns the batch script of the workers, one in each task of the array."""
+    # The folder of the sweep is absolute. `words` are what follows python in the command of a
+    # worker, such as ["-m", "trainer", ...]. It must exit with 75 when a signal has stopped it
+    # before the sweep is complete.
     path = os.environ.get("PYTHONPATH")
     return _SCRIPT.format(
         options="\n".join(
@@ -234,12 +223,10 @@ def _quoted(value: str) -> str:
 def submit(
     folder: str | Path, words: Sequence[str], workers: int, settings: SlurmSettings
 ) -> Submitted:
-    """Writes the batch script of the workers to the sweep's folder, and submits it.
-
-    The workers run with this Python, in the current folder, with the current PYTHONPATH. All nodes
-    must see the sweep's folder, which exists. `words` are as for `script`. Raises UserError if the
-    script cannot be written, there is no sbatch, or sbatch refuses the array.
-    """
+    """Writes the batch script of the workers to the sweep's folder, and submits it."""
+    # The workers run with this Python, in the current folder, with the current PYTHONPATH. All
+    # nodes must see the sweep's folder, which exists. Raises UserError if the script cannot be
+    # written, there is no sbatch, or sbatch refuses the array.
     _check_setup(settings.setup)
     try:
         place = Path(folder).absolute()

@@ -15,21 +15,14 @@ __all__ = ["integers", "log_uniform", "uniform", "values", "zip"]
 
 @dataclass(frozen=True)
 class Space:
-    """The values that a path, or several paths together, take in a sweep.
+    """The values that a path, or several paths together, take in a sweep."""
 
-    Attributes:
-        at: returns the value at a coordinate in [0, 1), which a method chose.
-        grid: the values of a grid, in order; None if the space has no grid.
-        size: how many different values there are; None if they are floats of an interval.
-        text: the space as one line, such as "log_uniform 0.001 to 0.1".
-        parts: path -> space, if the values are dicts from path to value; None if the space is for
-            the path that it is written for.
-    """
-
-    at: Callable[[float], Tree]
-    grid: tuple[Tree, ...] | None
-    size: int | None
-    text: str
+    at: Callable[[float], Tree]  # the value at a coordinate in [0, 1), which a method chose
+    grid: tuple[Tree, ...] | None  # in order; None if the space has no grid
+    size: int | None  # the number of different values; None for floats of an interval
+    text: str  # one line, such as "log_uniform 0.001 to 0.1"
+    # path -> space, if the values are dicts from path to value; None if the space is for the path
+    # that it is written for
     parts: Mapping[str, "Space"] | None = None
 
     @property
@@ -40,15 +33,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The ends of an interval of numbers.
+    """The ends of an interval of numbers."""
 
-    Attributes:
-        kind: "log_uniform", "uniform" or "integers".
-        low: the smallest value.
-        high: the largest value.
-    """
-
-    kind: str
+    kind: str  # "log_uniform", "uniform" or "integers"
     low: float
     high: float
 

@@ -24,36 +24,26 @@ from trainer.writers.summary import Summary, read_outcome
 
 @dataclass(frozen=True)
 class ArmStatus:
-    """The runs of an arm, either those of the search or those on final seeds.
-
-    Attributes:
-        arm: the name of the arm.
-        final: whether these are the final runs.
-        runs: how many are planned.
-        done, diverged, failed, pruned: how many ended so.
-        waiting: how many wait at a cut for the others of their search.
-        running: how many a worker computes now.
-        steps: number of steps of all runs; where trials are cut, of those that go on.
-        steps_done: those that need not be computed any more; a run that ended early counts with all
-            of its steps. Where trials are cut, those that were computed.
-        best: search -> the number of its best point, of those with all results; of final runs, the
-            winner's. Searches without one are left out.
-        value: the mean of the goal over the seeds of those points; None if a run has no value.
-    """
+    """The runs of an arm, either those of the search or those on final seeds."""
 
     arm: str
-    final: bool
-    runs: int
+    final: bool  # whether these are the final runs
+    runs: int  # how many are planned
     done: int
-    running: int
+    running: int  # how many a worker computes now
     diverged: int
     failed: int
-    steps: int
+    steps: int  # of all runs; where trials are cut, of those that go on
+    # those that need not be computed any more; a run that ended early counts with all of its
+    # steps. Where trials are cut, those that were computed.
     steps_done: int
+    # search -> the number of its best point, of those with all results; of final runs, the
+    # winner's. Searches without one are left out.
     best: Mapping[int, int]
+    # the mean of the goal over the seeds of those points; None if a run has no value
     value: float | None
     pruned: int = 0
-    waiting: int = 0
+    waiting: int = 0  # how many wait at a cut for the others of their search
 
     @property
     def points(self) -> list[str]:
@@ -63,30 +53,21 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What a sweep has computed.
+    """What a sweep has computed."""
 
-    Attributes:
-        arms: the search of each arm in the order of the plan, then the final runs of each.
-        waves: the waves that are not finished.
-        outcomes: folder of a trial -> its outcome, for those that ended.
-        unreadable: folders of finished trials whose summary.json is missing or damaged.
-        damaged: sentences about files of waves that are damaged.
-        final: the final trials, none for an arm of which every point diverged; None before the
-            winners are known.
-        complete: whether all runs have ended, those on final seeds included.
-        seconds: until the sweep is complete, if the workers keep their speed; None if no worker
-            has reported it.
-        waiting: folder of a trial -> the cut at which it waits for the others of its search.
-    """
-
+    # the search of each arm in the order of the plan, then the final runs of each
     arms: tuple[ArmStatus, ...]
-    waves: tuple[WaveStatus, ...]
-    outcomes: Mapping[str, Summary]
+    waves: tuple[WaveStatus, ...]  # those that are not finished
+    outcomes: Mapping[str, Summary]  # folder of a trial -> its outcome, for those that ended
+    # folders of finished trials whose summary.json is missing or damaged
     unreadable: tuple[str, ...]
-    damaged: tuple[str, ...]
+    damaged: tuple[str, ...]  # sentences about files of waves that are damaged
+    # none for an arm of which every point diverged; None before the winners are known
     final: tuple[Trial, ...] | None
-    complete: bool
+    complete: bool  # whether all runs have ended, those on final seeds included
+    # until it is complete, if the workers keep their speed; None if no worker has reported it
     seconds: float | None
+    # folder of a trial -> the cut at which it waits for the others of its search
     waiting: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -98,13 +79,9 @@ class Status:
 
 
 class SweepReader:
-    """Reads the folder of a sweep again and again; outcomes are read once.
+    """Reads the folder of a sweep again and again; outcomes are read once."""
 
-    Raises UserError if the folder is not that of a sweep, or its plan is damaged.
-
-    Attributes:
-        path: the folder.
-    """
+    # Raises UserError if the folder is not that of a sweep, or its plan is damaged.
 
     def __init__(self, path: Path):
         _check_folder(path)
@@ -126,10 +103,8 @@ class SweepReader:
         return self._folder.plan
 
     def read(self) -> Status:
-        """Returns what is in the folder now.
-
-        Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
-        """
+        """Returns what is in the folder now."""
+        # Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
         with self._readable():
             return self._read()
 
@@ -178,10 +153,8 @@ class SweepReader:
         )
 
     def code_changes(self) -> tuple[CodeChange, ...]:
-        """Returns the changes of the user's code, from the ledger.
-
-        Raises UserError if the disk cannot be read.
-        """
+        """Returns the changes of the user's code, from the ledger."""
+        # Raises UserError if the disk cannot be read.
         with self._readable():
             return tuple(changes_in(read_ledger(self.path)))
 
@@ -395,10 +368,8 @@ def progress_line(status: Status) -> str:
 
 
 def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChange] = ()) -> str:
-    """Formats the status of a sweep: arms, waves, failures and the results of the winners.
-
-    Commands to run next name the folder as it is given. The last line ends with a newline.
-    """
+    """Formats the status of a sweep: arms, waves, failures and the results of the winners."""
+    # Commands to run next name the folder as it is given. The last line ends with a newline.
     parts = [
         counts(status, plan),
         _waves(status),
@@ -517,12 +488,10 @@ def shown(value: float | None) -> str:
 
 
 def best_runs(folder: Path) -> dict[str, list[Path]]:
-    """Returns the runs of each arm's best point: those on final seeds, or else those of the search.
-
-    The keys are arm and number, such as "muon 0007", or the number of its searches, such as "muon,
-    5 searches"; the values are the folders of runs that are done. Raises UserError if the folder is
-    not that of a sweep, or no point has all of its results.
-    """
+    """Returns the finished runs of each arm's best point: on final seeds, or else of the search."""
+    # The keys are arm and number, such as "muon 0007", or the number of its searches, such as
+    # "muon, 5 searches". Raises UserError if the folder is not that of a sweep, or no point has all
+    # of its results.
     reader = SweepReader(folder)
     status = reader.read()
     found: dict[str, list[Path]] = {}

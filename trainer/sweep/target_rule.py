@@ -32,23 +32,18 @@ _EXPECTED_EFFECT = 1.0
 
 @dataclass(frozen=True)
 class TargetRule:
-    """What a mean has to be at a step.
+    """What a mean has to be at a step."""
 
-    Attributes:
-        target: the value to be better than.
-        sigma: the standard deviation of the value of a run, known before the runs; above 0.
-        better: whether the smallest or the largest value is the best.
-        rule: "earliest_step" is the earliest evaluated step at which the mean passes;
-            "earliest_lasting_step" is the earliest from which on it passes at every evaluated step
-            to the last. The second is wrong in at most LEVEL of cases whatever the curve is,
-            because steps are tested backwards from the last, and the first failure ends it. The
-            first is, too, where the curve falls by more than the margin between evaluations; on a
-            flat curve each evaluation is another chance.
-    """
+    # The lasting rule is wrong in at most LEVEL of cases whatever the curve is, because steps are
+    # tested backwards until the first failure. The other is, too, where the curve falls by more
+    # than the margin between evaluations; on a flat curve each one is another chance.
 
-    target: float
-    sigma: float
-    better: Literal["min", "max"] = "min"
+    target: float  # the value to be better than
+    sigma: float  # standard deviation of the value of a run, known before the runs; above 0
+    better: Literal["min", "max"] = "min"  # which value is the best
+    # "earliest_step": the earliest evaluated step at which the mean passes;
+    # "earliest_lasting_step": the earliest from which on it passes at every evaluated step to the
+    # last
     rule: RuleName = LASTING
 
     @property
@@ -61,10 +56,8 @@ class TargetRule:
         return self.sigma * limit_of_planned(LEVEL)
 
     def limit(self, runs: int, planned: int, level: float = LEVEL) -> float:
-        """Returns the smallest statistic that passes of runs of which some were planned.
-
-        See `reached`.
-        """
+        """Returns the smallest statistic that passes of runs of which some were planned."""
+        # See `reached`.
         added = runs != planned
         return self.sigma * (limit_of_added(runs, level) if added else limit_of_planned(level))
 
@@ -78,12 +71,7 @@ class TargetRule:
         return f"({'target - mean' if self.better == 'min' else 'mean - target'}) * sqrt(runs)"
 
     def statistic(self, mean: ArrayLike, runs: int) -> NDArray[np.float64]:
-        """Returns the value of `formula`, which is positive if the mean is better.
-
-        Args:
-            mean: the mean of the runs, any shape.
-            runs: how many there are.
-        """
+        """Returns the value of `formula`, positive if the mean is better, shaped like `mean`."""
         sign = 1 if self.better == "min" else -1
         return sign * (self.target - np.asarray(mean, np.float64)) * math.sqrt(runs)
 
@@ -96,23 +84,14 @@ class TargetRule:
 
 @dataclass(frozen=True)
 class Reached:
-    """Whether runs have reached a target.
+    """Whether runs have reached a target."""
 
-    Attributes:
-        step: the step of the rule, the same for all runs; None if there is none.
-        mean: the mean at that step, or else at the step where the statistic is largest.
-        runs: how many runs the mean is over.
-        statistic: the value of `TargetRule.formula` there.
-        limit: the smallest statistic that passes.
-        closest: the step of `mean`.
-    """
-
-    step: int | None
-    mean: float
-    runs: int
-    statistic: float
-    limit: float
-    closest: int
+    step: int | None  # of the rule, the same for all runs; None if there is none
+    mean: float  # at that step, or else at the step where the statistic is largest
+    runs: int  # how many runs the mean is over
+    statistic: float  # the value of `TargetRule.formula` there
+    limit: float  # the smallest statistic that passes
+    closest: int  # the step of `mean`
 
 
 def reached(rule: TargetRule, steps: Sequence[int], values: ArrayLike, planned: int) -> Reached:

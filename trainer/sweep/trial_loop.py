@@ -32,14 +32,12 @@ from trainer.writers.summary import Summary
 
 
 class WaveConsensus:
-    """Tells the loops of a wave's trials when to save. The wave stops them, all at once.
+    """Tells the loops of a wave's trials when to save. The wave stops them, all at once."""
 
-    Attributes:
-        stop: always None, because a loop never stops by itself: its wave stops after a step that
-            all trials have computed and evaluated.
-        save: whether each trial hands over its state after this block.
-    """
+    # `save` is whether each trial hands over its state after this block.
 
+    # a loop never stops by itself: its wave stops after a step that all trials have computed and
+    # evaluated
     stop: str | None = None
 
     def __init__(self):
@@ -57,17 +55,11 @@ class WaveConsensus:
 
 
 class TrialCheckpoints:
-    """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own.
+    """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own."""
 
-    `keep` is "none", "final" or "best"; see `definition.Sweep`. `starts` are the steps at which
-    segments begin, whose states stay in a folder beside `directory`. `last` is the last step to
-    which the trial is computed. `metric` takes a step, and returns what ranks the state after it by
-    `goal`; None if it was not evaluated. `fence` is called before anything is written.
-
-    Attributes:
-        state: the newest state that was handed over, and is not in a checkpoint of the wave; None
-            if there is none.
-    """
+    # `starts` are the steps at which segments begin, whose states stay beside `directory`. `metric`
+    # takes a step, and returns what ranks its state; None if it was not evaluated. `state` is the
+    # newest that was handed over and is in no checkpoint of the wave, or None.
 
     def __init__(
         self,
@@ -145,24 +137,11 @@ class TrialCheckpoints:
 
 
 class TrialLoop:
-    """A trial that is computed side by side with others.
+    """A trial that is computed side by side with others."""
 
-    `state` is the state to begin with, whose buffers are donated; `restored` is its step if it was
-    restored, or None for the first state. The program has the trial's values and seeds, and
-    `folder` is that of the trial. `until` is the cut at which it stops, with a checkpoint; None for
-    the last step. `keep` is which checkpoints it keeps, ranked by `goal`; see `TrialCheckpoints`.
-    `segments` is into how many segments the states that stay divide it; 0 for none.
-    `fence` is called before anything is written. `clock` is that of the wave:
-    it runs while its steps are computed, and adds up the share of one trial. `vocabulary` is for
-    the command that an error suggests.
-
-    Attributes:
-        trial: the trial.
-        program: its program.
-        block: the block that is to be computed next.
-        step: the last step that was computed.
-        lines: what the loop reported.
-    """
+    # `state` is donated; `restored` is its step, or None for the first state. `until` is the cut at
+    # which it stops, None for the last step; `segments` is 0 for none. `fence` is called before
+    # anything is written. `clock`, that of the wave, adds up the share of one trial.
 
     def __init__(
         self,
@@ -261,10 +240,8 @@ class TrialLoop:
         return self._go(lambda: next(self._run))
 
     def proceed(self, computed: Computed) -> Ended | RollbackTarget | Halted | None:
-        """Does what follows `block`, computed by `Program.advance`, and asks for the next one.
-
-        Returns how the trial ended; None if it has not.
-        """
+        """Does what follows `block`, and asks for the next one; None if the trial has not ended."""
+        # `computed` is what `Program.advance` returned for the block.
         return self._go(lambda: self._run.send(computed))
 
     def _go(self, proceed: Callable[[], Block]) -> Ended | RollbackTarget | Halted | None:
@@ -275,11 +252,9 @@ class TrialLoop:
         return None
 
     def outcome(self, end: Ended | Halted) -> Summary:
-        """Returns the outcome of a trial that ended, and closes its files.
-
-        `end` is what `begin` or `proceed` returned. Raises OSError if the results could not be
-        written.
-        """
+        """Returns the outcome of a trial that ended, and closes its files."""
+        # `end` is what `begin` or `proceed` returned. Raises OSError if the results could not be
+        # written.
         try:
             if isinstance(end, Ended) and end.code not in (DONE, STOPPED):
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
@@ -318,9 +293,7 @@ class TrialLoop:
 
 
 def named_writers(config: Config) -> list[str]:
-    """Returns the writers that a trial's config names; the terminal shows the sweep instead.
-
-    Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
-    """
+    """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
+    # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
     named = config.root.kwargs.get("writers") or ()
     return [name for name in named if name != "console"]

@@ -15,12 +15,10 @@ from trainer.writers.summary import Summary
 
 
 def describe(reader: SweepReader, name: str) -> str:
-    """Formats a trial as its resolved config, in YAML, below comments with all else.
-
-    `name` is "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with "trials/"
-    before it. Without a seed, the config is that of the first one. Saved to a file, the text is the
-    config of a run. Raises UserError if there is no such trial.
-    """
+    """Formats a trial as its resolved config, in YAML, below comments with all else."""
+    # `name` is "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with
+    # "trials/" before it. Without a seed, the config is that of the first one. Saved to a file, the
+    # text is the config of a run. Raises UserError if there is no such trial.
     status = reader.read()
     trials = find_trials(reader, status, name)
     first, goal = trials[0], reader.plan.goal
@@ -40,11 +38,9 @@ def describe(reader: SweepReader, name: str) -> str:
 
 
 def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
-    """Returns the trials that a name means: those of a point, or one of them.
-
-    For names, see `describe`; "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007". Raises
-    UserError if there is no such trial.
-    """
+    """Returns the trials that a name means; raises UserError if there is no such trial."""
+    # Those are the trials of a point, or one of them. For names, see `describe`; "muon/7" is
+    # "muon/0007", and "muon/2.7" is "muon/2.0007".
     trials = (*reader.plan.trials, *(status.final or ()))
     known: dict[str, list[Trial]] = {}
     for trial in trials:

@@ -32,18 +32,12 @@ class Point(Protocol):
 
 @dataclass(frozen=True)
 class Tuning:
-    """How an arm is tuned.
+    """How an arm is tuned."""
 
-    Attributes:
-        hyperparameters: for each hyperparameter that is tuned, the config paths that have its
-            values.
-        trials: the number of trials of each search, without repetitions for other seeds.
-        searches: the number of searches.
-    """
-
+    # for each one that is tuned, the config paths that have its values
     hyperparameters: tuple[tuple[str, ...], ...]
-    trials: int
-    searches: int
+    trials: int  # of each search, without repetitions for other seeds
+    searches: int  # how many
 
     @property
     def count(self) -> int:
@@ -103,12 +97,8 @@ def tuning_of(
 
 
 def linked_of(revisions: Iterable[Mapping[str, Any]], arm: str) -> list[Linked]:
-    """Returns what an entry of an arm's space sets, for each revision that added points to it.
-
-    Args:
-        revisions: those of a plan, as plan.json has them.
-        arm: the name of the arm.
-    """
+    """Returns what an entry of an arm's space sets, for each revision that added points to it."""
+    # The revisions are those of a plan, as plan.json has them.
     found, seen = [], set()
     for revision in revisions:
         points = {(sum(x), number) for name, number, _, _, *x in revision["trials"] if name == arm}
@@ -152,11 +142,8 @@ def _varies(column: Mapping[tuple[int, int | None], Any]) -> bool:
 
 
 def tuned_text(tunings: Mapping[str, Tuning]) -> str:
-    """Returns what each arm tunes, such as "adamw 3 with 8 trials (2.67 for each) and sgd none".
-
-    Args:
-        tunings: arm -> how it is tuned, at least one.
-    """
+    """Returns what each arm tunes, such as "adamw 3 with 8 trials (2.67 for each) and sgd none"."""
+    # There must be at least one arm.
     texts = {arm: each.text for arm, each in tunings.items()}
     if len(texts) > 1 and len(set(texts.values())) == 1:
         return f"every arm {next(iter(texts.values()))}"
@@ -169,12 +156,8 @@ def tuned_line(tunings: Mapping[str, Tuning]) -> str:
 
 
 def unequally_tuned(tunings: Mapping[str, Tuning], past: bool) -> list[str]:
-    """Returns sentences about arms that tune different numbers of hyperparameters; or none.
-
-    Args:
-        tunings: arm -> how it is tuned.
-        past: whether the trials have ended.
-    """
+    """Returns sentences about arms that tune different numbers of hyperparameters; or none."""
+    # `past` is whether the trials have ended.
     tuned = {arm: each for arm, each in tunings.items() if each.count}
     untuned = [arm for arm in tunings if arm not in tuned]
     lines = []

@@ -76,20 +76,11 @@ _OF_THE_MACHINE = ("command", "config_files")
 
 
 class Wave:
-    """A wave that this process computes.
+    """A wave that this process computes."""
 
-    `plan` is the text of the plan of its program, for those who look into the folder. `code`
-    returns the user's code that this process has imported, file -> hash. `allow_changed` is what
-    may differ from the process that began the wave: "code" or nothing. `take_over` takes the folder
-    from the process that has its lock, because who has the wave is decided by other means. Raises
-    RunChanged if the wave was begun by a process with other code or settings; DamagedFile if its
-    folder is not as a worker leaves it.
-
-    Attributes:
-        claim, take_over: as given.
-        path: its folder.
-        workdir: its lock and its record.
-    """
+    # `code` returns the user's code that this process has imported, file -> hash. `take_over` takes
+    # the folder from the process that has its lock: who has the wave is decided by other means.
+    # Raises RunChanged for other code or settings; DamagedFile for a damaged folder.
 
     def __init__(
         self,
@@ -139,10 +130,8 @@ class Wave:
         self._reported = 0.0
 
     def _comparable(self, found: Mapping[str, str]) -> Mapping[str, str]:
-        """Returns the present code of the files that the wave was begun with.
-
-        The process that began it may have imported other modules in the waves before.
-        """
+        """Returns the present code of the files that the wave was begun with."""
+        # The process that began it may have imported other modules in the waves before.
         record = read_record(self.path / "run.json")
         before = {} if record is None else record["fingerprint"].get("code", {})
         return {name: found.get(name, before[name]) for name in before} or found
@@ -178,11 +167,9 @@ class Wave:
         return summary if cut else read_outcome(self.staged(trial))
 
     def take_up(self, trial: Trial) -> Path:
-        """Begins a trial with its files from the cut at which it waited.
-
-        Returns the folder there, which has the state. What a wave wrote that was killed before its
-        first checkpoint is dropped. Raises FileNotFoundError if there is no such folder.
-        """
+        """Begins a trial with its files from the cut at which it waited."""
+        # Returns the folder there, which has the state. What a wave wrote that was killed before
+        # its first checkpoint is dropped. Raises FileNotFoundError if there is no such folder.
         waited, staged = self._waited(trial), self.staged(trial)
         shutil.rmtree(staged, ignore_errors=True)
         kept = self._folder.plan.checkpoints == "best"  # of which a better one may not come
@@ -199,10 +186,8 @@ class Wave:
         return waiting_folder(self._folder.path, trial, self.claim.start)
 
     def write_outcome(self, trial: Trial, outcome: Summary) -> None:
-        """Writes the outcome of a trial that ended before the others, whose writers are closed.
-
-        Its rows are on the disk first.
-        """
+        """Writes the outcome of a trial that ended before the others, whose writers are closed."""
+        # Its rows are on the disk first.
         staged = self.staged(trial)
         make_folder(staged)
         sync_rows(staged)
@@ -210,11 +195,9 @@ class Wave:
         replace_file(staged / SUMMARY_FILE, outcome.text().encode())
 
     def finish(self, outcomes: Mapping[Trial, Summary]) -> None:
-        """Moves the trials that ended to the folder of the sweep, and removes the wave.
-
-        Trials without an outcome are claimed again. `outcomes` are those of the trials that ended
-        since the last call of `write_outcome`.
-        """
+        """Moves the trials that ended to the folder of the sweep, and removes the wave."""
+        # Trials without an outcome are claimed again. `outcomes` are those of the trials that ended
+        # since the last call of `write_outcome`.
         self.workdir.check_fence()
         self._common["code"] = self._code()  # with what was imported during the wave
         self.workdir.record(exit="done", ended=now())
@@ -289,21 +272,17 @@ class Wave:
         self._folder.remove(self.claim)
 
     def hand_over(self, kind: str, **values: object) -> None:
-        """Ends the work of this process on the wave, which another one resumes.
-
-        `kind`, "stopped", "failed" or "crashed", and `values`, as JSON has them, are for the record
-        of a wave that is not finished.
-        """
+        """Ends the work of this process on the wave, which another one resumes."""
+        # `kind`, "stopped", "failed" or "crashed", and `values`, as JSON has them, are for the
+        # record of a wave that is not finished.
         if self.workdir.lock.held:
             self.workdir.close(kind, **values)
 
     # Kills.
 
     def record_begin(self, restored: int | None) -> None:
-        """Records that the first block is about to be computed.
-
-        `restored` is the step of the checkpoint; None for the first states.
-        """
+        """Records that the first block is about to be computed."""
+        # `restored` is the step of the checkpoint; None for the first states.
         self.workdir.record(restored=restored, computing=True)
 
     def newest_checkpoint(self) -> int | None:
@@ -314,10 +293,8 @@ class Wave:
         return Checkpoints(path, read_only=True).latest()
 
     def why_given_up(self) -> str:
-        """Returns why the wave is not computed again; "" if it is computed.
-
-        The reason is the last error of attempts without progress, or a sentence about kills.
-        """
+        """Returns why the wave is not computed again; "" if it is computed."""
+        # The reason is the last error of attempts without progress, or a sentence about kills.
         newest = self.newest_checkpoint()
         without: list[dict[str, Any]] = []  # attempts, the last one first
         for entry in reversed(self.workdir.lineage[:-1]):
@@ -362,11 +339,9 @@ def run_alone(
     identity: Callable[[], RunIdentity],
     per_example: bool = False,
 ) -> int:
-    """Computes the one trial of a wave by `Run`, in the trial's folder.
-
-    The program is compiled, and has the trial's values and seeds. Returns DONE if the trial has a
-    result, STOPPED if it is saved, and FAILED if the disk cannot be written.
-    """
+    """Computes the one trial of a wave by `Run`, in the trial's folder; returns an exit code."""
+    # The program is compiled, and has the trial's values and seeds. The code is DONE if the trial
+    # has a result, STOPPED if it is saved, and FAILED if the disk cannot be written.
     (trial,) = wave.claim.trials
     staged = wave.staged(trial)
     experiment = program.experiment

@@ -20,11 +20,9 @@ _ADVICE = "remove the folder of the wave, and its trials are computed again."
 
 
 def check_folder(claim: Claim) -> None:
-    """Checks the files of a wave, except for its checkpoints and its rows.
-
-    The folder may not exist yet. Raises DamagedFile if a file is not as a worker leaves it;
-    UserError if a config cannot be read.
-    """
+    """Checks the files of a wave, except for its checkpoints and its rows."""
+    # The folder may not exist yet. Raises DamagedFile if a file is not as a worker leaves it;
+    # UserError if a config cannot be read.
     path = claim.path
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise damaged(path, "it is not a folder", _ADVICE)
@@ -57,11 +55,9 @@ def _check_config(folder: Path, config: Config) -> None:
 
 
 def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
-    """Raises DamagedFile if metrics.jsonl of a trial lacks a row of a logged or evaluated step.
-
-    `folder` is that of the trial in its wave, and `last` the last step of which there must be a
-    row.
-    """
+    """Raises DamagedFile if metrics.jsonl of a trial lacks a row of a logged or evaluated step."""
+    # `folder` is that of the trial in its wave, and `last` the last step of which there must be a
+    # row.
     file, wanted = folder / "metrics.jsonl", set[int]()
     for interval in (experiment.log_every, experiment.eval_every):
         wanted.update(every.due_steps(interval, experiment.first_step, last))

@@ -11,21 +11,13 @@ _ADVICE = "its trials are computed again by the next worker."
 
 
 class WaveContent(TypedDict):
-    """The content of the file.
+    """The content of the file."""
 
-    Attributes:
-        alone: whether the one trial is computed as a run of its own.
-        program: the index of the program in the plan.
-        trials: the folders of the trials, in order.
-        start: the cut at which they waited before; absent for the first step.
-        until: the cut to which they are computed; absent for the last step.
-    """
-
-    alone: bool
-    program: int
-    trials: list[str]
-    start: NotRequired[int]
-    until: NotRequired[int]
+    alone: bool  # whether the one trial is computed as a run of its own
+    program: int  # index in the plan
+    trials: list[str]  # folders, in order
+    start: NotRequired[int]  # the cut at which they waited before; absent for the first step
+    until: NotRequired[int]  # the cut to which they are computed; absent for the last step
 
 
 def wave_name(content: WaveContent) -> str:
@@ -34,10 +26,7 @@ def wave_name(content: WaveContent) -> str:
 
 
 def read_wave(file: Path) -> WaveContent:
-    """Reads waves/NAME.json.
-
-    Raises FileNotFoundError if there is no such file, and DamagedFile if it is damaged.
-    """
+    """Reads waves/NAME.json; raises FileNotFoundError, or DamagedFile if it is damaged."""
     content = read_json(file, WaveContent, _ADVICE)
     if wave_name(content) != file.stem:
         raise damaged(file, "its content is not that of a wave of this name", _ADVICE)

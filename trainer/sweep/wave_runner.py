@@ -43,12 +43,11 @@ End = Ended | RollbackTarget | Halted
 
 
 class WaveRunner:
-    """The trials of a wave.
+    """The trials of a wave."""
 
-    `program` is the compiled program of all of them; `program_of` returns it with the values and
-    seeds of a trial. `vmapped` computes a block of all trials at once; None computes one after
-    another.
-    """
+    # `program` is the compiled program of all of them; `program_of` returns it with the values and
+    # seeds of a trial. `vmapped` computes a block of all trials at once; None computes one after
+    # another.
 
     def __init__(
         self,
@@ -81,18 +80,10 @@ class WaveRunner:
         self._ended: dict[Trial, Summary] = {}  # not yet on the disk
 
     def run(self) -> int:
-        """Computes the trials until all have ended, or a signal.
-
-        Returns DONE if the wave is finished, and its trials are in the folder of the sweep; STOPPED
-        if they are saved; FAILED if they could not be saved.
-
-        Raises:
-            MemoryError, jax.errors.JaxRuntimeError: the trials do not fit into memory, or the
-            program cannot be executed.
-            OSError, MetricsError, CheckpointError: the disk cannot be written or read.
-            DataChanged: a file of the data set is not what it was.
-            WorkdirTakenOver: another process has the wave.
-        """
+        """Computes the trials until all have ended, or a signal; returns an exit code."""
+        # DONE: finished, and its trials are in the folder of the sweep; STOPPED: saved; FAILED: not
+        # saved. Raises MemoryError or JaxRuntimeError if the trials do not fit into memory;
+        # OSError, MetricsError or CheckpointError for the disk; DataChanged; WorkdirTakenOver.
         wave, experiment = self._wave, self._program.experiment
         with (
             Checkpoints(
@@ -168,10 +159,8 @@ class WaveRunner:
         return states
 
     def _waiting_state(self, trial: Trial, program: Program) -> State | None:
-        """Returns the state of a trial at the cut where it waited, and takes up its files.
-
-        If they are damaged or missing, they are removed, and a later wave begins the trial anew.
-        """
+        """Returns the state of a trial at the cut where it waited, and takes up its files."""
+        # If they are damaged or missing, they are removed, and a later wave begins the trial anew.
         start = self._wave.claim.start
         try:
             waited = self._wave.take_up(trial)

@@ -69,12 +69,11 @@ class _Prepared:
 
 
 class Worker:
-    """Computes waves of a sweep, whose folder is `path`.
+    """Computes waves of a sweep; raises UserError if the folder is not that of a sweep."""
 
-    `workers` is how many workers share the trials, at least. `locks` is what keeps others from the
-    trials of this process; see `Presence`. `allow_changed` is what may differ from the processes
-    before: "code" or nothing. Raises UserError if the folder is not that of a sweep.
-    """
+    # `workers` is how many workers share the trials, at least. `locks` is what keeps others from
+    # the trials of this process; see `Presence`. `allow_changed` is what may differ from the
+    # processes before: "code" or nothing.
 
     def __init__(
         self,
@@ -99,12 +98,10 @@ class Worker:
         self._prepared: dict[int, _Prepared] = {}  # by program, in the order of their last use
 
     def run(self) -> int:
-        """Computes waves until every trial has a result, or a signal.
-
-        Returns DONE if every trial has a result; STOPPED if a signal came, and the wave was saved;
-        FAILED if the disk cannot be read or written. Raises UserError if the locks of the folder
-        are not seen by all machines, its files are damaged, or code was changed.
-        """
+        """Computes waves until every trial has a result, or a signal; returns an exit code."""
+        # The code is DONE if every trial has a result; STOPPED if a signal came, and the wave was
+        # saved; FAILED if the disk cannot be read or written. Raises UserError if the locks of the
+        # folder are not seen by all machines, its files are damaged, or code was changed.
         try:
             return self._compute_waves()
         except Exception as error:
@@ -213,10 +210,9 @@ class Worker:
                 wave.hand_over(end)
 
     def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
-        """Removes a wave that cannot be resumed, once; returns whether it did.
-
-        Its folder is damaged, or the user allowed changed code, which does not fit its checkpoint.
-        """
+        """Removes a wave that cannot be resumed, once; returns whether it did."""
+        # Its folder is damaged, or the user allowed changed code, which does not fit its
+        # checkpoint.
         damage = damage_in(claim.path, error)
         if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
             damage = f"The code was changed. {str(error).splitlines()[0].rstrip(':.')}"
@@ -290,11 +286,9 @@ class Worker:
         return runner.run()
 
     def _note_initial(self, index: int, prepared: _Prepared) -> None:
-        """Evaluates the first state of a program, once in a sweep, and adds it to the ledger.
-
-        A report measures by it what a run gained. Trials that begin with the state of another run
-        have none.
-        """
+        """Evaluates the first state of a program, once in a sweep, and adds it to the ledger."""
+        # A report measures by it what a run gained. Trials that begin with the state of another run
+        # have none.
         shared = self.folder.plan.programs[index]
         first = self.folder.plan.example_of(shared)
         if prepared.evaluated or shared.first_step or "warm_start" in first.config.root.kwargs:
@@ -384,10 +378,8 @@ class Worker:
         return program if start is None else program.starting_with(start)
 
     def _fits(self, index: int) -> int:
-        """Returns how many trials of a program fit into memory side by side.
-
-        What it needs besides states is known once this worker has compiled it.
-        """
+        """Returns how many trials of a program fit into memory side by side."""
+        # What it needs besides states is known once this worker has compiled it.
         made = self._prepared.get(index)
         need = None if made is None else made.program.temporary_bytes
         state_bytes = self.folder.plan.programs[index].state_bytes

@@ -13,14 +13,11 @@ _COST_RATIO = 20.0  # a pause is at least this many times as long as a save dela
 
 
 class AutosavePolicy:
-    """Decides when to save besides every `save_every` steps: after 10 s, then 20 s, 40 s, ...
+    """Decides when to save besides every `save_every` steps: after 10 s, then 20 s, 40 s, ..."""
 
-    A kill therefore costs at most about half of the time that a process ran. If the previous
-    process was killed (`after_kill`), the first save follows the first block of steps, and the next
-    ones come after 1 s, 2 s, ...: a run that is killed again and again still advances by a block in
-    each process. The pauses grow with the cost of a save, so that saves take at most a twentieth of
-    the time. When a state is saved does not change what is computed.
-    """
+    # A kill costs at most about half of the time that a process ran. After a kill, the first save
+    # follows the first block, so that a run that is killed again and again still advances. Saves
+    # take at most a twentieth of the time. They do not change what is computed.
 
     def __init__(self, after_kill: bool = False, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -44,10 +41,8 @@ class AutosavePolicy:
 
 
 def was_killed(run_file: Path) -> bool:
-    """Returns whether the process before this one was killed, according to run.json.
-
-    This process must be recorded there already. Returns False if the file cannot be read.
-    """
+    """Returns whether the process before this one was killed; False if run.json is unreadable."""
+    # This process must be recorded there already.
     try:
         lineage = (read_record(run_file) or {"lineage": []})["lineage"]
     except (OSError, DamagedFile):

@@ -12,15 +12,10 @@ from trainer.engine.step import output_shapes
 
 
 def find_fault(program: Program, batch: Batch) -> str | None:
-    """Finds a field of a batch on the host that makes the loss not finite for any parameters.
-
-    This is a field that has NaN, infinite values or values that do not fit into the dtype that jax
-    makes of it, or a field of integers that has labels outside of the model's classes. The latter
-    is tested on outputs that are all zero: their loss is not finite, but becomes so when the field
-    is clipped to the classes.
-
-    Returns a sentence without its full stop that names the field; None if no field is at fault.
-    """
+    """Finds a field of a batch that makes the loss not finite for any parameters; None if none."""
+    # It has NaN, infinite values, values that do not fit into jax's dtype, or labels outside of the
+    # classes. The last is tested on outputs that are all zero: their loss becomes finite when the
+    # field is clipped to the classes. Returns a sentence without its full stop.
     arrays = {name: np.asarray(x) for name, x in batch.items()}
     for name, x in arrays.items():
         if (fault := _not_finite(x) or _changed(x)) is not None:

@@ -20,13 +20,10 @@ _PATIENCE = 5.0  # seconds that `close` waits for a thread that still makes a ba
 
 
 class _Made:
-    """What a thread has made; each thread has its own, as one may outlive `BatchPrefetcher.close`.
+    """What a thread has made; each has its own, as one may outlive `BatchPrefetcher.close`."""
 
-    Attributes:
-        batches: those that were not taken yet.
-        error: what the data set raised instead of the next one.
-        closed: whether the thread is to end.
-    """
+    # `batches` are those that were not taken yet, and `error` is what the data set raised instead
+    # of the next one.
 
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
@@ -40,14 +37,10 @@ class _Made:
 
 
 class BatchPrefetcher:
-    """The training batches of a loop.
+    """The training batches of a loop, of which a thread makes up to `ahead` ahead; 0 has none."""
 
-    A thread makes up to `ahead` batches ahead; 0 stands for no thread. `busy` returns whether the
-    devices still compute steps.
-
-    Attributes:
-        waited: the seconds in which the devices had nothing to compute because a batch was missing.
-    """
+    # `busy` returns whether the devices still compute steps. `waited` are the seconds in which they
+    # had nothing to compute because a batch was missing.
 
     def __init__(
         self,

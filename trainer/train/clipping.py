@@ -17,19 +17,11 @@ _KEPT = 100  # more checkpoints than a run keeps, but for those that it keeps fo
 
 
 class ClippedSteps:
-    """Counts the clipped steps since the last row of metrics.
+    """Counts the clipped steps since the last row of metrics."""
 
-    The step returns the norm of its gradients, and clip_norm scales them down if that is larger: so
-    no step computes more than without this diagnostic. A state may be saved between two rows. Then
-    clipped.json has the counts at its step, so that a resumed run writes the row of an
-    uninterrupted one. If the file lacks them, the first row has no share.
-
-    Args:
-        program: the program of the run; nothing is counted if its experiment does not ask for it.
-        folder: of the run.
-        write: that of a `RetriedFile`.
-        log: prints a line.
-    """
+    # The step returns the norm of its gradients anyway, so that no step computes more for this. If
+    # a state is saved between two rows, clipped.json has the counts at its step, so that a resumed
+    # run writes the same row. If it lacks them, the first row has no share.
 
     def __init__(
         self,

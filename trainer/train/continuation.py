@@ -98,10 +98,8 @@ class Continuation:
                 raise located(self._sources, "follow", str(error)) from error
 
     def first_state(self, program: Program) -> State:
-        """Computes the state with which a run begins.
-
-        `program` may differ from the one of the constructor in its seed and its floats.
-        """
+        """Computes the state with which a run begins."""
+        # `program` may differ from the one of the constructor in its seed and its floats.
         abstract = to_save(program.abstract_state())
         arrays = {
             _SKIPS: np.int32(0),
@@ -233,11 +231,9 @@ class Continuation:
 
 
 def at_position(opt_state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Puts a new state of an optimizer where a run was: the position of its schedules.
-
-    `arrays` are the leaves of the run's checkpoint. The float32 copies of low_precision="master"
-    are those of the run, because they are its parameters, and not a state of the optimizer.
-    """
+    """Puts a new state of an optimizer where a run was: the position of its schedules."""
+    # `arrays` are the leaves of the run's checkpoint. The float32 copies of low_precision="master"
+    # are those of the run, because they are its parameters, and not a state of the optimizer.
     numbers = np.array(opt_state.scalars["int32"])
     numbers[-2:] = arrays[_SCALARS][-2:]
     scalars = put(opt_state.scalars, {**opt_state.scalars, "int32": numbers})
@@ -252,10 +248,8 @@ def at_position(opt_state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def begin_with(
     program: Program, config: Config | None = None, vocabulary: Sequence[str] = ()
 ) -> WarmStart | Continuation:
-    """Returns what the first state of a run with a `warm_start` is computed from.
-
-    For the arguments and errors see `Continuation`.
-    """
+    """Returns what the first state of a run with a `warm_start` is computed from."""
+    # For the arguments and errors see `Continuation`.
     if "continue" in (program.experiment.warm_start or {}):
         return Continuation(program, config, vocabulary)
     return WarmStart(program, config)

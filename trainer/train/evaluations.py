@@ -16,11 +16,9 @@ class _Stopped(Exception):
 
 
 class Evaluations:
-    """The evaluations of a run; the watchdog watches each of their batches.
+    """The evaluations of a run; the watchdog watches each of their batches."""
 
-    Attributes:
-        results: the results of the last complete evaluation, by their names in metrics.jsonl.
-    """
+    # `results` are those of the last complete evaluation, by their names in metrics.jsonl.
 
     def __init__(
         self,
@@ -36,10 +34,8 @@ class Evaluations:
         self._watchdog = watchdog
 
     def run(self, state: State, step: int, progress: Mapping[str, float]) -> bool:
-        """Evaluates the state after a step on every split, and writes the results with `progress`.
-
-        Returns False if the run is to stop; nothing was written then.
-        """
+        """Evaluates the state after a step on every split; returns False if the run is to stop."""
+        # Writes the results with `progress`, but nothing if the run is to stop.
         try:
             self.results = self._program.evaluation.run_splits(
                 state, partial(self._until_stopped, step)

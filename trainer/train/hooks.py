@@ -15,10 +15,8 @@ At = Literal["log", "evaluation"]
 
 
 def called_at(hooks: Sequence[Any], at: At) -> bool:
-    """Returns whether any hook is called at log steps ("log"), or after evaluations ("evaluation").
-
-    A hook without an attribute `at` is called at log steps.
-    """
+    """Returns whether any hook is called at log steps ("log") or after evaluations."""
+    # A hook without an attribute `at` is called at log steps.
     return any(getattr(hook, "at", "log") == at for hook in hooks)
 
 
@@ -38,10 +36,8 @@ class Hooks:
         self._functions: list[Callable[..., object]] = []
 
     def bind(self, kept: int) -> None:
-        """Binds the hooks that ask for it to the run, whose results up to the step `kept` stay.
-
-        Raises UserError, which names the hook, if a hook raises.
-        """
+        """Binds the hooks that ask for it to the run, whose results up to the step `kept` stay."""
+        # Raises UserError, which names the hook, if a hook raises.
         context = HookContext(
             self._program.experiment, self._program.mesh, self._folder, kept, self._log, self._fence
         )
@@ -51,12 +47,9 @@ class Hooks:
         ]
 
     def call(self, at: At, step: int, metrics: Mapping[str, float], state: State) -> None:
-        """Calls every hook of that time, until one raises; raises UserError then, which names it.
-
-        `metrics` are those of the step, or the results of its evaluation; each hook receives a
-        copy. The next step reuses the memory of `state`, so that a hook must copy what it keeps,
-        for example with `jax.device_get`.
-        """
+        """Calls every hook of that time, until one raises; UserError then names it."""
+        # Each hook receives a copy of `metrics`. The next step reuses the memory of `state`, so
+        # that a hook must copy what it keeps, for example with `jax.device_get`.
         if at == "log":
             given: tuple[Any, ...] = (state.params,)
         else:

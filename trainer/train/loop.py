@@ -41,32 +41,11 @@ from trainer.writers import MultiWriter
 
 
 class Loop:
-    """Runs the blocks from a state to the last step.
+    """Runs the blocks from a state to the last step."""
 
-    No checkpoint is ahead of metrics.jsonl: all metrics up to a step are on disk before the state
-    of that step is saved. A state after a step that was not finite is never saved.
-
-    Args:
-        program: the compiled experiment.
-        checkpoints: saves the state.
-        writer: writes the metrics.
-        consensus: decides when to stop, and when to save besides every `save_every` steps.
-        watchdog: watches the blocks, between its `__enter__` and its `__exit__`.
-        log: takes a line for the user.
-        nonfinite_log: records the steps that are not finite.
-        hooks: the functions of the user that it calls.
-        rollback_log: the rollbacks so far; at the step of each, its counters (such as of batches to
-            skip) are written into the state.
-        clipped: counts the steps whose gradients were clipped, for the rows of metrics.
-        until: stop after this step as after a signal; None for the last step.
-        also_save: steps after which the state is saved besides, which does not change what is
-            computed.
-        observe: called after every block with its last step, its batches and the state after it.
-        vocabulary: the user's packages, for the command that an error suggests.
-        seconds: the time of the steps before the first state.
-        noise_scale: that of the rows before the first state.
-        clock: runs while steps of this loop are computed; None if no other loop uses the devices.
-    """
+    # All metrics up to a step are on disk before its state is saved, and a state after a step that
+    # was not finite is never saved. `seconds` and `noise_scale` are those before the first state.
+    # `clock` None: no other loop uses the devices.
 
     def __init__(
         self,
@@ -116,18 +95,11 @@ class Loop:
         self._ahead = 1 if program.simulated else 2
 
     def run(self, state: State, began: float | None = None, *, unevaluated: bool = False) -> Blocks:
-        """Runs to the last step, or until a signal or a step that is not finite.
-
-        Yields every block, and is sent what `Program.advance` returns for it: the caller computes
-        the blocks, because the trials of a sweep are computed side by side. Returns how the run
-        ended, or where it continues under on_nonfinite="rollback".
-
-        Args:
-            state: the first state; its buffers are donated.
-            began: the `time.perf_counter()` at which the process started, to log the time until the
-                end of the first block; None logs nothing.
-            unevaluated: whether the evaluation of this state was interrupted, and is done first.
-        """
+        """Runs to the last step, or until a signal or a step that is not finite."""
+        # Yields every block, and is sent what `Program.advance` returns for it: the caller computes
+        # the blocks, because trials of a sweep are computed side by side. `state` is donated.
+        # `began` is the process's `time.perf_counter()`. `unevaluated`: its evaluation is done
+        # first.
         step, data = int(state.step), self.experiment.data
         use = Utilization(self.program)
         self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)
@@ -210,10 +182,8 @@ class Loop:
         return stop is not None or self.consensus.save_now()
 
     def _check(self, pending: int) -> CheckedBlock | None:
-        """Checks the oldest blocks until `pending` are left, and writes their rows of metrics.
-
-        Returns the first block with a step for which the run must stop; None if there is none.
-        """
+        """Checks the oldest blocks until `pending` are left, and writes their rows of metrics."""
+        # Returns the first block with a step for which the run must stop; None if there is none.
         bad, rows = None, {}
         while len(self._pending) > pending and bad is None:
             block = self._pending.check_oldest()
@@ -331,23 +301,14 @@ class Loop:
 
 
 class AfterBlock(NamedTuple):
-    """What follows a block.
+    """What follows a block."""
 
-    Attributes:
-        log: a row of training metrics.
-        hooks: the user's functions of log steps.
-        evaluate: an evaluation.
-        save: a checkpoint.
-        rollback: the counters of a rollback replace those of the state.
-        wait: whether all steps must be checked first.
-    """
-
-    log: bool
-    hooks: bool
+    log: bool  # a row of training metrics
+    hooks: bool  # the user's functions of log steps
     evaluate: bool
-    save: bool
-    rollback: bool
-    wait: bool
+    save: bool  # a checkpoint
+    rollback: bool  # the counters of a rollback replace those of the state
+    wait: bool  # whether all steps must be checked first
 
     @property
     def check(self) -> bool:
@@ -356,11 +317,9 @@ class AfterBlock(NamedTuple):
 
 
 class Boundaries:
-    """The steps after which the host does something.
+    """The steps after which the host does something."""
 
-    Attributes:
-        end: the step to stop after: `until`, or the last step if that is None.
-    """
+    # `end` is the step to stop after: `until`, or the last step if that is None.
 
     def __init__(
         self,
@@ -394,10 +353,8 @@ class Boundaries:
         return bool(computed(self._experiment.diagnostics)) and self.after_block(step).log
 
     def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
-        """Returns what follows a block whose last step is `step`.
-
-        `save_now` asks for a save although `save_every` does not.
-        """
+        """Returns what follows a block whose last step is `step`."""
+        # `save_now` asks for a save although `save_every` does not.
         experiment = self._experiment
         last = step == experiment.steps
         log = last or step % experiment.log_every == 0
@@ -411,13 +368,10 @@ class Boundaries:
 
 
 class Saves:
-    """Saves a state once all that was written before it is on disk.
+    """Saves a state once all that was written before it is on disk."""
 
-    `paused` returns a context in which the time of the steps is not measured.
-
-    Attributes:
-        behind: why no state can be saved now; None if one can.
-    """
+    # `paused` returns a context in which the time of the steps is not measured. `behind` is why no
+    # state can be saved now; None if one can.
 
     def __init__(
         self,
@@ -439,10 +393,8 @@ class Saves:
         self._paused, self._log = paused, log
 
     def save(self, state: State, step: int, metric: float | None) -> None:
-        """Saves the state after a step, unless something before it cannot be written.
-
-        `metric` ranks the checkpoint; None if the state was not evaluated.
-        """
+        """Saves the state after a step, unless something before it cannot be written."""
+        # `metric` ranks the checkpoint; None if the state was not evaluated.
         self._watchdog.begin_other(f"the save of step {step}")
         start = time.perf_counter()
         with self._paused():
@@ -452,10 +404,8 @@ class Saves:
         self._consensus.record_save(time.perf_counter() - start)
 
     def save_last(self, state: State, step: int, metric: float | None = None) -> None:
-        """Saves the last state of this process, unless it is saved already, and waits for the save.
-
-        `metric` ranks the checkpoint; None if the state was not evaluated.
-        """
+        """Saves the last state, unless it is saved already, and waits for the save."""
+        # `metric` ranks the checkpoint; None if the state was not evaluated.
         self._checkpoints.wait()
         if self._checkpoints.latest() != step:
             self.save(state, step, metric)
@@ -465,11 +415,9 @@ class Saves:
     def save_before_error(
         self, state: State, step: int, metric: float | None, is_finite: Callable[[State], bool]
     ) -> Iterator[None]:
-        """Saves a state if the data set raises UserError, such as for a file that was changed.
-
-        Several processes save nothing: they save together, and the error may be in one of them.
-        `is_finite` returns whether all steps so far, and the parameters of a state, are finite.
-        """
+        """Saves a state if the data set raises UserError, such as for a changed file."""
+        # Several processes save nothing: they save together, and the error may be in one of them.
+        # `is_finite` returns whether all steps so far, and the parameters of a state, are finite.
         try:
             yield
         except UserError:
@@ -478,10 +426,8 @@ class Saves:
             raise
 
     def _all_written(self) -> bool:
-        """Writes what must be on disk before a state; returns whether that worked.
-
-        The first of several failures is logged.
-        """
+        """Writes what must be on disk before a state; returns whether that worked."""
+        # The first of several failures is logged.
         self._writer.flush()
         self._nonfinite_log.flush()
         self._clipped.flush()

@@ -12,10 +12,10 @@ from trainer.train.rollback import RollbackTarget
 
 
 class Consensus(Protocol):
-    """Decides when to stop and to save.
+    """Decides when to stop and to save."""
 
-    See `multihost.StopSaveConsensus`, that of a run, and `trainer.sweep.trial_loop.WaveConsensus`.
-    """
+    # See `multihost.StopSaveConsensus`, that of a run, and
+    # `trainer.sweep.trial_loop.WaveConsensus`.
 
     @property
     def stop(self) -> str | None: ...  # noqa: D102
@@ -39,32 +39,20 @@ class StateKeeper(Protocol):
 
 
 class Ended(NamedTuple):
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        end: "done", "diverged", "failed" or "stopped"; see `writers.summary.Summary`.
-        code: the exit code: 0 done, 75 stopped after a saved checkpoint, 1 for all else.
-        step: the last step.
-        why: a sentence about a run that is not done.
-    """
-
-    end: str
-    code: int
-    step: int
-    why: str = ""
+    end: str  # "done", "diverged", "failed" or "stopped"; see `writers.summary.Summary`
+    code: int  # 0 done, 75 stopped after a saved checkpoint, 1 for all else
+    step: int  # the last step
+    why: str = ""  # a sentence about a run that is not done
 
 
 class Halted(NamedTuple):
-    """A step was not finite, and the run must end.
+    """A step was not finite, and the run must end."""
 
-    Attributes:
-        why: the error message.
-        step: the step.
-        advice: sentences about the checkpoints of the run and the command that replays the step.
-    """
-
-    why: str
+    why: str  # the error message
     step: int
+    # sentences about the checkpoints of the run and the command that replays the step
     advice: str = ""
 
     def ended(self) -> Ended:

@@ -67,11 +67,9 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
 
 
 def _may_be_of_a_lost_process(error: BaseException) -> bool:
-    """Returns whether an error may be the consequence of another process that is gone.
-
-    This is a JaxRuntimeError or, if raised while a program is dispatched, a ValueError whose text
-    begins with XLA's status code.
-    """
+    """Returns whether an error may be the consequence of another process that is gone."""
+    # This is a JaxRuntimeError or, if raised while a program is dispatched, a ValueError whose text
+    # begins with XLA's status code.
     status = re.match("[A-Z_]+: ", str(error))
     return isinstance(error, jax.errors.JaxRuntimeError) or status is not None
 
@@ -105,18 +103,12 @@ _SET = f"{_NAMES[0]} (HOST:PORT of process 0), {_NAMES[1]} and {_NAMES[2]}"
 
 
 class _Found(NamedTuple):
-    """What a process knows of the run before it joins.
+    """What a process knows of the run before it joins."""
 
-    Attributes:
-        address: HOST:PORT, where process 0 listens.
-        count: the number of processes.
-        index: of this process, from 0.
-        devices: the local indices of the GPUs that jax lets this process see; None for all.
-    """
-
-    address: str
-    count: int
-    index: int
+    address: str  # HOST:PORT, where process 0 listens
+    count: int  # of processes
+    index: int  # of this process, from 0
+    # the local indices of the GPUs that jax lets this process see; None for all
     devices: Sequence[int] | None
 
 
@@ -181,11 +173,9 @@ def _why_not_found() -> str:
 
 
 def _check_open_mpi(count: int, index: int) -> None:
-    """Raises UserError if mpirun numbers the processes otherwise than what jax detected.
-
-    Inside a job of Slurm, mpirun of Open MPI 5 starts daemons by srun, and the processes that
-    these start have the variables of the daemon.
-    """
+    """Raises UserError if mpirun numbers the processes otherwise than what jax detected."""
+    # Inside a job of Slurm, mpirun of Open MPI 5 starts daemons by srun, and the processes that
+    # these start have the variables of the daemon.
     size, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
     if size is not None and rank is not None and (size, rank) != (str(count), str(index)):
         raise UserError(
@@ -210,10 +200,8 @@ def _check_devices() -> None:
 
 
 def raise_on_all(make: Callable[[], Made]) -> Made:
-    """Runs `make` in every process; raises UserError in all of them if it raises in one.
-
-    The error is that of this process, or refers to the output of another process.
-    """
+    """Runs `make` in every process; raises UserError in all of them if it raises in one."""
+    # The error is that of this process, or refers to the output of another process.
     if not jax.distributed.is_initialized():  # jax.process_count() would look for devices
         return make()
     made, refused = None, None
@@ -227,10 +215,9 @@ def raise_on_all(make: Callable[[], Made]) -> Made:
 
 
 def require_same(given: Mapping[str, str]) -> None:
-    """Raises UserError in every process if a text in `given` differs between two processes.
+    """Raises UserError in every process if a text in `given` differs between two processes."""
+    # The keys of `given` name the texts in the error.
 
-    The keys of `given` name the texts in the error.
-    """
     # 31 bits: the processes exchange int32.
     sums = all_gather_ints([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
     for column, name in zip(sums.T, given, strict=True):
@@ -243,20 +230,16 @@ def require_same(given: Mapping[str, str]) -> None:
 
 
 def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
-    """Opens a run's folder in process 0; the other processes get a NullWorkdir.
-
-    A UserError that `open_folder` raises is raised in all processes.
-    """
+    """Opens a run's folder in process 0; the other processes get a NullWorkdir."""
+    # A UserError that `open_folder` raises is raised in all processes.
     if jax.process_index() > 0:
         return cast(Workdir, raise_on_all(lambda: NullWorkdir(path)))
     return raise_on_all(open_folder)
 
 
 def check_seen(file: Path) -> None:
-    """Raises UserError in every process if one does not see a file of process 0 as it is there.
-
-    Network file systems may show a new file to other machines late, so that this waits for it.
-    """
+    """Raises UserError in every process if one does not see a file of process 0 as it is there."""
+    # Network file systems may show a new file to other machines late, so that this waits for it.
     if jax.process_count() == 1:
         return
 
@@ -282,18 +265,14 @@ def check_seen(file: Path) -> None:
 
 
 def broadcast_from_host0(value: Number) -> Number:
-    """Returns the number or boolean of process 0, in every process.
-
-    All processes must call it.
-    """
+    """Returns the number or boolean of process 0; all processes must call it."""
     return type(value)(all_gather_ints([value])[0, 0])
 
 
 class NullWorkdir:
-    """Replaces Workdir in the processes that do not write to the run's folder.
+    """Replaces Workdir in the processes that do not write to the run's folder."""
 
-    It has the methods and attributes of Workdir that a run uses; they do nothing.
-    """
+    # It has the methods and attributes of Workdir that a run uses; they do nothing.
 
     def __init__(self, path: Path):
         self.path = path
@@ -351,14 +330,11 @@ class _SyncInterval:
 
 
 class StopSaveConsensus:
-    """Decides, for all processes of a run together, when to stop and when to save.
+    """Decides, for all processes of a run together, when to stop and when to save."""
 
-    A single process decides alone and at once. Several processes synchronize every few blocks of
-    steps, because all of them must compute the same steps and save the same states. When they
-    synchronize is counted in blocks and not read from a clock, because no two clocks agree: each
-    synchronization sets the number of blocks until the next one, from the time that the slowest
-    process took.
-    """
+    # Several processes synchronize every few blocks, because all must compute the same steps and
+    # save the same states. That is counted in blocks and not read from a clock, because no two
+    # clocks agree: the time of the slowest process sets the number until the next one.
 
     def __init__(self, signals: StopSignals, autosave: AutosavePolicy):
         self._signals = signals
@@ -369,11 +345,9 @@ class StopSaveConsensus:
         self._intervals = {"block": _SyncInterval(), "batch": _SyncInterval()}
 
     def sync(self, after: str = "block") -> None:
-        """Agrees with the other processes on stopping and saving, if the interval is over.
-
-        Every process calls it after every block of steps ("block"), and after every batch of an
-        evaluation ("batch").
-        """
+        """Agrees with the other processes on stopping and saving, if the interval is over."""
+        # Every process calls it after every block of steps ("block"), and after every batch of an
+        # evaluation ("batch").
         interval = self._intervals[after]
         if self._alone or not interval.is_over():
             return
@@ -403,9 +377,7 @@ class StopSaveConsensus:
 
 
 def calls_to_next_sync(calls: int, seconds: float) -> int:
-    """Returns after how many blocks of steps, or batches, the processes synchronize next.
-
-    The last interval had `calls` of them and took `seconds` in the slowest process. The next one
-    has at most twice as many, and lasts about two seconds.
-    """
+    """Returns after how many blocks of steps, or batches, the processes synchronize next."""
+    # The last interval had `calls` of them and took `seconds` in the slowest process. The next one
+    # has at most twice as many, and lasts about two seconds.
     return max(1, min(2 * calls, int(calls * _BETWEEN_SYNCS / max(seconds, 1e-3))))

@@ -32,10 +32,9 @@ class _Event(TypedDict):
 
 
 class RetriedFile:
-    """A small file of the run's folder; text that a full disk does not take is written later.
+    """A small file of the run's folder; text that a full disk does not take is written later."""
 
-    `write` takes a file's name and its text, and writes the whole file or nothing.
-    """
+    # `write` takes a file's name and its text, and writes the whole file or nothing.
 
     def __init__(self, name: str, write: Callable[[str, str], None], log: Callable[[str], None]):
         self._name = name
@@ -66,10 +65,8 @@ class RetriedFile:
 
 
 def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
-    """Describes what was not finite, as the beginning of a sentence.
-
-    `steps` are the first and the last step whose update may have made the parameters not finite.
-    """
+    """Describes what was not finite, as the beginning of a sentence."""
+    # `steps` are the first and the last step whose update may have made the parameters not finite.
     both = {name: metrics[name] for name in ("train/loss", "grad_norm")}
     text = " and ".join(f"{name} is {value}" for name, value in both.items())
     if not all(math.isfinite(value) for value in both.values()):
@@ -81,12 +78,9 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
 
 
 def fault_at_end(program: Program, state: State, evaluated: Mapping[str, float]) -> str:
-    """Returns why a run with all of its steps has diverged; "" if it is done.
-
-    It is done if the trainable parameters of its last state are finite, and so is the loss of
-    every split in `evaluated`, the results of the last evaluation. Other metrics may be NaN, such
-    as the mean of a class of which a split has no example.
-    """
+    """Returns why a run with all of its steps has diverged; "" if it is done."""
+    # `evaluated` has the results of the last evaluation. Metrics other than a loss may be NaN, such
+    # as the mean of a class of which a split has no example.
     if not bool(program.params_finite(state)):
         return "The parameters after the last step are not finite."
     for name in (f"{prefix}loss" for prefix in PREFIXES.values()):
@@ -96,11 +90,10 @@ def fault_at_end(program: Program, state: State, evaluated: Mapping[str, float])
 
 
 class NonFiniteLog:
-    """Writes one event for each step that was not finite to nonfinite.json.
+    """Writes one event for each step that was not finite to nonfinite.json."""
 
-    A step that is computed again, after a restart or a rollback, adds no second event. `write` is
-    that of a `RetriedFile`.
-    """
+    # A step that is computed again, after a restart or a rollback, adds no second event. `write` is
+    # that of a `RetriedFile`.
 
     def __init__(
         self,
@@ -114,11 +107,10 @@ class NonFiniteLog:
         self._events = read_events(folder)
 
     def add(self, step: int, batch_index: int, metrics: Mapping[str, float]) -> None:
-        """Adds an event, unless the file has one for this batch or has 100 events.
+        """Adds an event, unless the file has one for this batch or has 100 events."""
+        # Steps count from 1, and `batch_index`, the position of the step's batch in the data
+        # stream, from 0.
 
-        Steps count from 1, and `batch_index`, the position of the step's batch in the data stream,
-        from 0.
-        """
         # Compare batches and not steps: a step has another batch after a rollback.
         known = any(event["batch_number"] == batch_index for event in self._events)
         if known or len(self._events) >= _KEPT:
@@ -150,10 +142,7 @@ class NonFiniteLog:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Reads the events that `NonFiniteLog` wrote to nonfinite.json in a run's folder, oldest first.
-
-    Returns none if the file is absent or cannot be read.
-    """
+    """Reads the events in a run's nonfinite.json, oldest first; none if it cannot be read."""
     try:
         events = read_json(folder / NONFINITE_FILE, list[_Event], "remove it.")
     except (OSError, DamagedFile):
@@ -162,10 +151,8 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def advise(program: Program, batch_index: int) -> str:
-    """Returns sentences that name the cause of a bad step, if it is in the batch, and a remedy.
-
-    `batch_index` is the position of the step's batch in the data stream, from 0.
-    """
+    """Returns sentences that name the cause of a bad step, if it is in the batch, and a remedy."""
+    # `batch_index` is the position of the step's batch in the data stream, from 0.
     experiment = program.experiment
     batch = program.feed.batch(batch_index)
     fault = find_fault(program, batch)

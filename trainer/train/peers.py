@@ -30,15 +30,10 @@ _SEND_TIMEOUT = 5.0  # seconds; sending hardly blocks: a message fits into the s
 
 
 class Connection:
-    """A connection to another process, which sends and receives messages.
+    """A connection to another process, which sends and receives messages."""
 
-    Attributes:
-        socket: the socket.
-        process: the index of the other process.
-        heard: when the last data arrived, in seconds of `time.monotonic`.
-        leaving: whether the other process announced that it is about to end.
-        closed: whether `close` was called.
-    """
+    # `process` is the index of the other process. `heard` is when its last data arrived, in seconds
+    # of `time.monotonic`, and `leaving` whether it announced that it is about to end.
 
     def __init__(self, connected: socket.socket, process: int):
         self.socket = connected
@@ -50,10 +45,8 @@ class Connection:
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any] | None = None) -> None:
-        """Sends a message, or a heartbeat if it is None.
-
-        It never raises: an error of a broken connection is noticed when it is read.
-        """
+        """Sends a message, or a heartbeat if it is None; never raises."""
+        # An error of a broken connection is noticed when it is read.
         text = json.dumps(message) if message else ""
         # Two threads send: the main one, and the one that watches.
         with self._lock, contextlib.suppress(OSError):
@@ -74,10 +67,8 @@ class Connection:
         return [message for message in messages if isinstance(message, dict)]
 
     def receive_one(self, seconds: float) -> dict[str, Any]:
-        """Waits at most so many seconds for the next message, and returns {} if none arrives.
-
-        It reads no byte beyond that message, so that later ones wake the thread that watches.
-        """
+        """Waits at most so many seconds for the next message, and returns {} if none arrives."""
+        # It reads no byte beyond that message, so that later ones wake the thread that watches.
         until, line = time.monotonic() + seconds, b""
         try:
             while not line.endswith(b"\n") or line == b"\n":
@@ -101,12 +92,10 @@ class Connection:
 
 
 def finish(connections: Iterable[Connection], seconds: float) -> None:
-    """Waits until the other processes have received all that was sent and closed the connections.
-
-    A process that ends with unread data in a socket resets its connection. The reset may arrive
-    before a message that was sent just before it, and the message is lost then. Nothing can be sent
-    over the connections afterwards. Waits at most `seconds` for all of them.
-    """
+    """Waits until the others have received all that was sent and closed the connections."""
+    # A process that ends with unread data in a socket resets its connection. The reset may arrive
+    # before a message that was sent just before it, and the message is lost then. Nothing can be
+    # sent over the connections afterwards. Waits at most `seconds` for all of them.
     until = time.monotonic() + seconds
     sockets = [connection.socket for connection in connections if not connection.closed]
     for one in sockets:
@@ -136,11 +125,10 @@ _LATE = (
 
 
 class Peers:
-    """Watches the other processes of the run from a separate thread, until this one ends.
+    """Watches the other processes of the run from a separate thread, until this one ends."""
 
-    Process 0 has a connection to each other process, and the others have one to it. A process
-    counts as gone after `silence` seconds without a heartbeat.
-    """
+    # Process 0 has a connection to each other process, and the others have one to it. A process
+    # counts as gone after `silence` seconds without a heartbeat.
 
     def __init__(self, index: int, hosts: list[str], connections: list[Connection], silence: float):
         self._index = index
@@ -157,19 +145,15 @@ class Peers:
             threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def wait_for_end(self, within: float) -> str | None:
-        """Waits at most `within` seconds for the end of another process.
-
-        Returns a sentence about the first process that is gone; None if there is none yet.
-        """
+        """Waits at most `within` seconds; returns a sentence about the first that is gone."""
+        # None if no other process is gone yet.
         self._has_news.wait(within)
         return self._news[1] if self._news else None
 
     def leave(self, code: int, why: str = "its own output names it") -> None:
-        """Announces that this process is about to end normally.
-
-        After the exit codes 0 and 75 this process waits for the others. After any other code the
-        processes that do not end by themselves are ended, and print `why`, the error.
-        """
+        """Announces that this process is about to end normally."""
+        # After the exit codes 0 and 75 this process waits for the others. After any other code the
+        # processes that do not end by themselves are ended, and print `why`, the error.
         self._ending = code
         if code in (DONE, STOPPED):
             self._send_all({"leaves": code})
@@ -178,10 +162,8 @@ class Peers:
             self._send_all({"ends": code, "why": why[:2000], "soon": _GRACE_AFTER_ERROR})
 
     def fail(self, why: str) -> NoReturn:
-        """Ends this process with code 1, and the other processes too, which print the error `why`.
-
-        Process 0 ends last, because jax aborts the others when it ends.
-        """
+        """Ends this process with code 1, and the others too, which print the error `why`."""
+        # Process 0 ends last, because jax aborts the others when it ends.
         self._ending = FAILED
         self._until = time.monotonic() + _GRACE
         self._send_all({"ends": FAILED, "why": why[:2000], "soon": _GRACE})
@@ -190,10 +172,7 @@ class Peers:
         self.end(FAILED)
 
     def end(self, code: int, sentence: str = "") -> NoReturn:
-        """Ends this process at once; only the first call has an effect.
-
-        The sentence is printed to stderr as an error, if it is not empty.
-        """
+        """Ends this process at once, with an error on stderr; only the first call has an effect."""
         # Another thread is ending the process: wait for that, because this call must not return.
         if not self._end_once.acquire(blocking=False):
             threading.Event().wait()
@@ -301,12 +280,10 @@ class Peers:
             self.end(*self._news)
 
     def _catch_aborts(self) -> None:
-        """Installs a SIGABRT handler, which prints a sentence when C++ calls abort().
-
-        It must be a C function: Python's own handlers run only after the signal handler has
-        returned, and abort() does not wait for that. The C handler is called in the thread that
-        aborts, which may take the interpreter's lock there.
-        """
+        """Installs a SIGABRT handler, which prints a sentence when C++ calls abort()."""
+        # It must be a C function: Python's own handlers run only after the signal handler has
+        # returned, and abort() does not wait for that. The C handler is called in the thread that
+        # aborts, which may take the interpreter's lock there.
 
         def aborted(number: int) -> None:
             time.sleep(0.2)  # so that the watching thread notices the end of process 0
@@ -333,18 +310,11 @@ _RETRY = 0.2  # seconds between two attempts
 
 
 def connect(address: str, count: int, index: int, *, wait: float, silence: float) -> Peers:
-    """Connects this process to the others, at the address where jax's coordinator will listen.
-
-    Returns the connections, with a thread that watches them. Raises UserError if the port is in
-    use, a process is missing, or two have the same index.
-
-    Args:
-        address: HOST:PORT of process 0, which must be able to listen there.
-        count: how many processes the run has.
-        index: of this process, from 0.
-        wait: seconds within which all of them must have connected.
-        silence: seconds without a heartbeat after which a process counts as gone.
-    """
+    """Connects this process to the others; raises UserError if one is missing."""
+    # `address` is HOST:PORT of process 0, where jax's coordinator will listen. All must have
+    # connected within `wait` seconds; a process counts as gone after `silence` seconds without a
+    # heartbeat. UserError also if two have the same `index`, which counts from 0, or the port is in
+    # use.
     host, port = _split(address, "JAX_COORDINATOR_ADDRESS")
     if count < 1:
         raise UserError(f"The run has {count} processes, and must have at least 1.")

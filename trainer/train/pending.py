@@ -20,22 +20,14 @@ class _Pending(NamedTuple):
 
 
 class CheckedBlock(NamedTuple):
-    """A block that the devices have computed.
+    """A block that the devices have computed."""
 
-    Attributes:
-        first, last: its first and its last step, counted from 1.
-        metrics: [steps], on the host.
-        bad: the steps that are not finite, up to `end`.
-        diagnosed: the diagnostics of the last step; empty if it has none.
-        end: the step after which the run cannot go on; None if it can.
-    """
-
-    first: int
+    first: int  # counted from 1, as `last`
     last: int
-    metrics: StepMetrics
-    bad: list[int]
-    diagnosed: Mapping[str, float]
-    end: int | None = None
+    metrics: StepMetrics  # [steps], on the host
+    bad: list[int]  # the steps that are not finite, up to `end`
+    diagnosed: Mapping[str, float]  # the diagnostics of the last step; empty if it has none
+    end: int | None = None  # the step after which the run cannot go on; None if it can
 
     def row(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step, as they are logged."""
@@ -46,18 +38,15 @@ class CheckedBlock(NamedTuple):
 
 
 class PendingBlocks:
-    """A queue of dispatched blocks, each to be checked once the devices have computed it.
+    """A queue of dispatched blocks, each to be checked once the devices have computed it."""
 
-    Under on_nonfinite="halt" a step checks its loss and its gradients. The parameters are checked
-    only at log steps, evaluations and checkpoints: a parameter that is not finite makes nearly
-    every later loss not finite as well, and reading all of them at every step costs 5% of a small
-    model's step. Under the other two policies the step itself checks everything: "skip" undoes its
-    update, and "rollback" needs to know the first step that was not finite.
-
-    Attributes:
-        params_finite_at: the last step after which the parameters were found finite; at first, the
-            step of the first state.
-    """
+    # Under on_nonfinite="halt" the parameters are checked only at log steps, evaluations and
+    # checkpoints: one that is not finite makes nearly every later loss not finite as well, and
+    # reading all of them at every step costs 5% of a small model's step. Under the other two
+    # policies the step itself checks everything: "skip" undoes its update, and "rollback" needs to
+    # know the first step that was not finite.
+    # `params_finite_at` is the last step after which they were found finite; at first, that of the
+    # first state.
 
     def __init__(self, program: Program, step: int):
         self.params_finite_at = step
@@ -81,11 +70,9 @@ class PendingBlocks:
         check: bool,
         diagnosed: StepMetrics | None = None,
     ) -> None:
-        """Adds a dispatched block: its metrics, from `Program.advance`, and the state after it.
-
-        `first` is its first step, counted from 1. `check` asks to check the parameters of the state
-        as well. `diagnosed` are the diagnostics of its last step, from `Program.diagnose`.
-        """
+        """Adds a dispatched block: its metrics, from `Program.advance`, and the state after it."""
+        # `first` is its first step, counted from 1. `check` asks to check the parameters of the
+        # state as well. `diagnosed` are the diagnostics of its last step, from `Program.diagnose`.
         checked = None
         if check and self._policy == "halt":
             checked = self._program.params_finite(state)

@@ -21,11 +21,10 @@ Advance = Callable[[State, Sequence[Batch]], Computed]
 
 
 class Profile:
-    """Writes a profile of jax for the blocks that contain some steps, and prints a table.
+    """Writes a profile of jax for the blocks that contain some steps, and prints a table."""
 
-    It waits for the steps before the profile; what is computed does not change. `steps` is the
-    first step, counted from 1, or None for the one after the warm-up; and the number of steps.
-    """
+    # It waits for the steps before the profile; what is computed does not change. `steps` is the
+    # first step, counted from 1, or None for the one after the warm-up; and the number of steps.
 
     def __init__(self, steps: tuple[int | None, int], log: Callable[[str], None]):
         self._first, self._count = steps
@@ -37,10 +36,8 @@ class Profile:
         self._profiled = 0  # how many steps it has; after a rollback, repeated ones count twice
 
     def choose_steps(self, before: int, end: int) -> None:
-        """Chooses the steps, for a run that has made `before` steps and ends with the step `end`.
-
-        Raises UserError if the run will not make the steps that were asked for.
-        """
+        """Chooses the steps of the profile; raises UserError if the run will not make them."""
+        # The run has made `before` steps, and ends with the step `end`.
         first = before + _WARM_UP + 1 if self._first is None else self._first
         last = first + self._count - 1
         if not before < first <= last <= end:
@@ -58,11 +55,9 @@ class Profile:
     def profiled(
         self, program: Program, step: int, folder: Path, report_activity: Callable[[str], None]
     ) -> Advance:
-        """Returns `Program.advance` with a profile of the chosen steps, written to a new folder.
-
-        `step` steps are finished before the first block. `report_activity`, as `Watchdog.other`, is
-        told what takes long here.
-        """
+        """Returns `Program.advance` with a profile of the chosen steps, written to a new folder."""
+        # `step` steps are finished before the first block. `report_activity`, as `Watchdog.other`,
+        # is told what takes long here.
         done = step
         self._program, self._folder = program, folder
         assert self._first is not None, "choose() comes first"
@@ -130,26 +125,18 @@ _CALLS = re.compile(
 
 
 class Operation(NamedTuple):
-    """An operation of a step.
+    """An operation of a step."""
 
-    Attributes:
-        name: the part of the model or optimizer, and jax's name of the operation, such as "forward
-            blocks/mlp/up/dot_general".
-        share: of the time of all operations.
-        seconds: the sum over all of its calls and over all threads or devices.
-    """
-
+    # part of the model or optimizer and jax's name, such as "forward blocks/mlp/up/dot_general"
     name: str
-    share: float
-    seconds: float
+    share: float  # of the time of all operations
+    seconds: float  # the sum over all of its calls and over all threads or devices
 
 
 def costliest(folder: Path, hlo: str, count: int = 10) -> list[Operation]:
-    """Returns the operations that took the most time, the costliest first and at most `count`.
-
-    The newest profile in the folder of jax's profiler is read; `hlo` is the text of the compiled
-    program. Operations that the compiler merged count under the name of the last of them.
-    """
+    """Returns at most `count` operations that took the most time, the costliest first."""
+    # The newest profile in the folder of jax's profiler is read; `hlo` is the text of the compiled
+    # program. Operations that the compiler merged count under the name of the last of them.
     names = dict(_instructions(hlo))
     module = re.match(r"HloModule ([\w.\-]+)", hlo)
     file = max(folder.glob("plugins/profile/*/*.xplane.pb"))

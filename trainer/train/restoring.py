@@ -21,11 +21,9 @@ def to_save(state: State) -> State:
 
 
 def restore(program: Program, checkpoints: Checkpoints, step: int | None = None) -> State:
-    """Reads the checkpoint of a step, or the newest intact one, with the program's hyperparameters.
-
-    The state is put on the program's devices. Raises CheckpointError if there is no such
-    checkpoint, it is damaged, or its leaves are not those of the program.
-    """
+    """Reads the checkpoint of a step, or the newest intact one, onto the program's devices."""
+    # The state has the program's hyperparameters. Raises CheckpointError if there is no such
+    # checkpoint, it is damaged, or its leaves are not those of the program.
     return with_hyperparams(program, checkpoints.restore(to_save(program.abstract_state()), step))
 
 
@@ -42,10 +40,9 @@ def with_hyperparams(program: Program, saved: State) -> State:
 
 
 def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
-    """Raises UserError if a checkpoint cannot be continued by this program or this version.
-
-    `may_differ` tells that the config may be another than the run's, so that each leaf is compared.
-    """
+    """Raises UserError if this program or version cannot continue a checkpoint."""
+    # `may_differ` tells that the config may be another than the run's, so that each leaf is
+    # compared.
     wrong = misfits(workdir, step, to_save(program.abstract_state()))
     # `hyper` was a field of the state before the floats of the optimizer were inputs.
     if any(line.startswith("hyper/") for line in wrong):

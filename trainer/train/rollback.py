@@ -43,32 +43,20 @@ class _Row(TypedDict):
 
 
 class Counters(NamedTuple):
-    """How a run went back so far; `State.run_state["rollback"]` holds these four integers.
-
-    Attributes:
-        rollbacks: how many times the run went back.
-        skipped_batches: how many batches of the data stream were skipped: the step from `step` to
-            `step + 1` takes the batch with the index `step + skipped_batches`.
-        last: the bad step of the last rollback.
-        retries: how many times in a row the run failed to get past that step.
-    """
+    """How a run went back so far; `State.run_state["rollback"]` holds these four integers."""
 
     rollbacks: int = 0
+    # the step from `step` to `step + 1` takes the batch with the index `step + skipped_batches`
     skipped_batches: int = 0
-    last: int = 0
-    retries: int = 0
+    last: int = 0  # the bad step of the last rollback
+    retries: int = 0  # how many times in a row the run failed to get past that step
 
 
 class RollbackTarget(NamedTuple):
-    """Where a run continues after a step that was not finite.
+    """Where a run continues after a step that was not finite."""
 
-    Attributes:
-        step: finished steps of the state to go back to.
-        counters: of the run from there on.
-    """
-
-    step: int
-    counters: Counters
+    step: int  # finished steps of the state to go back to
+    counters: Counters  # of the run from there on
 
 
 def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
@@ -79,14 +67,11 @@ def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
 
 
 def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTarget | None:
-    """Computes where a run continues after the bad step, which is counted from 1.
-
-    The batch of that step is skipped for good. If the run did not get past the bad step of the last
-    rollback, the state itself may be the cause: the run goes back 1, 3, 7, ... steps further, and
-    skips the batches of those steps too, but not further than `first`, the step at which it began.
-    Returns None if it went back `MOST_ROLLBACKS` times
-    before.
-    """
+    """Returns where a run continues after the bad step; None after `MOST_ROLLBACKS` rollbacks."""
+    # The batch of that step, which is counted from 1, is skipped for good. If the run did not get
+    # past the bad step of the last rollback, the state itself may be the cause: the run goes back
+    # 1, 3, 7, ... steps further, and skips the batches of those steps too, but not further than
+    # `first`, the step at which it began.
     if counters.rollbacks == MOST_ROLLBACKS:
         return None
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
@@ -104,12 +89,11 @@ def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTar
 
 
 class RollbackLog:
-    """The rollbacks that lead to the present state: step -> the counters from that step on.
+    """The rollbacks that lead to the present state: step -> the counters from that step on."""
 
-    A state is a function of its step and the rollbacks before it, so that it can be computed again
-    from any older one. A rollback is on disk before a state that follows from it. `write` is that
-    of a `RetriedFile`. Raises UserError if rollbacks.json cannot be read or is damaged.
-    """
+    # A state is a function of its step and the rollbacks before it, so that it can be computed
+    # again from any older one. A rollback is on disk before a state that follows from it. `write`
+    # is that of a `RetriedFile`. Raises UserError if rollbacks.json cannot be read or is damaged.
 
     def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
         self._file = RetriedFile(ROLLBACKS_FILE, write, log)
@@ -154,10 +138,8 @@ class RollbackLog:
 
 
 def apply_rollback(state: State, counters: Counters | None) -> State:
-    """Replaces the counters of a state; None leaves it as it is.
-
-    The new state shares all other arrays with `state`.
-    """
+    """Replaces the counters of a state; None leaves it as it is."""
+    # The new state shares all other arrays with `state`.
     if counters is None or "rollback" not in state.run_state:
         return state
     # Keep its sharding, the only one that the compiled step takes.
@@ -166,10 +148,7 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
 
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:
-    """Reads rollbacks.json in a run's folder: step -> counters, empty if there is no file.
-
-    Raises UserError if the file cannot be read or is damaged.
-    """
+    """Reads step -> counters from rollbacks.json, {} if absent; raises UserError if damaged."""
     fields = {key: field for field, key in _KEYS.items()}
     try:
         rows = read_json(folder / ROLLBACKS_FILE, list[_Row], _ADVICE)

@@ -23,34 +23,23 @@ from trainer.writers.summary import Best, Summary
 
 
 class LoggedRows(NamedTuple):
-    """The rows that a process of a run found in metrics.jsonl, and which ones it would add.
+    """The rows that a process of a run found in metrics.jsonl, and which ones it would add."""
 
-    Attributes:
-        step: the step that the process started from.
-        rows: how many rows up to that step the file had.
-        log_every: steps between two rows of training metrics.
-        eval_every: steps between two evaluations, each of which has a row as well; intervals that
-            change as pairs of the step from which on one holds and the interval, as JSON has them.
-        steps: the last step of the run, which always has a row.
-    """
-
-    step: int
-    rows: int
-    log_every: int
+    step: int  # the step that the process started from
+    rows: int  # how many rows up to that step the file had
+    log_every: int  # steps between two rows of training metrics
+    # steps between two evaluations, each of which has a row as well; intervals that change as
+    # pairs of the step from which on one holds and the interval, as JSON has them
     eval_every: int | Sequence[Sequence[int]]
-    steps: int
+    steps: int  # the last step of the run, which always has a row
 
 
 def expected_rows(spans: Sequence[LoggedRows], restored: int) -> int | None:
-    """Returns how many rows up to a restored step metrics.jsonl must have at least.
-
-    A state is saved only after its metrics are written, so every row up to a restored step must be
-    in the file. The one exception is a row that has only the evaluation at that step: a signal may
-    have interrupted the evaluation, which is then repeated.
-
-    `spans` are of the run's processes so far, oldest first. Returns None if the number cannot be
-    determined.
-    """
+    """Returns how many rows up to a restored step metrics.jsonl must have at least, if known."""
+    # A state is saved only after its metrics are written, so every row up to a restored step must
+    # be in the file. The one exception is a row that has only the evaluation at that step: a signal
+    # may have interrupted the evaluation, which is then repeated. `spans` are of the run's
+    # processes so far, oldest first. None if the number cannot be determined.
     for last in reversed(spans):
         if last.step <= restored:
             # [2:] is log_every, eval_every and steps, which decide which steps have rows.
@@ -94,13 +83,10 @@ class MetricsError(RuntimeError):
 
 
 class Rows:
-    """Opens the writers, reports lost rows of metrics.jsonl, and sets the exit code to 1 for them.
+    """Opens the writers, reports lost rows of metrics.jsonl, and sets the exit code to 1 then."""
 
-    run.json in the run's folder records the rows, and which of them were lost.
-
-    Attributes:
-        results: those of the rows, from the last `open` on.
-    """
+    # run.json in the run's folder records the rows, and which of them were lost. `results` are
+    # those of the rows, from the last `open` on.
 
     def __init__(
         self,
@@ -116,12 +102,10 @@ class Rows:
         self.results = Results()
 
     def open(self, restored: int | None) -> MultiWriter:
-        """Opens the run's writers, and reports how many rows metrics.jsonl lacks.
-
-        Rows after the step `restored` are dropped; None stands for the first state. The writers are
-        an empty MultiWriter in every process but the first. Raises MetricsError if metrics.jsonl
-        cannot be read or truncated.
-        """
+        """Opens the run's writers, and reports how many rows metrics.jsonl lacks."""
+        # Rows after the step `restored` are dropped; None stands for the first state. The writers
+        # are an empty MultiWriter in every process but the first. Raises MetricsError if
+        # metrics.jsonl cannot be read or truncated.
         if jax.process_index() > 0:
             return MultiWriter([])
         was_there = self._folder.metrics_file.exists()
@@ -179,10 +163,7 @@ class Rows:
         self._folder.lose_rows(sentence)
 
     def end(self, ended: Ended) -> Ended:
-        """Returns how the run ended, with the exit code 1 instead of 0 if rows were lost for good.
-
-        It prints which rows were lost then.
-        """
+        """Returns how the run ended, with exit code 1 instead of 0 if rows were lost for good."""
         lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
         if ended.code != DONE or not lost:
             return ended
@@ -198,16 +179,11 @@ _PROGRESS = ("step", "examples", "epochs", "tokens")
 
 
 class Results(Writer):
-    """Keeps the newest and the best metrics of the rows that a run writes.
+    """Keeps the newest and the best metrics of the rows that a run writes."""
 
-    Attributes:
-        newest: the newest value of each metric, except perf/ and progress such as "epochs".
-        best: name of an evaluation metric -> "min" and "max" -> the best value and its step; a loss
-            has only "min".
-        seconds: the newest perf/seconds.
-        step: the step of the newest row.
-        noise_scale: that of the rows which were read.
-    """
+    # `newest` has no perf/ metrics and no progress such as "epochs". `best` has name of an
+    # evaluation metric -> "min" and "max" -> the best value and its step; a loss has only "min".
+    # `seconds` is the newest perf/seconds, and `noise_scale` that of the rows which were read.
 
     def __init__(self) -> None:
         self.newest: dict[str, float] = {}
@@ -218,11 +194,9 @@ class Results(Writer):
         self._rate = 0.0  # steps per second
 
     def read(self, folder: Path) -> "Results":
-        """Adds the rows that earlier processes wrote, and returns this object.
-
-        The rows after the restored step must have been dropped. Raises OSError if metrics.jsonl
-        cannot be read.
-        """
+        """Adds the rows that earlier processes wrote, and returns this object."""
+        # The rows after the restored step must have been dropped. Raises OSError if metrics.jsonl
+        # cannot be read.
         for row in iterate_metrics(folder):
             self.write_scalars(row["step"], row)
             self.noise_scale.add(row)
@@ -248,10 +222,8 @@ class Results(Writer):
             best["max"] = Best(value, step)
 
     def seconds_at(self, step: int) -> float:
-        """Returns the time of the steps up to a restored one.
-
-        Steps after the last row count with the speed of that row.
-        """
+        """Returns the time of the steps up to a restored one, in seconds."""
+        # Steps after the last row count with the speed of that row.
         after = max(0, step - self.step)
         return self.seconds + (after / self._rate if self._rate else 0.0)
 

@@ -58,10 +58,9 @@ _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 
 
 class SharedByAttempts(NamedTuple):
-    """What all attempts of a run share: its folder, and what reads and writes it.
+    """What all attempts of a run share: its folder, and what reads and writes it."""
 
-    A run makes another attempt after a rollback. The attributes are described at `Loop`.
-    """
+    # A run makes another attempt after a rollback. The fields are described at `Loop`.
 
     folder: Workdir
     checkpoints: Checkpoints
@@ -99,10 +98,8 @@ def make_shared(
     log: Callable[[str], None],
     identity: Callable[[], RunIdentity],
 ) -> SharedByAttempts:
-    """Makes what a run needs in its folder, which is open.
-
-    `identity` returns what loggers call the run.
-    """
+    """Makes what a run needs in its folder, which is open."""
+    # `identity` returns what loggers call the run.
     experiment = program.experiment
     return SharedByAttempts(
         folder=folder,
@@ -488,17 +485,11 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halte
 
 
 class Start(NamedTuple):
-    """Where a run starts.
+    """Where a run starts."""
 
-    Attributes:
-        state: on the devices.
-        restored: the step of the checkpoint that it was read from; None if it was created.
-        unevaluated: whether the evaluation of the restored state was interrupted.
-    """
-
-    state: State
-    restored: int | None
-    unevaluated: bool
+    state: State  # on the devices
+    restored: int | None  # the step of the checkpoint that it was read from; None if it was created
+    unevaluated: bool  # whether the evaluation of the restored state was interrupted
 
 
 def find_start(
@@ -509,13 +500,11 @@ def find_start(
     warm_start: WarmStart | Continuation | None,
     log: Callable[[str], None],
 ) -> Start:
-    """Restores the newest checkpoint, or creates the state before the first step.
-
-    Checkpoints that are no longer on the run's path, according to `rollback_log`, are discarded.
-    The metrics of checkpoints that were evaluated after they were saved are read as well.
-    `warm_start` has the parameters of another run for a new state; None initializes them. Raises
-    CheckpointError if no checkpoint can be read, and the first state cannot be made again.
-    """
+    """Restores the newest checkpoint, or creates the state before the first step."""
+    # Checkpoints that are no longer on the run's path, according to `rollback_log`, are discarded.
+    # The metrics of checkpoints that were evaluated after they were saved are read as well.
+    # `warm_start` has the parameters of another run for a new state; None initializes them. Raises
+    # CheckpointError if no checkpoint can be read, and the first state cannot be made again.
     evaluated = _record_metrics(program.experiment, folder, checkpoints)
     while checkpoints.latest() is not None:
         state = restore(program, checkpoints)

@@ -16,13 +16,11 @@ _number: int | None = 0  # what `use_openblas_threads` returned last; 0 before i
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep freed memory up to 1 GiB instead of giving it back to the system.
-
-    XLA frees its temporary buffers after every step. Without this setting each step maps them
-    again, which takes a third of a small step's time. The thresholds apply to the main arena only,
-    and XLA's threads would get arenas of their own, so that there must be one arena: call this
-    before any thread is started. Does nothing if the C library is not glibc.
-    """
+    """Tells glibc, if there is one, to keep up to 1 GiB of freed memory for this process."""
+    # XLA frees its temporary buffers after every step. Without this setting each step maps them
+    # again, which takes a third of a small step's time. The thresholds apply to the main arena
+    # only, and XLA's threads would get arenas of their own, so that there must be one arena: call
+    # this before any thread is started.
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, _KEEP)
@@ -33,13 +31,11 @@ def keep_freed_memory() -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Enables jax's compilation cache, in a folder that only this user can write.
-
-    Later runs execute the machine code in it, so the folder must belong to the user and have mode
-    0700. Set JAX_COMPILATION_CACHE_DIR to another folder, or to "" for no cache. Programs that
-    compile in less than a second, which jax does not keep by default, are kept as well: a run has a
-    dozen of them, and a warm start takes 1.2 s instead of 1.65.
-    """
+    """Enables jax's compilation cache, in a folder that only this user can write."""
+    # Later runs execute the machine code in it, so the folder must belong to the user and have mode
+    # 0700. JAX_COMPILATION_CACHE_DIR names another folder, or "" for no cache. Programs that
+    # compile in less than a second, which jax does not keep by default, are kept as well: a run has
+    # a dozen of them, and a warm start takes 1.2 s instead of 1.65.
     import jax
 
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -59,16 +55,12 @@ def keep_compiled_programs() -> None:
 
 
 def use_openblas_threads(*folders: Path) -> int | None:
-    """Chooses how many threads OpenBLAS has: one, unless the user or an earlier process chose.
-
-    On a CPU, jax decomposes matrices with scipy's OpenBLAS. Its threads compete with those of XLA
-    for the cores: on two of them, a step in which SOAP decomposes large matrices takes several
-    times as long with two as with one. The bits of `eigh` depend on their number, so a run keeps
-    the number that it began with. If the user has set OPENBLAS_NUM_THREADS, that is the number.
-
-    Otherwise the first of `folders` whose run has begun decides; if none has, it is the number of
-    the last call. Returns None for the library's default, which runs of earlier versions have.
-    """
+    """Chooses how many threads OpenBLAS has, and returns it; None for the library's default."""
+    # On a CPU, jax decomposes matrices with scipy's OpenBLAS. Its threads compete with those of XLA
+    # for the cores: on two of them, a step in which SOAP decomposes large matrices takes several
+    # times as long with two as with one. The bits of `eigh` depend on their number, so a run keeps
+    # the number that it began with; runs of earlier versions have the default. OPENBLAS_NUM_THREADS
+    # of the user comes first.
     global _ours, _number
     before = _number
     given = os.environ.get(_THREADS)

@@ -25,13 +25,12 @@ from trainer.train.rollback import counters_of
 
 
 class SharedPath:
-    """The last `count` steps of the run in a folder before the checkpoint of a step.
+    """The last `count` steps of the run in a folder before the checkpoint of a step."""
 
-    The run's own program computes them again, from the newest checkpoint before them, and their
-    last state must have the bits of the checkpoint. `arrays` are the leaves of that. `vocabulary`
-    are packages that the run's config may name. Raises CheckpointError, which also says if there is
-    no checkpoint to begin with, or the run cannot be computed again.
-    """
+    # The run's own program computes them again, from the newest checkpoint before them, and their
+    # last state must have the bits of the checkpoint, whose leaves are `arrays`. `vocabulary` are
+    # packages that the run's config may name. Raises CheckpointError, which also says if there is
+    # no checkpoint to begin with, or the run cannot be computed again.
 
     def __init__(
         self,
@@ -105,11 +104,9 @@ class SharedPath:
             return shadow_step(experiment, other, state, opt_state, batch).opt_state
 
     def follow(self, program: Program, init: Callable[[Any, Any], Any]) -> Any:
-        """Computes the state of the optimizer of a program after the steps.
-
-        `init` computes a new one from parameters and hyperparameters. `program` may differ from the
-        one of `check` in its floats. Raises CheckpointError if the run has other bits now.
-        """
+        """Computes the state of the optimizer of a program after the steps."""
+        # `init` computes a new one from parameters and hyperparameters. `program` may differ from
+        # the one of `check` in its floats. Raises CheckpointError if the run has other bits now.
         hyperparams = program.inputs.pack()
         key = np.asarray(hyperparams).tobytes()
         if key not in self._found:

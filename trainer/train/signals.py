@@ -8,19 +8,13 @@ from types import FrameType
 
 
 class StopSignals:
-    """Records the first stop signal; the second one ends the process at once.
+    """Records the first stop signal; the second one ends the process at once."""
 
-    Used as a context manager around a run, in the main thread. A separate thread reads the
-    signals, so that the second one works while the main thread compiles: Python runs signal
-    handlers only after a call into C returns.
-
-    Args:
-        until_exit: whether the process ends after the context. These signals are then ignored
-            while Python shuts down, so that the exit code is that of the run.
-
-    Attributes:
-        received: the name of the signal that asked to stop, or None.
-    """
+    # Used as a context manager around a run, in the main thread. A separate thread reads the
+    # signals, so that the second one works while the main thread compiles: Python runs signal
+    # handlers only after a call into C returns. If the process ends after the context
+    # (`until_exit`), they are ignored while Python shuts down, so that the exit code is that of the
+    # run. `received` is the name of the first, or None.
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -75,10 +69,8 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def stop_with_the_caller() -> None:
-    """Lets this process save and end when the process that started it has ended.
-
-    The caller holds the other end of a pipe, which is the standard input of this process.
-    """
+    """Lets this process save and end when the process that started it has ended."""
+    # The caller holds the other end of a pipe, which is the standard input of this process.
 
     def wait() -> None:
         with contextlib.suppress(OSError):

@@ -32,11 +32,9 @@ class Utilization:
             self._six = 6 * sum(x.size for x in params) * self._tokens
 
     def row(self, steps_per_second: float) -> dict[str, float]:
-        """Returns what a row of metrics says about the devices at a speed in steps per second.
-
-        That is "perf/memory_peak_bytes"; "perf/tokens_per_second" if the data set counts tokens;
-        and, if the peak of every device is known, "perf/mfu" and with tokens "perf/mfu_6nd".
-        """
+        """Returns what a row of metrics says about the devices at a speed in steps per second."""
+        # That is "perf/memory_peak_bytes"; "perf/tokens_per_second" if the data set counts tokens;
+        # and, if the peak of every device is known, "perf/mfu" and with tokens "perf/mfu_6nd".
         found: dict[str, float] = {}
         if self._tokens:
             found["perf/tokens_per_second"] = steps_per_second * self._tokens
@@ -48,10 +46,9 @@ class Utilization:
 
 
 def memory_peak(devices: Iterable[Any]) -> int:
-    """Returns the most memory that was in use so far, in bytes, of the device that used the most.
-
-    If a device does not count its memory, as a CPU, it is the most resident memory of this process.
-    """
+    """Returns the most memory in use so far, in bytes, of the device that used the most."""
+    # If a device does not count its memory, as a CPU, it is the most resident memory of this
+    # process.
     stats = [memory.stats_of(device) for device in devices]
     if stats and all("peak_bytes_in_use" in each for each in stats):
         return max(int(each["peak_bytes_in_use"]) for each in stats)
@@ -71,13 +68,10 @@ def _resident_peak() -> int:
 
 
 class Clock:
-    """Adds up the time in which it runs.
+    """Adds up the time in which it runs."""
 
-    `running` says whether it runs from now on, and `now` returns seconds.
-
-    Attributes:
-        share: the share of the time that is added up; change it only while the clock is stopped.
-    """
+    # `running` says whether it runs from now on, and `now` returns seconds. `share` is the share of
+    # the time that is added up; change it only while the clock is stopped.
 
     def __init__(self, running: bool = True, now: Callable[[], float] = time.perf_counter):
         self.share = 1.0
@@ -115,16 +109,10 @@ class Clock:
 
 
 class Stopwatch:
-    """Times the steps as the device finishes them, excluding evaluations, saves and hooks.
+    """Times the steps as the device finishes them, excluding evaluations, saves and hooks."""
 
-    Args:
-        step: how many steps are finished now.
-        data: the data set, which has the numbers of examples in a batch and in an epoch, and
-            perhaps of tokens in an example.
-        seconds: the time that these steps took.
-        clock: runs while steps are computed; None for one that runs from now on.
-        use: adds what the devices do at a speed; None adds nothing.
-    """
+    # `step` steps are finished now, and took `seconds`. `clock` runs while steps are computed; None
+    # for one that runs from now on. `use` adds what the devices do at a speed; None adds nothing.
 
     def __init__(
         self,
@@ -146,10 +134,8 @@ class Stopwatch:
         self._share: float | None = None
 
     def lap(self, step: int, waited: float | None = None) -> None:
-        """Ends a lap, when `step` steps are finished.
-
-        `waited` are the seconds so far in which the devices waited for data; None if not known.
-        """
+        """Ends a lap, when `step` steps are finished."""
+        # `waited` are the seconds so far in which the devices waited for data; None if not known.
         (before, since), now = self._last, self._clock()
         seconds = max(now - since, 1e-9)
         self._rate = (step - before) / seconds
@@ -159,12 +145,10 @@ class Stopwatch:
             self._waited = waited
 
     def row(self, step: int) -> dict[str, float]:
-        """Returns what a row of training says besides the metrics of its step, one of the last lap.
-
-        That is progress as `progress` returns it, with the time at which the step was finished, and
-        the speed of the lap: steps and examples per second. If it is known, the share of the lap in
-        which the devices waited for data; and what `Utilization.row` returns.
-        """
+        """Returns what a row of training, at a step of the last lap, says besides its metrics."""
+        # That is progress as `progress` returns it, with the time at which the step was finished,
+        # and the speed of the lap: steps and examples per second. If it is known, the share of the
+        # lap in which the devices waited for data; and what `Utilization.row` returns.
         last, at = self._last
         seconds = self._before + at - (last - step) / self._rate
         waits = {} if self._share is None else {"perf/data_wait": self._share}

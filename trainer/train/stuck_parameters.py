@@ -20,13 +20,12 @@ class _Checksums(NamedTuple):
 
 
 class StuckParameters:
-    """Compares the low-precision parameters of each group at the ends of the log intervals.
+    """Compares the low-precision parameters of each group at the ends of the log intervals."""
 
-    The devices compute a checksum of their bits at the end of every whole log interval, only if
-    low_precision is "nearest" and there are trainable bfloat16 or float16 parameters. Each group is
-    reported once. An interval is ignored if one of its steps was skipped, or if the group's
-    learning rate is zero at its beginning or end.
-    """
+    # The devices compute a checksum of their bits at the end of every whole log interval, only if
+    # low_precision is "nearest" and there are trainable bfloat16 or float16 parameters. Each group
+    # is reported once. An interval is ignored if one of its steps was skipped, or if the group's
+    # learning rate is zero at its beginning or end.
 
     def __init__(self, program: Program, log: Callable[[str], None]):
         self._log = log
@@ -55,10 +54,8 @@ class StuckParameters:
         return look_and_observe
 
     def compare_checksums(self, step: int, state: State) -> None:
-        """Takes the checksums at the end of a log interval, and compares those of the one before.
-
-        `state` is the one after `step` updates; it is not donated.
-        """
+        """Compares the checksums at the end of a log interval with those of the one before."""
+        # `state` is the one after `step` updates; it is not donated.
         if not self._groups or step % self._experiment.log_every:
             return
         self._compare()
@@ -121,11 +118,9 @@ def _measure(optimizer: optim.Optimizer, state: State) -> dict[str, dict[str, ja
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-    """Hashes the bits of an array to a uint32, so that the change of one element always shows.
-
-    Each element is multiplied by another odd weight. In a plain sum, an element whose bits rise
-    and one whose bits fall by the same amount would cancel.
-    """
+    """Hashes the bits of an array to a uint32, so that a change of one element always shows."""
+    # Each element is multiplied by another odd weight. In a plain sum, an element whose bits rise
+    # and one whose bits fall by the same amount would cancel.
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
     weights = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):

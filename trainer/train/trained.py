@@ -28,36 +28,25 @@ from trainer.writers.lines import PREFIXES
 
 
 class Trained(NamedTuple):
-    """What a run has learned.
-
-    Attributes:
-        config: the config of the run.
-        step: of the checkpoint.
-        metric: the value of the run's `best_metric` at this step; None if it is not known.
-        params: nested dicts of numpy arrays.
-        model_state: the same.
-    """
+    """What a run has learned."""
 
     config: Config
-    step: int
+    step: int  # of the checkpoint
+    # the value of the run's `best_metric` at this step; None if it is not known
     metric: float | None
-    params: Any
+    params: Any  # nested dicts of numpy arrays, as `model_state`
     model_state: Any
 
 
 def read_trained(
     folder: Path, step: str | int = "latest", vocabulary: Sequence[str] = (), *, raw: bool = False
 ) -> Trained:
-    """Reads the parameters of a checkpoint: the "latest", the "best" by `best_metric`, or a number.
-
-    They are those that the run evaluates: their moving average with `ema_decay`, or those of the
-    optimizer. `raw` asks for those that are trained. The data set of the run is needed only if its
-    optimizer keeps averages of the parameters for evaluation, as schedule-free does, which the
-    optimizer computes from its state.
-
-    The folder is not changed. Raises UserError if it is not that of a run, or if it has no such
-    checkpoint, or a damaged one.
-    """
+    """Reads the parameters of the "latest" checkpoint, the "best" by `best_metric`, or a number."""
+    # They are those that the run evaluates: their moving average with `ema_decay`, or those of the
+    # optimizer. `raw` asks for those that are trained. The data set of the run is needed only if
+    # its optimizer keeps averages of the parameters for evaluation, as schedule-free does. Raises
+    # UserError if the folder is not that of a run, or if it has no such checkpoint, or a damaged
+    # one.
     config = read_run(folder)
     try:
         known = _metrics(folder, config)
@@ -90,10 +79,7 @@ def read_run(folder: Path) -> Config:
 
 
 def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
-    """Returns how the model of a run continues a text.
-
-    Raises UserError if it is not a language model.
-    """
+    """Returns how the model of a run continues a text; UserError if it is no language model."""
     model = as_model(configs.Builder(config, vocabulary).build("model"))
     language = getattr(model, "language", None)
     if language is None:
@@ -108,11 +94,9 @@ def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) 
 
 
 def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
-    """Returns the tokenizer of a run, from its tokenizer.json or else from its data set.
-
-    Raises UserError if there is none, if it cannot be read, or if it is not the one that the run
-    has written.
-    """
+    """Returns the tokenizer of a run, from its tokenizer.json or else from its data set."""
+    # Raises UserError if there is none, if it cannot be read, or if it is not the one that the run
+    # has written.
     file = folder / TOKENIZER_FILE
     if file.exists():
         from trainer.data.tokenizer import load_tokenizer
@@ -135,10 +119,8 @@ def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ())
 
 
 def trained_length(folder: Path) -> int | None:
-    """Returns the number of tokens of an example that a run was trained on, from its rows.
-
-    Returns None if no row has it; raises UserError if metrics.jsonl cannot be read.
-    """
+    """Returns how many tokens the examples of a run had, from its rows; None if no row has it."""
+    # Raises UserError if metrics.jsonl cannot be read.
     try:
         for row in writers.iterate_metrics(folder, "tokens"):
             tokens, examples = row.get("tokens"), row.get("examples")
@@ -175,11 +157,9 @@ def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
 
 
 def choose_step(folder: Path, config: Config, step: str | int) -> int:
-    """Returns the step of the "latest" checkpoint, the "best" by `best_metric`, or a given one.
-
-    Raises UserError if there is no such checkpoint, CheckpointError if there are none, and OSError
-    if the folder cannot be read.
-    """
+    """Returns the step of the "latest" checkpoint, the "best" by `best_metric`, or a given one."""
+    # Raises UserError if there is no such checkpoint, CheckpointError if there are none, and
+    # OSError if the folder cannot be read.
     return _choose(folder, config, step, _metrics(folder, config))
 
 

@@ -73,12 +73,11 @@ class WarmStart:
         self.number = 1 + count_warm_starts(Path(self._folder))
 
     def first_state(self, program: Program) -> State:
-        """Computes a state at step 0 with the values that were read.
+        """Computes a state at step 0 with the values that were read."""
+        # The moving average of the parameters (EMA) starts at the new parameters. An optimizer
+        # state that is not kept is initialized from them. `program` may differ from the one of the
+        # constructor in its seed and its floats.
 
-        The moving average of the parameters (EMA) starts at the new parameters. An optimizer state
-        that is not kept is initialized from them. `program` may differ from the one of the
-        constructor in its seed and its floats.
-        """
         # Other random numbers than without a warm start: with the same seed, a fresh parameter
         # would get the very value from which the other run trained its own.
         state = program.init(warm_starts=self.number)
@@ -183,10 +182,8 @@ class WarmStart:
         return found, names
 
     def _fresh(self, wanted: Collection[str], found: Mapping[str, str]) -> set[str]:
-        """Returns the parameters in `wanted` to which 'fresh' leaves their initial values.
-
-        `found` has those that the other run has a value for -> their paths there.
-        """
+        """Returns the parameters in `wanted` to which 'fresh' leaves their initial values."""
+        # `found` has those that the other run has a value for -> their paths there.
         fresh: set[str] = set()
         for pattern in self._options.get("fresh") or []:
             try:
@@ -244,11 +241,9 @@ def located(sources: Mapping[str, Source], key: str, text: str) -> CannotBegin:
 
 
 def recorded_start(folder: Path) -> dict[str, Any]:
-    """Returns what run.json in a folder has of the warm start of the run, or trial of a sweep.
-
-    That is "warm_starts", how many of them led to it, and "began_from", the `source` of each of its
-    wave; empty if the run began with initial values. Raises UserError if run.json is damaged.
-    """
+    """Returns what run.json has of the warm start of a run, or trial; {} if it had none."""
+    # That is "warm_starts", how many of them led to it, and "began_from", the `source` of each of
+    # its wave. Raises UserError if run.json is damaged.
     record = read_record(folder / "run.json") or {"lineage": []}
     names = ("warm_starts", "began_from")
     return {name: entry[name] for entry in record["lineage"] for name in names if name in entry}

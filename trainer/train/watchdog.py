@@ -26,11 +26,10 @@ class _Activity(NamedTuple):
 
 
 class SlowLines:
-    """Limits the lines about slow steps, which come one after the other on a busy machine.
+    """Limits the lines about slow steps, which come one after the other on a busy machine."""
 
-    There are `between` seconds between two lines; if that is infinite, there is a single one.
-    `stacks` prints the stacks of all threads after each.
-    """
+    # There are `between` seconds between two lines; if that is infinite, there is a single one.
+    # `stacks` prints the stacks of all threads after each.
 
     def __init__(self, between: float = 60.0, *, stacks: bool = False):
         self.stacks = stacks
@@ -47,17 +46,12 @@ class SlowLines:
 
 
 class Watchdog:
-    """Watches the steps from a separate thread; used as a context manager around them.
+    """Watches the steps from a separate thread; used as a context manager around them."""
 
-    The loops of several trials may share one: they compute the same steps, in turns.
-
-    Args:
-        multiple: how many times as long as the median a step may take; None disables it.
-        log: takes a line for the user.
-        lines: limits the lines about slow steps. After five minutes without any progress a line and
-            the stacks of all threads are printed in any case.
-        stream: a file with a descriptor, to which the stacks are written; None for stderr.
-    """
+    # The loops of several trials may share one: they compute the same steps, in turns. A step may
+    # take `multiple` times as long as the median; None disables the watchdog. After five minutes
+    # without any progress a line and the stacks of all threads are printed, whatever `lines` says.
+    # `stream` takes the stacks, and must have a descriptor; None for stderr.
 
     def __init__(
         self,
@@ -110,10 +104,8 @@ class Watchdog:
             self._begin(self._state.what, self._state.is_block)
 
     def begin_other(self, what: str) -> None:
-        """Records that something other than a block begins, such as "a save".
-
-        The text is used in the warning "Slow: a save has taken 70.0 s so far".
-        """
+        """Records that something other than a block begins, such as "a save"."""
+        # The text is used in the warning "Slow: a save has taken 70.0 s so far".
         if self._left is None:
             self._left = time.monotonic()
         self._begin(what, False)

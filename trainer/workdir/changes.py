@@ -25,16 +25,10 @@ _SHOWN = 4  # lines of differences in an error
 
 
 class RunChanged(UserError):
-    """Raised if a process would change the program or the data of a run.
+    """Raised if a process would change the program or the data of a run."""
 
-    Args:
-        changes: what would change, as lines.
-        advice: what the user can do.
-        keys: which keys of the fingerprint differ.
-
-    Attributes:
-        changes, keys: as given.
-    """
+    # `changes` are lines that say what would change, `advice` is what the user can do, and `keys`
+    # are those of the fingerprint that differ.
 
     def __init__(self, changes: str, advice: str, keys: Sequence[str]):
         super().__init__(changes + advice)
@@ -43,10 +37,9 @@ class RunChanged(UserError):
 
 
 def is_allowed(path: str, allowed: Sequence[str]) -> bool:
-    """Returns whether `allowed` names a path of the config, one of its parents or its last key.
-
-    `allowed` has the values of --allow_changed, and a path is such as "optimizer.groups.hidden.b2".
-    """
+    """Returns whether `allowed` names a path of the config, one of its parents or its last key."""
+    # `allowed` has the values of --allow_changed, and a path is such as
+    # "optimizer.groups.hidden.b2".
     return any(
         path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
         for name in allowed
@@ -59,11 +52,9 @@ def path_of(line: str) -> str:
 
 
 def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises UserError if a difference between two configs of a run is not allowed.
-
-    The differences are lines such as "steps: 10 -> 20", and `allowed` has the values of
-    --allow_changed.
-    """
+    """Raises UserError if a difference between two configs of a run is not allowed."""
+    # The differences are lines such as "steps: 10 -> 20", and `allowed` has the values of
+    # --allow_changed.
     refused = [line for line in lines if not is_allowed(path_of(line), allowed)]
     if refused and "config" not in allowed and "program" not in allowed:
         raise UserError(
@@ -88,14 +79,9 @@ def as_changes(lines: Sequence[str]) -> list[Change]:
 def refuse_changes(
     path: Path, changes: Sequence[Change], allowed: Sequence[str], same_step: bool | None = None
 ) -> None:
-    """Raises RunChanged if --allow_changed does not allow a change to the program or the data.
-
-    Args:
-        path: the workdir of the run.
-        changes: all differences of its fingerprint; that of the config is not refused here.
-        allowed: the values of --allow_changed.
-        same_step: whether the program of a training step is the same; None if it is not known.
-    """
+    """Raises RunChanged if --allow_changed does not allow a change to the program or the data."""
+    # `changes` has all differences of the fingerprint; that of the config is not refused here.
+    # `same_step` says whether the program of a training step is the same; None if it is not known.
     refused = [
         change
         for change in changes
@@ -128,10 +114,8 @@ def refuse_changes(
 
 
 def config_changes(file: Path, config: Call) -> list[str]:
-    """Returns the differences of `config` from a run's config.yaml, such as "steps: 10 -> 20".
-
-    Keys that do not change what is computed are ignored.
-    """
+    """Returns how `config` differs from a run's config.yaml, such as "steps: 10 -> 20"."""
+    # Keys that do not change what is computed are ignored.
     return configs.diff(configs.computed(configs.load([file]).root), configs.computed(config))
 
 
@@ -144,11 +128,9 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
-    """Raises UserError if --allow_changed has a name that neither config nor fingerprint has.
-
-    The names are paths of the config, keys of the fingerprint, and "program" and "data", which
-    stand for several keys.
-    """
+    """Raises UserError if a name in --allow_changed is in neither config nor fingerprint."""
+    # The names are paths of the config, keys of the fingerprint, and "program" and "data", which
+    # stand for several keys.
     paths = [path for path, _ in configs.leaves(config)]
     known = {*REFUSED, *REFUSED.values(), *fingerprint}
     for name in allowed:

@@ -21,14 +21,11 @@ OUTSIDE = "::top level"  # what a file has outside its functions and classes, an
 
 
 class _Source(NamedTuple):
-    """The source of a loaded module: its file, the hash of its bytes, and the names it imports.
-
-    `parts` is the end of a name in `hashes`, such as "::loss" -> its hash there.
-    """
+    """The source of a loaded module: its file, the hash of its bytes, and the names it imports."""
 
     file: Path
     hash: str
-    parts: Mapping[str, str]
+    parts: Mapping[str, str]  # the end of a name in `hashes`, such as "::loss" -> its hash there
     imports: tuple[str, ...]
 
 
@@ -38,21 +35,15 @@ _sources: weakref.WeakKeyDictionary[ModuleType, _Source] = weakref.WeakKeyDictio
 
 
 def hashes(packages: Sequence[str]) -> dict[str, str]:
-    """Hashes the source files of packages that are imported at this moment, given by --vocabulary.
-
-    The files are those of all loaded modules of the packages, and of the modules that they import
-    from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are recorded
-    by their versions instead (see `fingerprint`), unless one is among the packages itself.
-
-    A file is read when its module is first seen: one that is edited later keeps its hash, as the
-    loaded module keeps its code.
-
-    Returns name -> the first 16 hex digits of a SHA-256, sorted by file. The names are those of the
-    files, from the folder that the import starts from, as "my_lab/nets.py", with the hash of all
-    bytes; of each function and class at the top of a file, as "my_lab/nets.py::loss"; and
-    "my_lab/nets.py::top level" for the other statements. These are hashed without comments and
-    docstrings, and not for installed libraries. `differing` compares such mappings.
-    """
+    """Hashes the source files of the packages of --vocabulary that are imported at this moment."""
+    # The files are those of all loaded modules of the packages, and of the modules that they import
+    # from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are
+    # recorded by their versions instead (see `fingerprint`), unless one is among the packages
+    # itself.
+    # Returns name -> the first 16 hex digits of a SHA-256, sorted by file: "my_lab/nets.py" has
+    # that of all bytes, "my_lab/nets.py::loss" that of a function or class at the top of the file,
+    # and "my_lab/nets.py::top level" that of the other statements, the last two without comments
+    # and docstrings, and not for installed libraries.
     found = {}
     for file, source in sorted(_used(packages).items()):
         found |= {file: source.hash, **{file + end: x for end, x in source.parts.items()}}
@@ -60,11 +51,9 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Returns the sorted names of `hashes` in which two codes differ, apart from their comments.
-
-    A file is named as a whole if only one of them has it, or the hashes of its functions, as those
-    of earlier versions.
-    """
+    """Returns the sorted names of `hashes` in which two codes differ, apart from comments."""
+    # A file is named as a whole if only one of them has it, or the hashes of its functions, as
+    # those of earlier versions.
     found = set[str]()
     for file in {x for x in {**old, **new} if "::" not in x and old.get(x) != new.get(x)}:
         both = file + OUTSIDE in old and file + OUTSIDE in new
@@ -73,10 +62,8 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def edited(packages: Sequence[str]) -> list[str]:
-    """Returns the sorted names of files that were edited or removed since `hashes` first saw them.
-
-    This process still has the functions from before the edit.
-    """
+    """Returns the sorted names of files edited or removed since `hashes` first saw them."""
+    # This process still has the functions from before the edit.
     return sorted(name for name, source in _used(packages).items() if _differs(source))
 
 
@@ -114,11 +101,9 @@ def _used(packages: Sequence[str]) -> dict[str, _Source]:
 
 
 def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Asks git for the commits of imported packages, given by --vocabulary, that are in a checkout.
-
-    Returns package -> {"commit": of its checkout, "dirty": whether files of the package were
-    changed or added since}. Packages that are not in a checkout are omitted.
-    """
+    """Returns package -> "commit" and "dirty", from git, for imported packages in a checkout."""
+    # "dirty" says whether files of the package were changed or added since the commit. Packages
+    # that are not in a checkout are omitted.
     found = {}
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):
         for place in _places(top):
@@ -227,10 +212,9 @@ def head(root: Path) -> str | None:
 
 
 def changes(root: Path, within: Path | None = None) -> bytes | None:
-    """Returns the uncommitted changes of a checkout as a diff; None if git fails.
+    """Returns the uncommitted changes of a checkout as a diff; None if git fails."""
+    # `within` limits them to a file or folder; None stands for the whole checkout.
 
-    `within` limits them to a file or folder; None stands for the whole checkout.
-    """
     # Diff drivers and text conversions are programs that the checkout's settings name, and a
     # submodule has settings of its own.
     quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
@@ -239,10 +223,8 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
 
 
 def untracked(root: Path, within: Path) -> bytes | None:
-    """Lists the files in a file or folder of a checkout that are neither tracked nor ignored.
-
-    Returns their paths, each followed by a null byte; None if git fails.
-    """
+    """Lists the files in a file or folder of a checkout that are neither tracked nor ignored."""
+    # Returns their paths, each followed by a null byte; None if git fails.
     return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
 
 

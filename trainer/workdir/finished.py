@@ -24,10 +24,8 @@ _FILES = (SUMMARY_FILE, "config.yaml", "config_full.yaml")
 
 
 def results_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the SHA-256 of files and the steps of the checkpoints, as run.json has them.
-
-    None if the disk cannot be read, or there is no metrics.jsonl.
-    """
+    """Returns the SHA-256 of files and the steps of the checkpoints, as run.json has them."""
+    # None if the disk cannot be read, or there is no metrics.jsonl.
     try:
         rows = _sha256(folder / "metrics.jsonl")
         files = {name: _sha256(folder / name) for name in _FILES if (folder / name).exists()}
@@ -42,11 +40,9 @@ def _sha256(file: Path) -> str:
 
 
 def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Returns the files of a run that are not as it left them when it ended.
-
-    `record` is the content of its run.json. Trials of sweeps have none, as their ledger has them,
-    nor has a run that goes on; earlier versions recorded no hash but that of metrics.jsonl.
-    """
+    """Returns the files of a run that are not as it left them when it ended."""
+    # `record` is the content of its run.json. Trials of sweeps have none, as their ledger has them,
+    # nor has a run that goes on; earlier versions recorded no hash but that of metrics.jsonl.
     last = next(reversed(record.get("lineage", ())), {})
     if "sweep" in record or not last.get("results"):
         return []
@@ -61,19 +57,10 @@ def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
 def is_untouched(
     folder: Path, config: Call, fingerprint: Callable[[], Mapping[str, Any]], step: int
 ) -> bool:
-    """Returns whether a run with this config has ended in a folder that was not changed since.
-
-    That is: its last process ended with the exit code 0 after `step`; metrics.jsonl, the config,
-    the list of checkpoints and the files of the newest one are as that process left them; and the
-    fingerprint (code, data, versions, machine) is that of this process. Nothing is written, and
-    nothing is locked: a process that goes on with the run has removed summary.json.
-
-    Args:
-        folder: of the run; may not exist.
-        config: the resolved config.
-        fingerprint: returns that of this process; called for a run that has ended only.
-        step: the last step of the run.
-    """
+    """Returns whether a run with this config has ended in a folder not changed since."""
+    # `step` is the last of the run, and `fingerprint` is called for a run that has ended only.
+    # Nothing is written, and nothing is locked: a process that goes on with the run has removed
+    # summary.json.
     try:
         summary, record = read_summary(folder), read_record(folder / "run.json")
         if summary is None or record is None or (summary.end, summary.step) != ("done", step):

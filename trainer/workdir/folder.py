@@ -355,10 +355,7 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Creates a workdir, which may exist, with permissions 0700, and its parents.
-
-    Raises UserError if the folder cannot be created.
-    """
+    """Creates a workdir, which may exist, with permissions 0700; raises UserError if it fails."""
     try:
         make_folder(path, mode=0o700)
     except OSError as e:
@@ -382,12 +379,11 @@ _BEFORE_STEPS |= _AFTER_CONFIG
 
 
 def check_only_run_files(folder: Path) -> None:
-    """Raises UserError if an existing folder without results has files that no run writes.
-
-    The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
-    one of a run if it has only files that a run writes, and config.yaml is as a run writes it: the
-    user's own config.yaml must not be overwritten. Raises OSError if the folder cannot be read.
-    """
+    """Raises UserError if an existing folder without results has files that no run writes."""
+    # The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
+    # one of a run if it has only files that a run writes, and config.yaml is as a run writes it:
+    # the user's own config.yaml must not be overwritten. Raises OSError if the folder cannot be
+    # read.
     names = {path.name for path in folder.iterdir()}
     if "run.json" in names:
         return
@@ -406,12 +402,10 @@ def check_only_run_files(folder: Path) -> None:
 
 
 def holds_steps(folder: Path) -> bool:
-    """Returns whether a folder has anything of a step: a checkpoint, a row or any other result.
-
-    A run that ended before its first step has nothing that another config would contradict. The
-    folder is of a run or of a wave of a sweep, and may not exist. Raises OSError if it cannot be
-    read.
-    """
+    """Returns whether a folder has anything of a step: a checkpoint, a row or another result."""
+    # A run that ended before its first step has nothing that another config would contradict. The
+    # folder is of a run or of a wave of a sweep, and may not exist. Raises OSError if it cannot be
+    # read.
     names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
     # An empty file is no result: it was opened, and nothing was written.
     written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
@@ -419,19 +413,15 @@ def holds_steps(folder: Path) -> bool:
 
 
 def remove_remains(folder: Path) -> None:
-    """Removes the files of a run without a step that a new config does not replace.
-
-    These are its tokenizer, and TensorBoard's files, which have the values of the old config.
-    """
+    """Removes the files of a run without a step that a new config does not replace."""
+    # These are its tokenizer, and TensorBoard's files, which have the values of the old config.
     for file in (folder / TOKENIZER_FILE, *folder.glob("events.out.*")):
         file.unlink(missing_ok=True)
 
 
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
-    """Returns the names in a folder that are neither known nor those of logs and hidden files.
-
-    Raises OSError if the folder cannot be read.
-    """
+    """Returns the names in a folder that are neither known nor those of logs and hidden files."""
+    # Raises OSError if the folder cannot be read.
     names = sorted({path.name for path in folder.iterdir()} - set(known))
     unknown = [name for name in names if not _NO_STRANGER.fullmatch(name)]
     return [name for name in unknown if not _is_an_output_of_ours(folder / name)]

@@ -28,18 +28,11 @@ def begin(
     tokenizer: str | None = None,
     step_program: str | None = None,
 ) -> dict[str, Any]:
-    """Returns a run's record with an entry for this process at the end of its lineage.
-
-    Args:
-        before: the record that earlier processes left; None for the first process.
-        fingerprint: of this process.
-        epoch: of its lock.
-        changes: the differences from the previous process.
-        commits: of the user's packages, as `code.commits` returns them.
-        files: name, path and hash of each file that the config was read from.
-        tokenizer: the content of tokenizer.json; None if the run writes none.
-        step_program: digest of the program of a training step; None if it is not known.
-    """
+    """Returns a run's record with an entry for this process at the end of its lineage."""
+    # `before` is the record that earlier processes left, and None for the first one. `epoch` is
+    # that of its lock, and `files` has name, path and hash of each file that the config was read
+    # from. `tokenizer` is the content of tokenizer.json, None if the run writes none;
+    # `step_program` the digest of the program of a training step, None if it is not known.
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
         # A process that was not killed has recorded its end, in `Workdir.close`.
@@ -74,10 +67,8 @@ def begin(
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises UserError if a run's folder has another tokenizer.json than the run has written.
-
-    Raises it too if tokenizer.json or run.json cannot be read.
-    """
+    """Raises UserError if tokenizer.json is not the one that the run has written."""
+    # Raises it too if tokenizer.json or run.json cannot be read.
     try:
         known = (read_record(folder / "run.json") or {}).get("tokenizer")
         found = _sha256(read_regular(folder / TOKENIZER_FILE))
@@ -92,10 +83,9 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises UserError for the folder of a finished trial of a sweep, where a run would begin anew.
+    """Raises UserError for the folder of a finished trial, where a run would begin anew."""
+    # The folder must have no checkpoints; `record` is the content of its run.json.
 
-    The folder must have no checkpoints; `record` is the content of its run.json.
-    """
     # Without a summary.json, the trial is computed as a run, which was killed before it was moved.
     if "sweep" in record and (folder / SUMMARY_FILE).exists():
         raise UserError(

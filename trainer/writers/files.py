@@ -21,11 +21,9 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a so
 def replace_file(
     path: Path, content: bytes | Iterable[bytes], fence: Callable[[], None] | None = None
 ) -> None:
-    """Writes a new file, syncs it, and renames it to the path.
-
-    A process that is killed meanwhile leaves the old file or the new one. `fence` is called just
-    before the rename; an exception of it, or of the disk, leaves the old file unchanged.
-    """
+    """Writes a new file, syncs it, and renames it to the path."""
+    # A process that is killed meanwhile leaves the old file or the new one. `fence` is called just
+    # before the rename; an exception of it, or of the disk, leaves the old file unchanged.
     pieces = [content] if isinstance(content, bytes) else content
     temporary = temporary_beside(path)
     try:
@@ -50,10 +48,8 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Removes the temporary files of `replace_file` that killed processes left.
-
-    Only the process that may write to the folder may call it: it would also remove those in use.
-    """
+    """Removes the temporary files of `replace_file` that killed processes left."""
+    # Only the process that may write to the folder may call it: it would also remove those in use.
     for path in directory.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
@@ -78,11 +74,9 @@ def read_regular(path: Path) -> bytes:
 
 
 def paths_below(folder: Path, name: str, levels: int) -> Iterator[str]:
-    """Yields the paths, relative to `folder`, of the entries `levels` below `folder / name`.
-
-    `levels` 0 yields the name itself; a missing folder has no entries. Unlike `Path.glob` of Python
-    3.13, it raises the errors of a disk.
-    """
+    """Yields the paths, relative to `folder`, of the entries `levels` below `folder / name`."""
+    # `levels` 0 yields the name itself; a missing folder has no entries. Unlike `Path.glob` of
+    # Python 3.13, it raises the errors of a disk.
     if not levels:
         yield name
         return
@@ -119,10 +113,8 @@ _NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL)  # a file system that has no sync 
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Writes the bytes of a file, or the entries of a folder, through to the disk.
-
-    Does nothing for a folder if the file system cannot sync folders.
-    """
+    """Writes the bytes of a file, or the entries of a folder, through to the disk."""
+    # Does nothing for a folder if the file system cannot sync folders.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -134,10 +126,8 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_file_system(path: str | os.PathLike[str]) -> None:
-    """Writes all that was written to the file system of `path` through to its disk.
-
-    This is much faster than syncing many files one by one.
-    """
+    """Writes all that was written to the file system of `path` through to its disk."""
+    # This is much faster than syncing many files one by one.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -159,10 +149,8 @@ def sync_tree(directory: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder and its missing parents, and syncs their names.
-
-    The path must be absolute. `mode` is that of the folder itself; its parents get the usual one.
-    """
+    """Makes a folder and its missing parents, and syncs their names."""
+    # The path must be absolute. `mode` is that of the folder itself; its parents get the usual one.
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     # The name of a folder is an entry of its parent; sync the topmost new one first.
@@ -175,21 +163,18 @@ def _raise(error: OSError) -> None:
 
 
 class Outage:
-    """Logs the first of several failures in a row, and the success that ends them.
+    """Logs the first of several failures in a row, and the success that ends them."""
 
-    Attributes:
-        error: why the operation failed last, without a full stop; None after a success.
-    """
+    # `error` is why the operation failed last, without a full stop; None after a success.
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.error: str | None = None
         self._log = log
 
     def failed(self, error: str, consequence: str) -> None:
-        """Records a failure, and logs it unless the operation failed before as well.
-
-        `error` has no full stop; `consequence` says in sentences what happens until it works again.
-        """
+        """Records a failure, and logs it unless the operation failed before as well."""
+        # `error` has no full stop; `consequence` says in sentences what happens until it works
+        # again.
         first, self.error = self.error is None, error
         if first:
             self._log(f"{error}. {consequence}")

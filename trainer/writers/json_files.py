@@ -55,14 +55,10 @@ _NAMES = {
 
 
 class DamagedFile(UserError):
-    """Raised for a file that is not as a run or a sweep writes it.
+    """Raised for a file that is not as a run or a sweep writes it."""
 
-    The message is the fault and the advice: a sentence that begins with a small letter.
-
-    Attributes:
-        file: the file.
-        fault: what is wrong with it, as a sentence without its full stop.
-    """
+    # The message is the fault and the advice: a sentence that begins with a small letter. `fault`
+    # is what is wrong with the file, as a sentence without its full stop.
 
     def __init__(self, file: Path, fault: str, advice: str):
         super().__init__(f"{fault}: {advice}")
@@ -82,21 +78,12 @@ def damaged(file: Path, why: str, advice: str) -> DamagedFile:
 
 
 def read_json(file: Path, kind: type[T], advice: str) -> T:
-    """Reads a JSON file, and checks the types of its content.
-
-    Args:
-        file: the file.
-        kind: the type of the content: a TypedDict or a dataclass, or any combination of dict[str,
-            ...], list[...], int, float, AnyFloat, str, bool, None, unions of them, and Any for
-            content that is not checked. Objects may have further keys. Integers have 64 bits;
-            floats are finite, and may be integers.
-        advice: what the user is to do if the file is damaged, as `damaged` takes it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedFile: the file has other content, cannot be opened, or is not a regular file.
-        OSError: the disk cannot be read.
-    """
+    """Reads a JSON file, and checks its types; raises FileNotFoundError, DamagedFile or OSError."""
+    # `kind` is a TypedDict or a dataclass, or any combination of dict[str, ...], list[...], int,
+    # float, AnyFloat, str, bool, None, unions of them, and Any for content that is not checked.
+    # Objects may have further keys. Integers have 64 bits; floats are finite, and may be integers.
+    # DamagedFile also says that the file cannot be opened or is not a regular one; OSError that the
+    # disk cannot be read.
     text = _read(file, advice)
     try:
         content = json.loads(text)
@@ -106,21 +93,16 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
 
 
 def read_dataclass(file: Path, kind: type[T], advice: str) -> T:
-    """Reads a dataclass from a file that has the result of `as_json`; raises what `read_json` does.
-
-    A field may say more in its metadata:
-        name: its name in the file, if not that of the attribute.
-        required: True if it must be in the file although it has a default.
-        omit_none: True if it is left out of the file, and not null, where it is None.
-    """
+    """Reads a dataclass from a file that has the result of `as_json`, as `read_json` does."""
+    # A field may say more in its metadata: `name`, its name in the file, if not that of the
+    # attribute; `required`, True if it must be in the file although it has a default; `omit_none`,
+    # True if it is left out of the file, and not null, where it is None.
     return as_dataclass(read_json(file, kind, advice), kind)
 
 
 def as_json(value: Any) -> Any:
-    """Converts a dataclass, or mappings and lists of dataclasses, to values that JSON can store.
-
-    Floats that are not finite become texts.
-    """
+    """Converts a dataclass, or mappings and lists of dataclasses, to what JSON can store."""
+    # Floats that are not finite become texts.
     if is_dataclass(value):
         found = [(each, getattr(value, each.attribute)) for each in _fields(type(value))]
         return {each.name: as_json(x) for each, x in found if not (each.omit_none and x is None)}
@@ -132,10 +114,8 @@ def as_json(value: Any) -> Any:
 
 
 def as_dataclass(content: Any, kind: Any) -> Any:
-    """Returns the value that was given to `as_json`, from checked content of the type `kind`.
-
-    A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
-    """
+    """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
+    # A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
     options = get_args(kind)
     origin = get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):

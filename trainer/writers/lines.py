@@ -33,10 +33,8 @@ def whole_lines(file: BinaryIO) -> int:
 
 
 def encode(step: int, values: Mapping[str, Any]) -> bytes:
-    """Returns the line of one step, including the newline.
-
-    Raises ValueError if a value is neither a real number nor an array with one of them.
-    """
+    """Returns the line of one step with its newline; ValueError if a value is not one number."""
+    # A value is a real number, or an array with one of them.
     row: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
         value = number(name, value)
@@ -77,10 +75,8 @@ def _number(value: Any) -> float | None:
 
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
-    """Reads the step, values and offset of the last complete line, from the end of the file.
-
-    Returns None if there is no such line, or no file.
-    """
+    """Reads the step, values and offset of the last complete line; None if there is none."""
+    # It reads from the end of the file, which may not exist.
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -97,10 +93,7 @@ def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yields each line of a file with its row.
-
-    The row is None if the line is incomplete, or was not written by a run.
-    """
+    """Yields each line of a file with its row; None for one that no run wrote completely."""
     with open_regular(path) as file:
         for line in file:
             yield line, _decode(line)
@@ -165,15 +158,10 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class Truncated(NamedTuple):
-    """The result of `truncate_after`.
+    """The result of `truncate_after`."""
 
-    Attributes:
-        rows: how many rows the file has now.
-        dropped: how many lines were dropped.
-    """
-
-    rows: int
-    dropped: int
+    rows: int  # how many rows the file has now
+    dropped: int  # how many lines were dropped
 
 
 def truncate_after(
@@ -223,12 +211,10 @@ def truncate_after(
 
 
 def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
-    """Merges the rows that a file had before into those that it has now; returns lines by step.
-
-    If both have a value, the one of `now` is used. Rows of `now` that are later than all rows of
-    `before` are dropped: this run has not computed these steps. `before` has pieces of bytes, which
-    may end anywhere; `now` has whole lines.
-    """
+    """Merges the rows that a file had before into those that it has now; returns lines by step."""
+    # If both have a value, the one of `now` is used. Rows of `now` that are later than all rows of
+    # `before` are dropped: this run has not computed these steps. `before` has pieces of bytes,
+    # which may end anywhere; `now` has whole lines.
     rows: dict[int, dict[str, Any]] = {}
     for line in b"".join(before).splitlines(keepends=True):
         row = _decode(line)

@@ -41,10 +41,9 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, err
 
 
 def flock(descriptor: int, operation: int) -> bool | None:
-    """Locks an open file; returns whether it could, or None on a file system without locks.
-
-    `operation` is that of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the lock.
-    """
+    """Locks an open file; returns whether it could, or None on a file system without locks."""
+    # `operation` is that of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the
+    # lock.
     try:
         fcntl.flock(descriptor, operation)
     except BlockingIOError:
@@ -78,10 +77,8 @@ def machine() -> str | None:
 
 
 def _stat(pid: int) -> tuple[str | None, str | None]:
-    """Returns the state of a process, and when it started, in ticks since boot; None if unknown.
-
-    Process ids are reused, so that only id and starting time identify a process.
-    """
+    """Returns the state of a process, and its start in ticks since boot; None if unknown."""
+    # Process ids are reused, so that only id and starting time identify a process.
     try:
         # Fields 3 and 22 of proc(5). Field 2, the name in parentheses, may contain spaces and
         # parentheses.
@@ -137,11 +134,10 @@ def describe_holder(holder: Mapping[str, Any]) -> str:
 
 
 class Heartbeat:
-    """Increases a count in an open file, from a thread of its own, until `close`.
+    """Increases a count in an open file, from a thread of its own, until `close`."""
 
-    The caller owns the descriptor. `record` is what the file holds besides the count. Raises
-    OSError if the file cannot be written.
-    """
+    # The caller owns the descriptor. `record` is what the file holds besides the count. Raises
+    # OSError if the file cannot be written.
 
     def __init__(self, descriptor: int, record: Mapping[str, Any]):
         self._descriptor: int | None = descriptor
@@ -179,10 +175,7 @@ class Heartbeat:
 
 
 def lock(descriptor: int, *, wait: bool) -> bool:
-    """Locks an open file; returns whether it could.
-
-    Raises UserError if the file system has no locks.
-    """
+    """Locks an open file; returns whether it could; UserError if the file system has no locks."""
     locked = flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     if locked is None:  # not an OSError: another start cannot help
         raise UserError(
@@ -193,10 +186,8 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def is_locked(file: Path) -> bool:
-    """Returns whether a process holds the lock of a file, as far as this machine sees.
-
-    A file that does not exist is not locked.
-    """
+    """Returns whether a process holds the lock of a file, as far as this machine sees."""
+    # A file that does not exist is not locked.
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -209,20 +200,16 @@ def is_locked(file: Path) -> bool:
 
 
 def lock_shared(descriptor: int) -> bool:
-    """Keeps others from locking an open file, until it is closed; returns whether it could.
-
-    Several processes may do so at the same time. On a file system without locks it does nothing,
-    and returns True.
-    """
+    """Keeps others from locking an open file, until it is closed; returns whether it could."""
+    # Several processes may do so at the same time. On a file system without locks it does nothing,
+    # and returns True.
     return flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB) is not False
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Waits for the lock of a sweep's folder, which guards claims and plan.json, and holds it.
-
-    Raises UserError if the file system has no locks, or the file `lock` is a folder.
-    """
+    """Waits for the lock of a sweep's folder, which guards claims and plan.json, and holds it."""
+    # Raises UserError if the file system has no locks, or the file `lock` is a folder.
     file = folder / "lock"
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -236,16 +223,12 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 class FileLock:
-    """A file that exists while a process holds the lock, for file systems without locks.
+    """A file that exists while a process holds the lock, for file systems without locks."""
 
-    Used as a context manager. The system does not release it: other processes remove the file of a
-    holder that has died.
-
-    Args:
-        file: the file; it contains the name of the holder.
-        name: returns the name of this process, which `may_live` may change.
-        may_live: returns whether the process of a name may be alive.
-    """
+    # Used as a context manager. The system does not release it: other processes remove the file of
+    # a holder that has died. The file contains the name of the holder; `name` returns that of this
+    # process, which `may_live` may change, and `may_live` whether the process of a name may be
+    # alive.
 
     def __init__(self, file: Path, name: Callable[[], str], may_live: Callable[[str], bool]):
         self._file, self._name, self._may_live = file, name, may_live

@@ -101,26 +101,17 @@ def _stable_id(folder: Path) -> str:
 
 
 class Row(NamedTuple):
-    """The metrics of a step.
+    """The metrics of a step."""
 
-    Attributes:
-        step: number of finished steps.
-        values: name -> value.
-    """
-
-    step: int
-    values: dict[str, int | float]
+    step: int  # number of finished steps
+    values: dict[str, int | float]  # name -> value
 
 
 class Logger(Protocol):
     """A client of a logging service; one thread calls all methods, which may raise anything."""
 
     def open(self) -> int:
-        """Finds the run, or the place for a new one.
-
-        Returns:
-            The last step of which the logger has a row; -1 if it has none.
-        """
+        """Finds the run, or the place for a new one; returns the last step of its rows, or -1."""
         ...
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -128,11 +119,7 @@ class Logger(Protocol):
         ...
 
     def close(self, summary: Summary | None) -> None:
-        """Ends the work of this process on the run.
-
-        Args:
-            summary: how the run ended; None if an error ended it.
-        """
+        """Ends the work of this process on the run; the summary is None if an error ended it."""
         ...
 
 
@@ -181,20 +168,13 @@ class Reporter:
 
 
 class LoggerWriter(Writer):
-    """Sends the rows of a run to a logger, in a thread.
+    """Sends the rows of a run to a logger, in a thread."""
 
-    A row is sent once it is complete: when the row of a later step begins, or the run has ended.
-    Rows that the logger already has are not sent again, and rows of metrics.jsonl that it lacks are
-    sent.
-
-    Args:
-        name: of the logger.
-        make: returns the logger; called in the thread, because importing its package takes long.
-        reporter: reports failures.
-        rows: the metrics.jsonl of the run.
-        resumed: the last step whose row the file has; this process writes the later ones.
-        fence: called before every write; raises if this process must not write any more.
-    """
+    # A row is sent once it is complete: when the row of a later step begins, or the run has ended.
+    # Rows of metrics.jsonl (`rows`) that the logger lacks are sent, up to the step `resumed`; this
+    # process writes the later ones. `make` is called in the thread, because importing its package
+    # takes long. `fence` is called before every write; it raises if this process must not write any
+    # more.
 
     def __init__(
         self,
@@ -219,10 +199,8 @@ class LoggerWriter(Writer):
         self._thread.start()
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
-        """Queues scalars of a step; see `Writer.write_scalars`.
-
-        Raises ValueError if a value is not one real number, and any exception of `fence`.
-        """
+        """Queues scalars of a step; see `Writer.write_scalars`."""
+        # Raises ValueError if a value is not one real number, and any exception of `fence`.
         if self._fence is not None:
             self._fence()
         values = {name: number(name, value) for name, value in scalars.items()}

@@ -36,11 +36,10 @@ _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
 class MlflowLogger:
-    """Logs a run to an MLflow server or store, that of MLFLOW_TRACKING_URI or MLflow's default.
+    """Logs a run to the MLflow server or store of MLFLOW_TRACKING_URI, or MLflow's default."""
 
-    It calls the client with the id of the run, because MLflow has only one active run, and the
-    trials of a wave are computed at the same time. `reporter` is told where the run is found.
-    """
+    # It calls the client with the id of the run, because MLflow has only one active run, and the
+    # trials of a wave are computed at the same time. `reporter` is told where the run is found.
 
     def __init__(self, identity: RunIdentity, reporter: Reporter):
         for name, value in _SETTINGS.items():
@@ -149,10 +148,8 @@ class MlflowLogger:
 
 @contextlib.contextmanager
 def _alone_in(uri: str) -> Iterator[None]:
-    """Locks the file of a SQLite store: two clients cannot create its tables at the same time.
-
-    This also excludes other threads of this process. SQLite's own locks are of another kind.
-    """
+    """Locks the file of a SQLite store: two clients cannot create its tables at the same time."""
+    # This also excludes other threads of this process. SQLite's own locks are of another kind.
     if not uri.startswith(_SQLITE):
         yield
         return

@@ -16,18 +16,12 @@ _REMEMBERED = 1 << 20  # bytes at the end of a file that can be restored if they
 
 
 class RecordFile:
-    """A file that grows by whole records, even if the disk is full at times.
+    """A file that grows by whole records, even if the disk is full at times."""
 
-    Args:
-        path: the file; opened, and created, by the first write.
-        whole_records: called with the file when it is opened; returns how many bytes at its
-            beginning are whole records. The rest is cut off. None empties the file.
-        log: called with a line when a write fails for the first time, and when one succeeds again.
-
-    Attributes:
-        path: the file.
-        end: offset after the last whole record.
-    """
+    # The first write opens `path`, and creates it. `whole_records` is called with the file when it
+    # is opened, and returns how many bytes at its beginning are whole records; the rest is cut off.
+    # None empties the file. `log` is called with a line when a write fails for the first time, and
+    # when one succeeds again. `end` is the offset after the last whole record.
 
     def __init__(
         self,
@@ -49,19 +43,15 @@ class RecordFile:
         return self._outage.error
 
     def write(self, data: bytes) -> bool:
-        """Writes whole records at the end of the file; returns whether this succeeded.
-
-        If not, `error` is the reason, the file is as it was before, and the caller may try again
-        later.
-        """
+        """Writes whole records at the end of the file; returns whether this succeeded."""
+        # If not, `error` is the reason, the file is as it was before, and the caller may try again
+        # later.
         return self._try(lambda: self._append(data))
 
     def replace_from(self, start: int, data: bytes, fence: Callable[[], None] | None) -> bool:
-        """Replaces the records from an offset on by renaming a new file; returns as `write` does.
-
-        `start` is where a record begins. A process that is killed meanwhile leaves the old records
-        or the new ones. `fence` is that of `replace_file`.
-        """
+        """Replaces the records from an offset on, by a renamed file; returns as `write` does."""
+        # `start` is where a record begins. A process that is killed meanwhile leaves the old
+        # records or the new ones. `fence` is that of `replace_file`.
         return self._try(lambda: self._replace(start, data, fence))
 
     def close(self) -> None:
@@ -78,10 +68,8 @@ class RecordFile:
             self._open()
 
     def change_by_others(self) -> str | None:
-        """Returns what another program did to the file since it was written, such as "was deleted".
-
-        Returns None if the file is unchanged, or if this object has not opened it.
-        """
+        """Returns what another program did to the file, such as "was deleted", or None."""
+        # None if the file is as it was written, or if this object has not opened it.
         if self._file is None:
             return None
         try:
@@ -104,14 +92,11 @@ class RecordFile:
         merge: Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]],
         fence: Callable[[], None] | None,
     ) -> bool:
-        """Restores what another program removed by renaming a new file; returns as `write` does.
-
-        A file that was deleted or replaced is still open here, and complete. If it was changed in
-        place, its last bytes, at least 1 MiB, are known from memory.
-
-        `merge` takes the lines that the file has now, and the known bytes that it had before, in
-        pieces; it returns the new content.
-        """
+        """Restores what others removed, by renaming a new file; returns as `write` does."""
+        # A file that was deleted or replaced is still open here, and complete. If it was changed in
+        # place, its last bytes, at least 1 MiB, are known from memory. `merge` takes the lines that
+        # the file has now, and the known bytes that it had before, in pieces; it returns the new
+        # content.
 
         def replace() -> None:
             content = merge(self._lines_now(), self._before())

@@ -20,53 +20,43 @@ _ADVICE = "restore it from a copy; or remove it, and the run counts as not ended
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a metric in a run.
-
-    Attributes:
-        value: the value.
-        step: the first step that had it.
-    """
+    """The best value of a metric in a run."""
 
     value: float
-    step: int
+    step: int  # the first step that had it
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended, and its results.
+    """How a run ended, and its results."""
 
-    summary.json has the fields by these names and in this order. A new field needs no more than its
-    line here, and its value in `trainer.train.rows.Results.summary`: loggers have it too, reports
-    as `Result.summary`, and `sweep check` compares what is named perf/ with the rows.
+    # summary.json has the fields by these names and in this order. A new field needs no more than
+    # its line here, and its value in `trainer.train.rows.Results.summary`: loggers have it too,
+    # reports as `Result.summary`, and `sweep check` compares what is named perf/ with the rows.
+    # Fields that may be None are None in files of earlier versions.
 
-    Attributes:
-        end: "done"; "diverged" if the run ended at a step that was not finite, or its last
-            parameters or the loss of its last evaluation are not finite; "failed" if it could not
-            be computed or saved; "stopped" if a signal or --until ended it after a checkpoint.
-        exit: the exit code of the process; for a trial of a sweep, that of its run alone. None in
-            files of earlier versions, like other fields that may be None.
-        step: the last step; the one that was not finite if the run diverged.
-        steps: number of steps that the config asks for.
-        first_step: the step at which it began, if it continued another run.
-        examples: training examples of the steps so far.
-        tokens: tokens of these examples; None if the data set does not count tokens.
-        seconds: the time of the steps, as perf/seconds in metrics.jsonl.
-        metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
-        best: name of an evaluation metric -> "min" and "max" -> its smallest and its largest value
-            in the run; a loss has only "min".
-        why: a sentence about a run that is not done, or whose metrics.jsonl lacks rows.
-    """
-
+    # "done"; "diverged" if the run ended at a step that was not finite, or its last parameters or
+    # the loss of its last evaluation are not finite; "failed" if it could not be computed or
+    # saved; "stopped" if a signal or --until ended it after a checkpoint
     end: str
+    # the exit code of the process; for a trial of a sweep, that of its run alone
     exit: int | None = field(default=None, kw_only=True)
-    step: int
+    step: int  # the last step; the one that was not finite if the run diverged
+    # number of steps that the config asks for
     steps: int | None = field(default=None, kw_only=True)
+    # the step at which it began, if it continued another run
     first_step: int | None = field(default=None, kw_only=True, metadata={"omit_none": True})
+    # training examples of the steps so far
     examples: int | None = field(default=None, kw_only=True)
+    # tokens of these examples; None if the data set does not count tokens
     tokens: int | None = field(default=None, kw_only=True, metadata={"omit_none": True})
     seconds: float | None = field(default=None, kw_only=True, metadata={"name": "perf/seconds"})
+    # the newest metrics of training and evaluation, by their names in metrics.jsonl
     metrics: Mapping[str, AnyFloat] = field(default_factory=dict, metadata={"required": True})
+    # name of an evaluation metric -> "min" and "max" -> its smallest and its largest value in the
+    # run; a loss has only "min"
     best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict, kw_only=True)
+    # a sentence about a run that is not done, or whose metrics.jsonl lacks rows
     why: str = field(default="", metadata={"required": True})
 
     def value(self, row: str) -> float | None:
@@ -91,20 +81,16 @@ class Summary:
 
 
 def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
-    """Reads the summary.json of a run or trial; None if it is absent or damaged.
-
-    It is absent while the run has not ended, and may be damaged after a loss of power.
-    """
+    """Reads the summary.json of a run or trial; None if it is absent or damaged."""
+    # It is absent while the run has not ended, and may be damaged after a loss of power.
     with contextlib.suppress(FileNotFoundError, DamagedFile):
         return load_summary(folder)
     return None
 
 
 def read_outcome(folder: str | os.PathLike[str]) -> Summary | None:
-    """Reads the summary.json of a trial that has ended; None if it is absent or damaged.
-
-    It is also None for a trial that was continued as a run and stopped.
-    """
+    """Reads the summary.json of a trial that has ended; None if it is absent or damaged."""
+    # It is also None for a trial that was continued as a run and stopped.
     summary = read_summary(folder)
     return None if summary is None or summary.end not in ENDS else summary
 

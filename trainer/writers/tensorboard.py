@@ -176,11 +176,9 @@ class TensorBoardWriter(Writer):
 
 
 def _time_stamp(logdir: Path) -> str:
-    """Returns the time in seconds for the name of a new file, later than those of existing files.
-
-    TensorBoard reads the files of a folder in the order of their names, and `purge_step` of a file
-    hides steps of the files before it. The clock may have been set back between two starts.
-    """
+    """Returns the time in seconds for the name of a new file, later than those in the folder."""
+    # TensorBoard reads the files of a folder in the order of their names, and `purge_step` of a
+    # file hides steps of the files before it. The clock may have been set back between two starts.
     newest = 0  # in microseconds
     for path in logdir.glob(f"{_PREFIX}*"):
         if found := _STAMP.match(path.name):

@@ -21,11 +21,10 @@ _SECONDS_FOR_FILE = 5.0  # how long the file of an offline run may take for its 
 
 
 class WandbLogger:
-    """Logs a run to Weights & Biases, or into files that `wandb sync` uploads.
+    """Logs a run to Weights & Biases, or into files that `wandb sync` uploads."""
 
-    It is offline if the user asked for that, or if no key of an account is known. `reporter` is
-    told where the run is found.
-    """
+    # It is offline if the user asked for that, or if no key of an account is known. `reporter` is
+    # told where the run is found.
 
     def __init__(self, identity: RunIdentity, reporter: Reporter):
         self._wandb: Any = importlib.import_module("wandb")
@@ -106,10 +105,8 @@ class WandbLogger:
 
 
 def _wait_for_end(file: Path) -> None:
-    """Waits until W&B's own process has written the end of an offline run, for some seconds.
-
-    `finish` may return before, and a process that continues the run at once would read no rows.
-    """
+    """Waits until W&B's own process has written the end of an offline run, for some seconds."""
+    # `finish` may return before, and a process that continues the run at once would read no rows.
     if not file.exists():
         return
     deadline = time.monotonic() + _SECONDS_FOR_FILE
@@ -139,12 +136,10 @@ def _has_key(settings: Any) -> bool:
 
 
 def read_offline(identity: RunIdentity) -> tuple[int, bool]:
-    """Returns the last step in the files of an offline run, and whether it has ended.
-
-    Each process that computed the run left a file, in a folder named after the second in which it
-    began; one that began in the same second has -1 added. Rows that a killed process had not
-    written are missing.
-    """
+    """Returns the last step in the files of an offline run, and whether it has ended."""
+    # Each process that computed the run left a file, in a folder named after the second in which it
+    # began; one that began in the same second has -1 added. Rows that a killed process had not
+    # written are missing.
     last, ended = -1, False
     for file in sorted(identity.folder.glob(f"wandb/offline-run-*/run-{identity.id}.wandb")):
         for record in read_records(file):
@@ -162,11 +157,9 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def read_records(file: Path) -> Iterator[Any]:
-    """Yields the records of a .wandb file, up to its end or to a torn one.
-
-    The file has the layout of LevelDB's logs: blocks of 32 KiB with pieces of records, each after a
-    header with its checksum, length and kind.
-    """
+    """Yields the records of a .wandb file, up to its end or to a torn one."""
+    # The file has the layout of LevelDB's logs: blocks of 32 KiB with pieces of records, each after
+    # a header with its checksum, length and kind.
     with open(file, "rb") as opened:
         if opened.read(_START).startswith(_MAGIC):
             yield from map(_parsed, _records(opened))

@@ -15,34 +15,21 @@ _MARGIN = 0.03  # the part of the range that is added at each end
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis.
-
-    Attributes:
-        value: its place on the axis.
-        text: what is written there; "" for a minor tick.
-    """
+    """A mark on an axis."""
 
     value: float
-    text: str
+    text: str  # "" for a minor tick
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The map from the values of an axis to the length of the axis.
+    """The map from the values of an axis to the length of the axis."""
 
-    Attributes:
-        low: the value at the start of the axis.
-        high: the value at its end, larger than `low`.
-        log: whether equal lengths are equal ratios.
-        labels: the names of categories at 0, 1, 2 and so on.
-        empty: whether nothing finite is shown, so that the range has no meaning.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    labels: tuple[str, ...] = ()
-    empty: bool = False
+    low: float  # at the start of the axis
+    high: float  # at its end, larger than `low`
+    log: bool = False  # whether equal lengths are equal ratios
+    labels: tuple[str, ...] = ()  # names of categories at 0, 1, 2 and so on
+    empty: bool = False  # whether nothing finite is shown, so that the range has no meaning
 
     def at(self, values: ArrayLike) -> NDArray[np.float64]:
         """Returns where values lie: 0 at `low`, 1 at `high`, NaN for a value without a place."""
@@ -91,12 +78,10 @@ class Scale:
 
 
 def scales(figure: Figure) -> tuple[Scale, Scale]:
-    """Returns the scales of the x and y axis.
-
-    Both hold all finite values of the series in front. Bands and faint series widen the range by at
-    most its own length at each end, and faint series only by what holds 96% of their values, so
-    that curves of diverged trials do not flatten all others; the drawings cut them there.
-    """
+    """Returns the scales of the x and y axis."""
+    # Both hold all finite values of the series in front. Bands and faint series widen the range by
+    # at most its own length at each end, and faint series only by what holds 96% of their values,
+    # so that curves of diverged trials do not flatten all others; the drawings cut them there.
     faint = [each for each in figure.series if each.faint]
     bands = [each for each in figure.series if each.kind == "band" and not each.faint]
     front = [each for each in figure.series if each.kind != "band" and not each.faint]

@@ -59,10 +59,9 @@ def save(
     stem: str | os.PathLike[str],
     formats: Sequence[str] = ("pdf", "png"),
 ) -> list[Path]:
-    """Writes a figure as PDF, and as PNG with 150 dots per inch; returns the paths.
-
-    `arms` are those of `draw`, and `stem` is the path without its suffix, in a folder that exists.
-    """
+    """Writes a figure as PDF, and as PNG with 150 dots per inch; returns the paths."""
+    # `arms` are those of `draw`, and `stem` is the path without its suffix, in a folder that
+    # exists.
     import matplotlib
 
     drawing = draw(figure, arms)

@@ -7,19 +7,13 @@ from typing import NamedTuple
 
 
 class Style(NamedTuple):
-    """How one series of a figure is drawn.
+    """How one series of a figure is drawn."""
 
-    Attributes:
-        color: of lines and markers on white, "#rrggbb".
-        color_on_dark: the same on a dark background.
-        dash: lengths of dashes and gaps, in widths of the line; () is a solid line.
-        marker: a marker of matplotlib: "o" circle, "s" square, "^" triangle, "D" diamond,
-            "v" triangle that points down, "P" plus, "X" cross (both filled).
-    """
-
-    color: str
+    color: str  # on white, "#rrggbb"
     color_on_dark: str
-    dash: tuple[float, ...]
+    dash: tuple[float, ...]  # lengths of dashes and gaps, in widths of the line; () is a solid line
+    # of matplotlib: "o" circle, "s" square, "^" triangle, "D" diamond, "v" triangle that points
+    # down, "P" plus, "X" cross (both filled)
     marker: str
 
 

@@ -25,18 +25,10 @@ _CUT_FRONT, _CUT_FAINT = 0.8, 1.5  # the largest distance of the line from point
 
 
 def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...]) -> str:
-    """Returns the data `d` of the path that draws a series, in integers.
-
-    Points without a place are left out, and interrupt a line. Points of lines are also left out if
-    nobody could see them: at most 0.4 pixels from the line in front and 1.5 in faint ones.
-
-    Args:
-        series: the series.
-        x: places of its points, as many as the series has values of x.
-        y: the same of y.
-        high: the same of the upper ends; empty for other kinds than bands and intervals.
-        box: left, top, right and bottom of the frame of the axes.
-    """
+    """Returns the data `d` of the path that draws a series, in integers."""
+    # Points without a place are left out, and interrupt a line. Points of lines are also left out
+    # if nobody could see them: at most 0.4 pixels from the line in front and 1.5 in faint ones.
+    # `box` is left, top, right and bottom of the frame of the axes.
     left, top, right, bottom = box
     if series.kind == "rule":
         if len(series.y):
@@ -102,10 +94,8 @@ def _ribbon(run: NDArray[np.float64]) -> str:
 
 
 def _simplify(points: NDArray[np.float64], tolerance: float) -> NDArray[np.float64]:
-    """Leaves out points that lie closer to the line through their neighbors than the tolerance.
-
-    Douglas and Peucker's algorithm.
-    """
+    """Leaves out points that lie closer to the line through their neighbors than the tolerance."""
+    # Douglas and Peucker's algorithm.
     keep = np.zeros(len(points), bool)
     keep[[0, -1]] = True
     spans = [(0, len(points) - 1)]
@@ -137,21 +127,13 @@ _LONGEST = 30  # characters of a turned label
 
 @dataclass(frozen=True)
 class Frame:
-    """The scales of a figure, and the place of its axes in the drawing.
-
-    Attributes:
-        x: the scale of the horizontal axis.
-        y: the scale of the vertical axis.
-        box: left, top, right and bottom of the axes.
-        height: of the whole drawing.
-        turned: whether the labels of the horizontal axis are turned, because they are long.
-    """
+    """The scales of a figure, and the place of its axes in the drawing."""
 
     x: Scale
     y: Scale
-    box: tuple[int, int, int, int]
-    height: int
-    turned: bool
+    box: tuple[int, int, int, int]  # left, top, right and bottom of the axes
+    height: int  # of the whole drawing
+    turned: bool  # whether the labels of the horizontal axis are, because they are long
 
     @property
     def slot(self) -> float:
@@ -367,10 +349,8 @@ def draw(
     places: tuple[Pixels, Pixels, Pixels, tuple[int, ...]],
     prefix: str,
 ) -> str:
-    """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none.
-
-    `places` are those of its x, y and high values, and the frame of the axes.
-    """
+    """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none."""
+    # `places` are those of its x, y and high values, and the frame of the axes.
     alone = not prefix
     mine = "" if arm is None else f' data-a="{arm}"'
     if series.faint and series.kind in {"line", "steps"} and not alone:

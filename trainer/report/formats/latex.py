@@ -11,26 +11,17 @@ from trainer.report.document import Block, Cell, Column, Figure, Panel, Report, 
 
 @dataclass(frozen=True)
 class Typeset:
-    """A column of a table in LaTeX.
+    """A column of a table in LaTeX."""
 
-    Attributes:
-        spec: its column type and options; those of two columns of LaTeX if `span` is 2.
-        head: its heading, plain text.
-        cells: one a row; with a "&" in it if `span` is 2.
-        span: how many columns of LaTeX it has.
-    """
-
-    spec: str
-    head: str
-    cells: list[str]
-    span: int = 1
+    spec: str  # column type and options; of two columns if `span` is 2
+    head: str  # plain text
+    cells: list[str]  # one a row; with a "&" in it if `span` is 2
+    span: int = 1  # how many columns of LaTeX it has
 
 
 def typeset(table: Table, width: int) -> list[Typeset]:
-    """Returns the columns of a table; a mean and the ends of its interval become one column.
-
-    Cells longer than `width` characters have several lines.
-    """
+    """Returns the columns of a table; a mean and the ends of its interval become one column."""
+    # Cells longer than `width` characters have several lines.
     cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     result, index = [], 0
     while index < len(table.columns):
@@ -237,24 +228,10 @@ _DOCUMENT = r"""% Compile in this folder: pdflatex report.tex
 
 
 def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str, str]:
-    r"""Writes what a paper needs: the verdict, tables, figures and the paragraph of methods.
-
-    The tables are those of the arms, the pairs, the ledger and the target.
-
-    A column of numbers is an S column of siunitx, whose format fits its cells. Columns "low" and
-    "high" (or "..._low" and "..._high") that follow another and lie around it symmetrically become
-    the half of an interval's width, behind a plus-minus sign. With several workloads, "results" has
-    the means of all of them, an arm a row. Columns of counts that are 0 in all rows are named in
-    the caption instead. Tables of more than 45 lines are left out.
-
-    TeX makes a table that is wider than the line smaller; in two columns, one that is wider than
-    4/3 of a column is set over both. A document may choose by defining `\lockstepfloat`.
-
-    Returns name of a file without its suffix -> its text. Each is a table with caption and label,
-    for `\input`; "report" is a document with all of them, and with the verdict, what limits it, the
-    figures and the methods. `figures` is the name of a figure -> the path of its PDF, relative to
-    the folder of the files; figures that it does not name are left out.
-    """
+    """Writes what a paper needs; returns name of a file without its suffix -> its text."""
+    # Columns "low" and "high" that lie symmetrically around the one before become a plus-minus.
+    # Columns of counts that are all 0 are named in the caption; tables of more than 45 lines are
+    # left out. `figures` is name -> path of the PDF, relative to the files; others are left out.
     files: dict[str, str] = {}
     skipped = []
     for panel in report.panels:

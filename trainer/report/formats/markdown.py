@@ -37,16 +37,10 @@ _CODE = re.compile(r"(`[^`]+`)")
 def markdown(
     report: Report, figures: Mapping[str, str], tables: Mapping[str, str] | None = None
 ) -> str:
-    """Returns a report as GitHub-flavoured Markdown, ending with a newline.
-
-    The verdict comes first, then all panels. Warnings are block quotes. The table of a figure is
-    not shown, but linked. Of the trials, the five best of each arm are shown. In the paragraphs and
-    warnings, what is between backticks is code, and all else is plain text.
-
-    `figures` and `tables` are the names of figures and tables -> the paths of their pictures and
-    CSV files, relative to the file with the Markdown. A figure without a picture is described in a
-    sentence; a table without a file is not linked.
-    """
+    """Returns a report as GitHub-flavoured Markdown, ending with a newline."""
+    # `figures` and `tables` are the names of figures and tables -> the paths of their pictures and
+    # CSV files, relative to the file with the Markdown. A figure without a picture is described in
+    # a sentence; a table without a file is not linked.
     paths = tables or {}
     parts = [f"# {escaped(report.title)}"]
     parts += [f"**{_wrapped(sentence, _WIDTH - 4)}**" for sentence in report.verdict]

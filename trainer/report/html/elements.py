@@ -18,10 +18,7 @@ _NUMERIC = {"integer", "number", "p", "share", "seconds"}
 
 
 def prose(text: str, arms: Sequence[str] = ()) -> str:
-    """Returns text as HTML, with what is between backticks as code.
-
-    Names of arms of at least three letters are marked.
-    """
+    """Returns text as HTML; code is between backticks, arms of three letters or more are marked."""
     parts = re.split(r"`([^`]+)`", text)
     return "".join(
         f"<code>{_words(part)}</code>" if i % 2 else _with_arms(part, arms)
@@ -81,10 +78,7 @@ def _key(arm: int) -> str:
 
 
 def arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
-    """Returns the mark and the name of an arm, which highlights the arm while it is pointed at.
-
-    A button also keeps the highlight when it is pressed.
-    """
+    """Returns an arm's mark and name, which highlight it while pointed at; a button keeps that."""
     key = f'<svg class="key" aria-hidden="true"><use href="#k{arm}"/></svg>'
     if button:
         return (
@@ -155,10 +149,8 @@ def link(path: str) -> str:
 
 
 def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, int]) -> str:
-    """Returns a figure, numbered from 1, with its legend, its description and its numbers.
-
-    `places` is the name of a trial -> its row in the table of trials of the same workload.
-    """
+    """Returns a figure, numbered from 1, with its legend, its description and its numbers."""
+    # `places` is the name of a trial -> its row in the table of trials of the same workload.
     data = embedded(figure_data(shown, places))
     return (
         f'<figure id="f{number}"><figcaption><span class="number">Figure {number}</span> '

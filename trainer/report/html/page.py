@@ -97,10 +97,8 @@ def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
 
 
 def _rows(blocks: Sequence[Block]) -> list[tuple[Sequence[Block], bool]]:
-    """Returns the blocks of a panel in groups, and whether those of a group are side by side.
-
-    Workloads are, unless their tables are too wide; then their figures are, above the tables.
-    """
+    """Returns the blocks of a panel in groups, and whether those of a group are side by side."""
+    # Workloads are, unless their tables are too wide; then their figures are, above the tables.
     if len(blocks) < 2 or not all(block.title for block in blocks):
         return [(blocks, False)]
     if all(_characters(shown) <= _HALF for block in blocks for shown in block.tables):

@@ -15,11 +15,9 @@ def embedded(data: Any) -> str:
 
 
 def figure_data(figure: Figure, places: dict[str, int]) -> dict[str, Any]:
-    """Returns the values of a figure, with which the script shows them and draws them again.
-
-    Faint lines and bands have none: the script reads their points from their paths. `places` is the
-    name of a trial -> its row in the table of trials of the same workload.
-    """
+    """Returns the values with which the script shows a figure and draws it again."""
+    # Faint lines and bands have none: the script reads their points from their paths. `places` is
+    # the name of a trial -> its row in the table of trials of the same workload.
     series = [_series(each, places) for each in figure.series]
     previous: list[float | None] = []
     for each in series:  # a series without x has the x of the one before, for the script

@@ -93,10 +93,7 @@ def _row(workload: Workload, cut: Cut, later: dict[int, float]) -> tuple[Cell, .
 def _same_order(
     points: Sequence[int], before: dict[int, float], after: dict[int, float]
 ) -> tuple[int, int]:
-    """Returns how many pairs of points have the same order in both, and how many there are.
-
-    Pairs of equal values are left out.
-    """
+    """Returns how many pairs, but those of equal values, have the same order, and of how many."""
     pairs = [
         (before[a] - before[b]) * (after[a] - after[b])
         for a, b in itertools.combinations(points, 2)

@@ -11,11 +11,9 @@ _ROOT = "optimizer"
 
 
 def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
-    """Returns the arguments of the optimizers of each arm's compared runs.
-
-    There is a row for each argument whose values differ between arms, or for every one if there is
-    a single arm. Returns None if no config can be read, or no argument differs.
-    """
+    """Returns the optimizers' arguments of each arm's compared runs; None if none is shown."""
+    # There is a row for each argument whose values differ between arms, or for every one if there
+    # is a single arm. It is None if no config can be read, or no argument differs.
     arms: dict[str, dict[str, str]] = {}
     ranges = False
     for arm in workload.arms:
@@ -56,10 +54,7 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
 
 
 def _cell(values: Sequence[str]) -> str:
-    """Returns the only value, the smallest and largest of several numbers, or all other values.
-
-    The values are different ones.
-    """
+    """Returns the only value, the ends of several numbers, or all other values; none is twice."""
     if len(values) == 1:
         return values[0]
     try:

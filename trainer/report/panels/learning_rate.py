@@ -140,11 +140,9 @@ def _figure(
 
 
 def _is_near(initial: float, values: Sequence[float]) -> bool:
-    """Returns whether a rule at the initial value would not flatten the points of a figure.
-
-    It is drawn in any case if some values are not finite, because these are drawn at the initial
-    value.
-    """
+    """Returns whether a rule at the initial value would not flatten the points of a figure."""
+    # It is drawn in any case if some values are not finite, because these are drawn at the initial
+    # value.
     low, high = min(values), max(values)
     if not math.isfinite(low) or not math.isfinite(high):
         return math.isfinite(initial)
@@ -164,10 +162,8 @@ def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, 
 
 
 def _initial(workload: Workload, arms: Collection[str]) -> float:
-    """Returns the metric before training, the worst one of the arms; NaN if one was not measured.
-
-    Sweeps of earlier versions did not measure it.
-    """
+    """Returns the worst metric of the arms before training; NaN if one was not measured."""
+    # Sweeps of earlier versions did not measure it.
     sign, name = workload.goal.sign, workload.goal.selected
     known = [x for arm in arms if (x := workload.initial_of(arm, name)) is not None]
     return sign * max(sign * x for x in known) if len(known) == len(arms) else math.nan

@@ -17,11 +17,9 @@ from trainer.report.wording import shown
 
 
 def target_of(workload: Workload) -> tuple[float | None, str]:
-    """Returns the target, or None, and a sentence about its origin.
-
-    It is the target of the sweep's file or of --target; without one, the mean value at which the
-    runner-up ended, which shows how much earlier the winner gets there.
-    """
+    """Returns the target, or None, and a sentence about its origin."""
+    # It is the target of the sweep's file or of --target; without one, the mean value at which the
+    # runner-up ended, which shows how much earlier the winner gets there.
     goal = workload.goal
     if goal.target is not None:
         return goal.target, f"The target is {goal.metric} {shown(goal.target)} on {goal.select_on}."
@@ -37,11 +35,9 @@ def target_of(workload: Workload) -> tuple[float | None, str]:
 
 
 def to_target(workload: Workload, arm: str, target: float, clock: bool) -> list[float]:
-    """Returns the steps after which each compared run of an arm first reached a target.
-
-    With `clock` it returns seconds. A miss is infinite; a run without recorded times is NaN. The
-    target is a value of the metric on the split of the selection.
-    """
+    """Returns the steps, or seconds by the `clock`, after which each run first reached a target."""
+    # The runs are the compared ones. A miss is infinite; a run without recorded times is NaN. The
+    # target is a value of the metric on the split of the selection.
     return [_reached(workload, run, target, clock) for run in workload.finals_of(arm)]
 
 

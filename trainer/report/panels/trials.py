@@ -16,10 +16,8 @@ from trainer.writers.lines import PREFIXES
 def trials_of(
     workload: Workload, prefix: str, names: Mapping[str, str], report: Path
 ) -> Trials | None:
-    """Returns the trials of a workload and the compared runs of winners; None if there are no runs.
-
-    `report` is the folder of the report, from which links go to the folders of trials.
-    """
+    """Returns the trials of a workload and the compared runs of winners; None if it has none."""
+    # `report` is the folder of the report, from which links go to the folders of trials.
     search = {run.name for run in workload.trials}
     runs = [*workload.trials, *(run for run in workload.finals if run.name not in search)]
     if not runs:

@@ -72,10 +72,8 @@ def _by_cost(
     rows: Sequence[tuple[Cell, ...]],
     prefix: str,
 ) -> Iterator[Figure]:
-    """Yields the tuning curves over steps and over FLOPs, where the trials of arms differ in them.
-
-    k trials of an arm cost k times the mean of its trials.
-    """
+    """Yields the tuning curves over steps and over FLOPs, where trials of arms differ in them."""
+    # k trials of an arm cost k times the mean of its trials.
     goal = workload.goal
     for what, title, of in (
         ("steps", "steps", lambda run: float(run.planned)),

@@ -75,24 +75,13 @@ def bands(
     better: str = "min",
     support: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns a band that holds the true median best of k for all k at once (arXiv:2311.09480).
-
-    With the given confidence the true distribution function lies between two step functions, and so
-    do all its quantiles. The steps are the equal-tailed intervals of the order statistics, widened
-    until they hold together: opda's `ld_equal_tailed`, computed exactly where opda simulates.
-    Bootstrap bands are too narrow at large k, where they see no more than the best trial.
-
-    Args:
-        values: the result of each trial, [N]. Ties and infinite values make the band wider than it
-            needs to be, never too narrow.
-        confidence: the probability that the whole band holds, between 0 and 1.
-        better: "min" if smaller is better, or "max".
-        support: the smallest and largest possible value, such as (0.0, inf) for a loss. The band
-            ends there for every k at which the N trials set no limit.
-
-    Returns:
-        The lower and the upper end for each k, [N] and [N].
-    """
+    """Returns the ends of a band, [N] and [N], that holds the true median best of k for all k."""
+    # arXiv:2311.09480; the steps are opda's `ld_equal_tailed`, computed exactly where opda
+    # simulates. Bootstrap bands are too narrow at large k, where they see no more than the best
+    # trial.
+    # `values` are [N]; ties and infinite ones make the band wider than it needs to be, never too
+    # narrow. It ends at `support`, the smallest and largest possible value, for every k at which
+    # the N trials set no limit.
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
     ordered = np.sort(lower_is_better(values, better))
@@ -142,12 +131,10 @@ def _steps(size: int, confidence: float) -> tuple[NDArray, NDArray]:
 
 
 def _coverage(low: NDArray, high: NDArray) -> float:
-    """Returns the probability that each of N sorted uniform numbers lies within its own limits.
-
-    The points of a Poisson process of rate N that has N points in [0, 1] are such numbers. The
-    number of its points is followed through all limits: at low[i] it is at most i, at high[i] more
-    than i.
-    """
+    """Returns the probability that N sorted uniform numbers lie each within its own limits."""
+    # The points of a Poisson process of rate N that has N points in [0, 1] are such numbers. The
+    # number of its points is followed through all limits: at low[i] it is at most i, at high[i]
+    # more than i.
     size = len(low)
     times = np.concatenate([low, high])
     counts = np.arange(1, size + 1)

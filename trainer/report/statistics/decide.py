@@ -343,10 +343,8 @@ def _check(array: NDArray, looks: Looks) -> None:
 def _pair(
     a: NDArray, b: NDArray, looks: Looks, m: int, start: tuple[float, float]
 ) -> tuple[NDArray, ...]:
-    """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units.
-
-    `start` has the metric of both arms before their first steps, or NaN.
-    """
+    """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units."""
+    # `start` has the metric of both arms before their first steps, or NaN.
     draws = len(a)
     low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
     p, decided = np.full(draws, np.nan), np.zeros(draws)
@@ -380,10 +378,8 @@ class _Look:
 
 
 def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
-    """Judges n units of a pair at a level: by e-values if `later`, or else by tests.
-
-    Units that diverged or collapsed are inf.
-    """
+    """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
+    # Units that diverged or collapsed are inf.
     n = a.shape[1]
     bad_a, bad_b = np.logical_not(np.isfinite(a)), np.logical_not(np.isfinite(b))
     with np.errstate(invalid="ignore"):
@@ -486,10 +482,8 @@ def _sign_test(wins: NDArray, losses: NDArray) -> NDArray:
 
 
 def _fisher_test(a: NDArray, b: NDArray, n: int) -> NDArray:
-    """Returns the two-sided p of Fisher's exact test of `a` and `b` of n units of two arms each.
-
-    By the symmetry of arms with equally many units it is twice that of one side.
-    """
+    """Returns the two-sided p of Fisher's exact test of `a` and `b` of n units of two arms each."""
+    # By the symmetry of arms with equally many units it is twice that of one side.
     from scipy.stats import hypergeom  # a slow import, and rarely needed
 
     return np.minimum(1.0, 2 * hypergeom.cdf(np.minimum(a, b), 2 * n, a + b, n))

@@ -118,10 +118,7 @@ def interval(values: NDArray, confidence: float) -> Estimate:
 
 
 def sample(values: ArrayLike) -> NDArray[np.float64]:
-    """Returns values as an array of floats.
-
-    Raises ValueError if they are not one row of at least one number, or one is NaN.
-    """
+    """Returns values as floats; raises ValueError unless they are a row of numbers without NaN."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"Give one row of at least one number, got the shape {array.shape}.")
@@ -141,19 +138,15 @@ def direction(better: str) -> int:
 
 
 def lower_is_better(values: ArrayLike, better: str) -> NDArray[np.float64]:
-    """Returns values as an array of floats, with the sign changed if larger ones are better.
-
-    Raises what `direction` and `sample` raise.
-    """
+    """Returns values as floats, with the sign changed if larger ones are better."""
+    # Raises what `direction` and `sample` raise.
     return direction(better) * sample(values)
 
 
 def spread(values: NDArray[np.float64], scale: float | None = None) -> float:
-    """Returns the sample standard deviation, or 0.0 where it consists of rounding errors.
-
-    The values are at least two finite numbers. `scale` is the largest number that they were
-    computed from; None for their own largest.
-    """
+    """Returns the sample standard deviation, or 0.0 where it consists of rounding errors."""
+    # The values are at least two finite numbers. `scale` is the largest number that they were
+    # computed from; None for their own largest.
     deviation = float(values.std(ddof=1))
     scale = float(np.abs(values).max()) if scale is None else scale
     return deviation if deviation > 1e-12 * scale else 0.0

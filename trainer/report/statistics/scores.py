@@ -16,22 +16,15 @@ from trainer.report.statistics.estimates import direction, sample
 
 @dataclass(frozen=True)
 class Speedup:
-    """How much faster one arm reaches targets than another.
+    """How much faster one arm reaches targets than another."""
 
-    Attributes:
-        factor: the geometric mean of the other's time over this arm's, over the workloads where
-            both reach the target: 2.0 is twice as fast. None if there is none.
-        both: the number of those workloads.
-        only_first: where only this arm reaches the target; not in `factor`.
-        only_second: where only the other does; not in `factor`.
-        neither: where both miss it.
-    """
-
+    # the geometric mean of the other's time over this arm's, over the workloads where both reach
+    # the target: 2.0 is twice as fast. None if there is none
     factor: float | None
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
+    both: int  # the number of those workloads
+    only_first: int  # where only this arm reaches the target; not in `factor`
+    only_second: int  # where only the other does; not in `factor`
+    neither: int  # where both miss it
 
 
 def steps_to_target(
@@ -68,10 +61,8 @@ def time_of_studies(studies: Sequence[ArrayLike]) -> float:
 
 
 def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64]:
-    """Returns the share of workloads on which an arm is within a factor tau of the fastest arm.
-
-    The factors `taus`, [T], are at least 1; the shares are [arm, T].
-    """
+    """Returns the share of workloads where an arm is within tau of the fastest one, [arm, T]."""
+    # The factors `taus`, [T], are at least 1.
     factors = np.asarray(taus, float)
     return (_ratios(times)[:, None, :] <= factors[:, None]).mean(axis=2)
 
@@ -79,12 +70,10 @@ def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64
 def algoperf_score(
     times: ArrayLike, r_max: float = 4.0, points: int | None = 100
 ) -> NDArray[np.float64]:
-    """Returns AlgoPerf's benchmark scores, [arm]: means of the performance profile over 1 to r_max.
-
-    From the factor `r_max`, which must be over 1, an arm counts as having missed the target.
-    `points` are those of the trapezoidal rule, 100 in AlgoPerf's scorer (arXiv:2306.07179); None
-    for the exact integral. Scores are between 0 and 1.
-    """
+    """Returns AlgoPerf's scores, [arm], 0 to 1: means of performance profiles over 1 to r_max."""
+    # From the factor `r_max`, which must be over 1, an arm counts as having missed the target.
+    # `points` are those of the trapezoidal rule, 100 in AlgoPerf's scorer (arXiv:2306.07179); None
+    # for the exact integral.
     if not r_max > 1.0:
         raise ValueError(f"r_max must be over 1, got {r_max}.")
     if points is None:
@@ -99,21 +88,10 @@ def score_intervals(
     confidence: float = 0.95,
     draws: int = 2000,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns bootstrap intervals of the scores, stratified over workloads.
-
-    The runs of each arm on each workload are drawn again, with replacement; the workloads stay. An
-    interval says what other runs might have given, and nothing about other workloads. With few runs
-    percentile intervals are too narrow: of the mean of five values they cover 85%.
-
-    Args:
-        runs: the times to the targets of the runs of each arm on each workload, [arm][workload].
-        r_max: see `algoperf_score`.
-        confidence: the nominal coverage.
-        draws: how often the runs are drawn; always the same draws.
-
-    Returns:
-        The lower and the upper ends, [arm] and [arm].
-    """
+    """Returns the ends, [arm] and [arm], of bootstrap intervals of the scores."""
+    # `runs` are the times to the targets, [arm][workload]. The runs of each arm on each workload
+    # are drawn again; the workloads stay, so that an interval says nothing about other workloads.
+    # With few runs percentile intervals are too narrow: of the mean of five values they cover 85%.
     rng = np.random.default_rng(0)
     times = np.stack(
         [
@@ -136,11 +114,9 @@ def _medians(values: NDArray, rng: np.random.Generator, draws: int) -> NDArray:
 def leave_one_out(
     times: ArrayLike, r_max: float = 4.0, points: int | None = 100
 ) -> dict[int, NDArray[np.float64]]:
-    """Returns the scores of the other arms with each arm left out, because they depend on it.
-
-    The result maps the arm left out to the scores, [arm], NaN for that arm. It is empty with a
-    single arm. For `r_max` and `points` see `algoperf_score`.
-    """
+    """Returns the arm left out -> the scores of the others without it, [arm], NaN for that arm."""
+    # Scores depend on which arms there are. The result is empty with a single arm. For `r_max` and
+    # `points` see `algoperf_score`.
     table = _table(times)
     if len(table) < 2:
         return {}
