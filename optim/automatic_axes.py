@@ -20,9 +20,10 @@ def with_automatic_axes(
     like: tuple[Any, ...] | None,
 ) -> Any:
     """Calls a function with automatic axes; its results have the shardings of `like`."""
-    # Arrays other than its operands would keep their explicit axes, so that raises ValueError. Each
-    # of `functions`, whose first argument is a tree like `like[0]`, is called with the axes of the
-    # caller, and may use the caller's arrays. Results are replicated if `like` is None.
+    # Raises ValueError if the function uses arrays that are not operands: they would keep their
+    # explicit axes. Each of `functions`, whose first argument is a tree like `like[0]`, is called
+    # with the axes of the caller, and may use the caller's arrays. Results are replicated if `like`
+    # is None.
     mesh = _explicit_mesh((operands, like))
     if mesh is None:
         return function(*operands, functions)

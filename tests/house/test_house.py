@@ -206,8 +206,10 @@ def public_things_are_described(module: Module) -> Iterator[str]:
 
 # Docstrings that are read beside the code: configs/schema.json and the pages have the keys of these
 # classes from there, and `optim.optimizer` refers to the function. Users implement the protocols.
-READ = {"Ablation", "Arm", "Branch", "Challenge", "Claims", "Continuation", "Experiment", "Final"}
-READ |= {"Goal", "Ladder", "WarmStart", "layer_scales"}
+READ = {
+    *("Ablation", "Arm", "Branch", "Challenge", "Claims", "Continuation", "Experiment", "Final"),
+    *("Goal", "Ladder", "WarmStart", "layer_scales"),
+}
 IMPLEMENTED = {"trainer.hooks", "trainer.protocols"}
 LISTED = {name for module in MODULES for name in offered(module)}
 
@@ -460,8 +462,8 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 
 def test_the_product_grows_no_more() -> None:
-    """A change pays for its lines by deleting what it makes unnecessary; lower the bound then."""
-    assert sum(module.lines for module in MODULES) <= 75_800
+    lines = sum(module.lines for module in MODULES)
+    assert lines <= 75_800, "Delete what the change makes unnecessary."
 
 
 def test_files_have_at_most_600_lines() -> None:
