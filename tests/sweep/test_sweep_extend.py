@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import chaos_hosts, chaos_sweep
 from tests.sweep.test_sweep_plan import BASE, GOOD, METHOD, RATE, begin, defined, planned
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
@@ -463,3 +464,13 @@ def test_an_edited_or_missing_revision_is_refused(folder):
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match="the digest of its revision 2 differs"):
         read_plan(sweep)
+
+
+@pytest.mark.long
+def test_the_sweep_that_is_extended_while_two_hosts_compute_it_can_be_extended(
+    tmp_path, lab, capsys
+):
+    sweep = chaos_sweep.planned(tmp_path, chaos_hosts.SWEEP)
+    (tmp_path / "wider.yaml").write_text(chaos_hosts.WIDER)
+    options = [f"--config={tmp_path / 'wider.yaml'}", "--vocabulary=unruly", "--dry_run"]
+    assert main(["sweep", "extend", str(sweep), *options]) == 0, capsys.readouterr().err

@@ -11,6 +11,7 @@ from clu import metrics as clu_metrics
 from trainer.config import ConfigError, build_errors, wording
 from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, describe
 from trainer.engine.examples import ExampleSums
+from trainer.engine.padding import size_of
 
 
 class Losses(NamedTuple):
@@ -79,7 +80,7 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
         values: Any = loss(outputs, batch)
     if isinstance(values, tuple) and len(values) == 2:
         values, aux = values
-    size = next(iter(batch.values())).shape[0]
+    size = size_of(batch)
     shape = tuple(getattr(values, "shape", ()))
     fits = len(shape) in (1, 2) and shape[:1] == (size,) and 0 not in shape
     if not fits or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
@@ -216,7 +217,7 @@ def train_metrics(
     if not metrics:
         return TrainMetrics(aux, {})
     if "mask" not in batch:
-        size = next(iter(batch.values())).shape[0]
+        size = size_of(batch)
         batch = {**batch, "mask": jnp.ones(size, jnp.float32)}
     # jax.value_and_grad traces everything that the objective returns under differentiation, and a
     # metric may use operations without a derivative.

@@ -34,6 +34,7 @@ from trainer.engine.metric_sums import (
     train_rows,
     with_ignored,
 )
+from trainer.engine.padding import size_of
 from trainer.engine.precision import in_precision, summed_apart
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples and
@@ -130,7 +131,7 @@ def diagnose_step(
     values = compute(asked, updates, found.grads, layouts, split)
     if set(asked) & set(OF_HALVES):
         first, second = _half_gradients(experiment, state, batch, found.key)
-        examples = next(iter(batch.values())).shape[0]
+        examples = size_of(batch)
         values |= compute_noise(asked, first, second, examples, split)
     return values
 
@@ -334,7 +335,7 @@ def _example_gradients(
         one = {name: x[None] for name, x in example.items()}
         return _loss(experiment, params, state.model_state, one, key)[0]
 
-    size = next(iter(batch.values())).shape[0]
+    size = size_of(batch)
     keys = jax.random.split(jax.random.fold_in(key, _EXAMPLES), size)
     grads = jax.vmap(jax.grad(objective), (None, 0, 0))(group_params, dict(batch), keys)
     return jax.tree.map(jnp.conj, grads)
