@@ -24,21 +24,14 @@ __all__ = ["shampoo"]
 
 
 class ShampooState(NamedTuple):
-    """The state of `shampoo`.
+    """The state of `shampoo`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        left: the mean or sum of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that
-            is not preconditioned.
-        right: that of G^T G, [batch axes..., columns, columns]; likewise.
-        left_root: the last computed inverse root of `left`.
-        right_root: that of `right`.
-    """
+    # The statistics and roots of a side that is not preconditioned are empty tuples.
 
-    count: jax.Array
-    left: optax.Params
-    right: optax.Params
-    left_root: optax.Params
+    count: jax.Array  # number of updates so far, int32
+    left: optax.Params  # mean or sum of G G^T, [batch axes..., rows, rows]
+    right: optax.Params  # that of G^T G, [batch axes..., columns, columns]
+    left_root: optax.Params  # last computed inverse root of `left`
     right_root: optax.Params
 
 

@@ -45,26 +45,16 @@ __all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
 
 
 class SoapState(NamedTuple):
-    """The state of `soap`, and of `optim.soap`.
+    """The state of `soap`, and of `optim.soap`."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        mean: the mean of the updates, in the eigenbases, shaped like the parameters; an empty tuple
-            without `b1`.
-        variance: the mean of the squares, likewise.
-        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not
-            rotated.
-        right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
-        left_basis: the eigenvectors of `left`, as columns.
-        right_basis: the eigenvectors of `right`, as columns.
-    """
-
-    count: jax.Array
+    count: jax.Array  # number of updates so far, int32
+    # of the updates, in the eigenbases, shaped like the parameters; an empty tuple without `b1`
     mean: Any
-    variance: optax.Params
+    variance: optax.Params  # the mean of the squares, likewise
+    # mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not rotated
     left: optax.Params
-    right: optax.Params
-    left_basis: optax.Params
+    right: optax.Params  # mean of G^T G, [batch axes..., columns, columns]; likewise
+    left_basis: optax.Params  # eigenvectors of `left`, as columns
     right_basis: optax.Params
 
 

@@ -205,19 +205,20 @@ def public_things_are_described(module: Module) -> Iterator[str]:
 
 
 # Docstrings that are read beside the code: configs/schema.json and the pages have the keys of these
-# classes from there, and `optim.optimizer` refers to the function. Users implement the protocols.
+# classes from there, `optim.optimizer` refers to the function, and lockstep offers the error of
+# another package. Users implement the protocols.
 READ = {
     *("Ablation", "Arm", "Branch", "Challenge", "Claims", "Continuation", "Experiment", "Final"),
-    *("Goal", "Ladder", "WarmStart", "layer_scales"),
+    *("Goal", "Ladder", "Sweep", "UserError", "WarmStart", "layer_scales"),
 }
 IMPLEMENTED = {"trainer.hooks", "trainer.protocols"}
-LISTED = {name for module in MODULES for name in offered(module)}
 
 
 def what_no_package_offers_has_one_line(module: Module) -> Iterator[str]:
     """The docstring of what stands in no `__all__` is one line; comments have the rest."""
     for node in module.tree.body if module.name not in IMPLEMENTED else []:
-        if getattr(node, "name", None) in LISTED | READ:
+        name = getattr(node, "name", "")
+        if name in offered(module) | READ or is_offered(module.name, name):
             continue
         for each in ast.walk(node):
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -463,7 +464,7 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 def test_the_product_grows_no_more() -> None:
     lines = sum(module.lines for module in MODULES)
-    assert lines <= 75_800, "Delete what the change makes unnecessary."
+    assert lines <= 75_500, "Delete what the change makes unnecessary."
 
 
 def test_files_have_at_most_600_lines() -> None:

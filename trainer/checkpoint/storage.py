@@ -177,11 +177,9 @@ def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.a
 
 
 def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads the leaves `wanted` of a step, whole; the others in `names` become placeholders.
-
-    `names` must be the paths of all stored leaves. Raises CorruptCheckpoint if the arrays are
-    damaged, and OSError if the disk cannot be read.
-    """
+    """Reads the leaves `wanted` of a step, whole; the others become placeholders."""
+    # `names` must be the paths of all stored leaves. Raises CorruptCheckpoint if the arrays are
+    # damaged, and OSError if the disk cannot be read.
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
     _silence_orbax()
     handler = _pytree_handler()

@@ -296,19 +296,15 @@ class Group:
         return _quotient(self._norm(self._u), self._norm(self._w))
 
     def gradient_cosine(self) -> jax.Array:
-        """The cosine of -U, the direction of descent, with G: <-U, G> / (|U| |G|).
-
-        All parameters of the group count as one vector. It is 1 along the steepest descent, and
-        positive as long as the step decreases the linearized loss.
-        """
+        """The cosine of -U, the direction of descent, with G: <-U, G> / (|U| |G|)."""
+        # All parameters of the group count as one vector. It is 1 along the steepest descent, and
+        # positive as long as the step decreases the linearized loss.
         return -self._cosine(self._g)
 
     def weight_cosine(self) -> jax.Array:
-        """The cosine of U with W: <U, W> / (|U| |W|), all parameters of the group as one vector.
-
-        It is -1 if the step does nothing but shrink the weights, and 0 if their norm does not
-        change to first order.
-        """
+        """The cosine of U with W, all parameters of the group as one vector."""
+        # It is -1 if the step does nothing but shrink the weights, and 0 if their norm does not
+        # change to first order.
         return self._cosine(self._w)
 
     def spectral_norm(self) -> jax.Array:
@@ -316,20 +312,15 @@ class Group:
         return jnp.max(self._spectral_norms)
 
     def stable_rank(self) -> jax.Array:
-        """The mean over the matrices of U of their stable rank, |U|_F^2 / |U|_2^2.
-
-        It lies between 1 and the rank. For |U|_2 see `spectral_norms`.
-        """
+        """The mean over the matrices of U of their stable rank, |U|_F^2 / |U|_2^2."""
         squares = jnp.concatenate([jnp.square(_norms(u)) for u, _ in self.matrices])
         return jnp.mean(_quotient(squares, jnp.square(self._spectral_norms)))
 
     def rotation(self) -> jax.Array:
-        """The angle between the matrices W and W + U in radians, from 0 to pi: their mean.
-
-        It is the angle of the right triangle of W + U: the length of the component of U orthogonal
-        to W, over the length of W + U along W. So a small angle is as exact as that component,
-        where the arc cosine would have an error of 3e-4 in float32.
-        """
+        """The mean angle between the matrices W and W + U in radians, from 0 to pi."""
+        # It is the angle of the right triangle of W + U: the length of the component of U
+        # orthogonal to W, over the length of W + U along W. So a small angle is as exact as that
+        # component, where the arc cosine would have an error of 3e-4 in float32.
         return jnp.mean(jnp.concatenate([_angles(u, w) for u, w in self.matrices]))
 
     @cached_property

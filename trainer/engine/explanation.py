@@ -56,18 +56,10 @@ class Explanation:
 def explain(
     program: Program, config: Config, simulated: int | None = None, limit: int | None = None
 ) -> Explanation:
-    """Explains a program, which is neither compiled nor run.
-
-    Args:
-        program: the program.
-        config: its config, which gives errors their file and line.
-        simulated: the number of devices that jax simulates, for a run elsewhere; None for a run on
-            the devices of this machine.
-        limit: the memory of each simulated device in bytes; None if it is not known.
-
-    Raises:
-        ConfigError: as `make_plan`.
-    """
+    """Explains a program, which is neither compiled nor run; raises as `make_plan`."""
+    # `simulated` is the number of devices that jax simulates, for a run elsewhere; None for a run
+    # on the devices of this machine. `limit` is the memory of each simulated device in bytes; None
+    # if it is not known.
     if simulated is None:
         memory = memory_of(list(program.mesh.local_devices))
         plan = make_plan(program, config)

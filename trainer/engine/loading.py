@@ -16,22 +16,10 @@ def load(
     steps_per_call: int | None = None,
     declared: bool = False,
 ) -> Program:
-    """Builds the program of a config.
-
-    Args:
-        config: the config, from `trainer.config.load`.
-        vocabulary: further packages whose public functions the config may name.
-        steps_per_call: replaces that of the config; None leaves it.
-        declared: whether a data set that is not on this machine is replaced by its declared shapes;
-            such a program can be planned and compiled, but not run.
-
-    Returns:
-        The program, whose inputs are the floats of the config; it is not compiled.
-
-    Raises:
-        ConfigError: the config has a mistake; the message has its file and line.
-        ValueError: see `Program`.
-    """
+    """Builds the program of a config, not compiled; raises ConfigError with file and line."""
+    # With `declared`, a data set that is not on this machine is replaced by its declared shapes;
+    # such a program can be planned and compiled, but not run. `steps_per_call` replaces that of the
+    # config; None leaves it. Raises ValueError as `Program`.
     experiment = build_experiment(config, vocabulary, declared)
     inputs = find_inputs(config, vocabulary, experiment)
     if steps_per_call is not None:

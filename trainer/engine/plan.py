@@ -251,65 +251,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """The plan of a run."""
 
-    Attributes:
-        rows: one row per parameter.
-        groups: group name -> (parameters, bytes of optimizer state).
-        state_bytes: bytes of the whole `State`.
-        flops: floating-point operations of a step, over all devices.
-        devices: such as "1 cpu".
-        steps: number of updates of the run.
-        batch_size: examples per batch.
-        evaluations: a line about the steps after which the run is evaluated, if their interval
-            changes, else "".
-        tokens: tokens per example of a data set of texts, else None.
-        examples: split -> number of examples, "train" first; None if the data set does not say.
-        data_seed: the seed of the data, if it is not that of the run; None if it is.
-        fingerprint: a line about how a run notices that its data changed; "" if the data are not on
-            this machine.
-        mode: a line about the arguments that tell the model whether it trains; "" if they are not
-            known.
-        schedules: group name -> (steps, learning rates), sampled over the run.
-        hyperparameters: group name -> float argument -> its peak, first and final value; the name
-            "" has those of `optim.optimizer` itself, such as `clip_norm`, if there are any.
-        wrappers: lines about the lookahead and the readout of the optimizer, with their bytes.
-        precision: lines about the dtype of each role and the bytes; none if all are float32.
-        diagnostics: a line about the diagnostics, their cost and their matrices; "" without any.
-        left_whole: lines about parameters that no axis of the mesh divides.
-        block: how many steps are computed at once, and in which form.
-        matrices: the matrices that optimizers such as Muon work on.
-        chains: group name -> the parts of its `optim.chain`, a line each.
-        warnings: sentences about what is probably a mistake.
-        inputs: config path -> value of the floats that are inputs of the program: another value
-            needs no compilation.
-        constants: config path -> (value, why it is not an input), for the config's other floats.
-    """
-
-    rows: list[Row]
-    groups: dict[str, tuple[int, int]]
-    state_bytes: int
-    flops: int
-    devices: str
-    steps: int
-    batch_size: int
+    rows: list[Row]  # one per parameter
+    groups: dict[str, tuple[int, int]]  # group name -> (parameters, bytes of optimizer state)
+    state_bytes: int  # of the whole `State`
+    flops: int  # floating-point operations of a step, over all devices
+    devices: str  # such as "1 cpu"
+    steps: int  # number of updates of the run
+    batch_size: int  # examples per batch
+    # the steps after which the run is evaluated, if their interval changes, else ""
     evaluations: str
-    tokens: int | None
+    tokens: int | None  # per example of a data set of texts, else None
+    # split -> number, "train" first; None if the data set does not say
     examples: dict[str, int | None]
-    data_seed: int | None
+    data_seed: int | None  # None if it is the seed of the run
+    # how a run notices that its data changed; "" if the data are not on this machine
     fingerprint: str
-    mode: str
+    mode: str  # the arguments that tell the model whether it trains; "" if they are not known
+    # group name -> (steps, learning rates), sampled over the run
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+    # group name -> float argument -> its peak, first and final value; the name "" has those of
+    # `optim.optimizer` itself, such as `clip_norm`, if there are any
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
+    # lines about the lookahead and the readout of the optimizer, with their bytes
     wrappers: Sequence[str]
-    precision: Sequence[str]
-    diagnostics: str
-    left_whole: Sequence[str]
-    block: BlockRule
-    matrices: Matrices
-    chains: Mapping[str, Sequence[str]]
-    warnings: Sequence[str]
+    precision: Sequence[str]  # the dtype of each role and the bytes; none if all are float32
+    diagnostics: str  # their cost and their matrices; "" without any
+    left_whole: Sequence[str]  # lines about parameters that no axis of the mesh divides
+    block: BlockRule  # how many steps are computed at once, and in which form
+    matrices: Matrices  # those that optimizers such as Muon work on
+    chains: Mapping[str, Sequence[str]]  # group name -> the parts of its `optim.chain`, a line each
+    warnings: Sequence[str]  # sentences about what is probably a mistake
+    # config path -> value of the floats that are inputs of the program: another value needs no
+    # compilation
     inputs: Mapping[str, float]
+    # config path -> (value, why it is not an input), for the config's other floats
     constants: Mapping[str, tuple[float, str]]
 
 

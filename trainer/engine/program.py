@@ -30,29 +30,14 @@ from trainer.engine.step import State, StepMetrics, diagnose_step, train_step
 
 
 class Program:
-    """A compiled experiment.
+    """A compiled experiment; raises ValueError or ComponentError if it cannot be built."""
 
-    Args:
-        experiment: the experiment.
-        inputs: the floats that the compiled program takes as an array, from `inputs.find_inputs`;
-            without them all floats are constants of the program.
-
-    Attributes:
-        experiment: the experiment.
-        inputs: the inputs. Those that turn out not to be traceable become constants when the
-            program is first traced.
-        mesh: the mesh of devices that it runs on.
-        sharding: which axes of the mesh split the parameters.
-        feed: the training batches.
-        evaluation: evaluates states.
-        simulated: whether several devices share a CPU; see `mesh.is_simulated`.
-
-    Raises:
-        ValueError: the batch does not divide over the microbatches and devices, or the mesh does
-            not fit the devices.
-        ComponentError: the model or a metric does not keep its contract, or a rule of `sharding`
-            cannot be read.
-    """
+    # `inputs` are the floats that the compiled program takes as an array; without them all floats
+    # are constants. Those that turn out not to be traceable become constants when the program is
+    # first traced.
+    # Raises ValueError if the batch does not divide over the microbatches and devices, or the mesh
+    # does not fit the devices; ComponentError if the model or a metric does not keep its contract,
+    # or a rule of `sharding` cannot be read.
 
     def __init__(self, experiment: Experiment, inputs: Inputs | None = None):
         self.experiment = experiment
@@ -74,15 +59,9 @@ class Program:
     # Initialization.
 
     def abstract_state(self) -> State:
-        """Returns shapes, dtypes and shardings of the state, without device work.
-
-        Returns:
-            A `State` of `jax.ShapeDtypeStruct`, shardings included.
-
-        Raises:
-            GroupError: the optimizer's groups do not fit the model's parameters.
-            ComponentError: a rule of `sharding` does not fit them.
-        """
+        """Returns shapes, dtypes and shardings of the state, without device work."""
+        # Raises GroupError if the optimizer's groups do not fit the model's parameters, and
+        # ComponentError if a rule of `sharding` does not fit them.
         if self._abstract_state is None:
             state = self._first.find_shapes()
             # `find_inputs` has traced schedules and factories only.
@@ -112,50 +91,32 @@ class Program:
             self._first = FirstState(self.experiment, self.sharding, self.inputs)
 
     def init(self, seed: int | None = None, warm_starts: int = 0) -> State:
-        """Computes the state before the first step, in one compiled program.
-
-        Args:
-            seed: the seed of the parameters; None for the experiment's.
-            warm_starts: how many warm starts led to the run; each number draws other parameters.
-
-        Returns:
-            The state, on its devices.
-        """
+        """Computes the state before the first step, in one compiled program."""
+        # A seed of None is the experiment's. `warm_starts` is how many warm starts led to the run;
+        # each number draws other parameters.
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
         seed = self.experiment.seed if seed is None else seed
         return self._first.compute(seed, self.inputs.pack(), shardings, warm_starts)
 
     def first_opt_state(self, params: Any, hyperparams: Any) -> Any:
-        """Computes the optimizer's state before its first step, as a pure function, without jit.
-
-        Args:
-            params: the parameters, which may be others than those of `init`.
-            hyperparams: the values of the inputs, [inputs].
-        """
+        """Computes the optimizer's state before its first step, a pure function without jit."""
+        # `params` may be others than those of `init`; `hyperparams` are the values of the inputs,
+        # [inputs].
         return self._insert(hyperparams).optimizer.init(params)
 
     def check_norms(self) -> None:
-        """Refuses first parameters that the optimizer could not move, as the plan does.
-
-        Raises:
-            GroupError: a matrix of zeros, and an optimizer that keeps its norm.
-        """
+        """Raises GroupError for a first matrix of zeros whose norm the optimizer keeps."""
+        # The optimizer could not move such a matrix. The plan refuses it too.
         if self.experiment.warm_start is None:
             self._first.check_norms(self.abstract_state().params)
 
     def with_values(
         self, values: Mapping[str, float], seed: int, data_seed: int | None = None
     ) -> "Program":
-        """Returns this program with other values of its inputs and other seeds.
-
-        The two programs share all that was compiled before, so that they compute the same bits
-        for the same state and batch. Compile this one first.
-
-        Args:
-            values: config path -> value, for every input.
-            seed: the seed of the experiment.
-            data_seed: that of the data; None for `seed`.
-        """
+        """Returns this program with other values of its inputs and other seeds."""
+        # The two programs share all that was compiled before, so that they compute the same bits
+        # for the same state and batch. Compile this one first. `values` has every input by its
+        # config path; a `data_seed` of None is `seed`.
         program = copy.copy(self)
         # Not dataclasses.replace, which would check all fields again.
         program.experiment = copy.copy(self.experiment)
@@ -166,10 +127,8 @@ class Program:
         return program
 
     def starting_with(self, warm_start: Mapping[str, Any]) -> "Program":
-        """Returns this program for a run with another `warm_start`, from the same step.
-
-        Where a run starts is no part of what is compiled, which the two programs share.
-        """
+        """Returns this program for a run with another `warm_start`, from the same step."""
+        # Where a run starts is no part of what is compiled, which the two programs share.
         program = copy.copy(self)
         program.experiment = copy.copy(self.experiment)
         object.__setattr__(program.experiment, "warm_start", warm_start)
@@ -192,11 +151,8 @@ class Program:
         return count_flops(self.trace(self.abstract_state()).jaxpr)
 
     def compile(self, state: State) -> None:
-        """Compiles what `advance` calls; its first call does so if needed.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
-        """
+        """Compiles what `advance` calls; its first call does so if needed."""
+        # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         if self.block_rule.form == "device_loop":
             self._block = self._trace_block(state).lower().compile()
         else:
@@ -212,11 +168,9 @@ class Program:
 
     @property
     def temporary_bytes(self) -> int | None:
-        """The memory besides state and batch of what `compile` compiled, on each device.
-
-        Step and diagnosis run one after the other: it is that of the larger one. None before
-        `compile`, or if the compiler does not tell.
-        """
+        """The memory besides state and batch of what `compile` compiled, on each device."""
+        # Step and diagnosis run one after the other: it is that of the larger one. None before
+        # `compile`, or if the compiler does not tell.
         compiled = [each for each in (self.compiled, self._diagnose) if each is not None]
         found = [compiled_memory(each) for each in compiled]
         return max((each.temporary for each in found if each is not None), default=None)
@@ -226,14 +180,8 @@ class Program:
         self._params_finite = check.lower(state.params).compile()
 
     def trace(self, state: State) -> jax.stages.Traced:
-        """Traces the step, whose state is donated.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
-
-        Returns:
-            The traced step; repeated calls return the same object.
-        """
+        """Traces the step, whose state is donated; repeated calls return the same object."""
+        # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         if self._traced is None:
             # The compiler could choose other shardings for some leaves, such as those of a factored
             # Adafactor, and the compiled step would not take the new state.
@@ -250,24 +198,14 @@ class Program:
         return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
 
     def loop(self, state: State) -> Loop:
-        """Returns the loop over the steps of a block as a pure function; see `loop_on_device`.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
-        """
+        """Returns the loop over a block's steps as a pure function; see `loop_on_device`."""
+        # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         return partial(loop_on_device, step_function(self.trace(state)))
 
     def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
-        """Computes one update, asynchronously.
-
-        Args:
-            state: the state before the update; its buffers are donated.
-            batch: a batch from `feed.to_devices`.
-
-        Returns:
-            The state after the update and the metrics of the step, as `step.train_step` returns
-            them, on the devices.
-        """
+        """Computes one update, asynchronously; the buffers of `state` are donated."""
+        # The batch is from `feed.to_devices`. The metrics are those of `step.train_step`, on the
+        # devices.
         if self._step is None:
             self._step = self.trace(state).lower().compile()
         # Raises for other shapes and shardings, where a jitted function would compile again.
@@ -276,17 +214,10 @@ class Program:
     def advance(
         self, state: State, batches: Sequence[Batch]
     ) -> tuple[State, Sequence[StepMetrics]]:
-        """Computes the updates of a block, asynchronously, in the form of `block_rule`.
-
-        Args:
-            state: the state before the block; its buffers are donated.
-            batches: one for each step, from `feed.batches`; at most `block_rule.steps`.
-
-        Returns:
-            The state after the block, and the metrics on the devices: one for each step, or one of
-            arrays [steps]. The steps after one whose `StepMetrics.proceeds` is false have no
-            meaning, and neither has the state.
-        """
+        """Computes the updates of a block, asynchronously, in the form of `block_rule`."""
+        # The state's buffers are donated; the batches are at most `block_rule.steps`. The metrics
+        # are one for each step, or one of arrays [steps]. After a step whose `StepMetrics.proceeds`
+        # is false, the metrics and the state have no meaning.
         if self.block_rule.form == "device_loop":
             if self._block is None:
                 self.compile(state)
@@ -303,17 +234,10 @@ class Program:
         return state, found
 
     def params_finite(self, state: State) -> jax.Array:
-        """Computes whether all trainable parameters are finite.
-
-        With on_nonfinite="halt" the step itself checks only loss and gradients: reading every
-        parameter at every step costs 5% of a small model's step. `compile` compiles this check too.
-
-        Args:
-            state: the state after a step.
-
-        Returns:
-            A boolean scalar, on the devices.
-        """
+        """Computes whether all trainable parameters are finite: a boolean on the devices."""
+        # With on_nonfinite="halt" the step itself checks only loss and gradients: reading every
+        # parameter at every step costs 5% of a small model's step. `compile` compiles this check
+        # too.
         if self._params_finite is None:
             self._compile_check(state)
         compiled: Any = self._params_finite
@@ -323,10 +247,8 @@ class Program:
 
     @cached_property
     def diagnosed_layouts(self) -> Mapping[str, Layout]:
-        """The matrices that the experiment's diagnostics are of, by path name.
-
-        Raises ComponentError if it asks for diagnostics of matrices, and there are none.
-        """
+        """The matrices to diagnose, by path name; raises ComponentError if there are none."""
+        # The error is raised only if the experiment asks for diagnostics of matrices.
         found = find_layouts(self.experiment.optimizer, self.abstract_state().params)
         try:
             check_matrices(self.experiment.diagnostics, found)
@@ -335,18 +257,9 @@ class Program:
         return found
 
     def diagnose(self, state: State, batch: Batch) -> StepMetrics:
-        """Computes the diagnostics of the next update, asynchronously.
-
-        It is a program of its own, so that the step has the same bits with and without it.
-        `compile` compiles it as well, if the experiment has such diagnostics.
-
-        Args:
-            state: the state before the update; it stays valid.
-            batch: the batch of the update, as `advance` takes it.
-
-        Returns:
-            The diagnostics by name, on the devices; see `step.diagnose_step`.
-        """
+        """Computes the diagnostics of the next update, asynchronously; `state` stays valid."""
+        # It is a program of its own, so that the step has the same bits with and without it.
+        # `compile` compiles it as well, if the experiment has such diagnostics.
         if self._diagnose is None:
             self._diagnose = self._trace_diagnose(state).lower().compile()
         found = self._diagnose(state, self.feed.to_devices(batch))
@@ -355,11 +268,9 @@ class Program:
         return found
 
     def clip_norm_of_steps(self) -> Callable[[int], np.float32]:
-        """Returns clip_norm as a function of the step, counted from 1, for this program's inputs.
-
-        The value of a schedule is computed apart from the step that uses it, and may differ from
-        that in its last bit.
-        """
+        """Returns clip_norm as a function of the step, from 1, for this program's inputs."""
+        # The value of a schedule is computed apart from the step that uses it, and may differ from
+        # that in its last bit.
         values = self.inputs.pack()
         value: Any = self._insert(values).optimizer.clip_norm
         if not callable(value):
@@ -388,30 +299,16 @@ class Program:
     def traced_step(
         self, state: State, batch: Batch, mesh: Mesh | None = None
     ) -> tuple[State, dict[str, Any]]:
-        """Computes one update as a pure function, without jit.
-
-        Args:
-            state: the state before the update.
-            batch: a training batch.
-            mesh: the devices among which model and optimizer divide their work; None leaves it to
-                the compiler.
-
-        Returns:
-            The results of `step`, the metrics as scalars by their names.
-        """
+        """Computes one update as a pure function, without jit; the metrics are scalars."""
+        # Model and optimizer divide their work among the devices of `mesh`; None leaves it to the
+        # compiler.
         with meshes.ambient(mesh, self.sharding.axes_of(state.params)):
             return train_step(self._insert(state.hyperparams), state, batch)
 
     def packed_step(
         self, state: State, batch: Batch, mesh: Mesh | None = None
     ) -> tuple[State, StepMetrics]:
-        """Computes one update as a pure function, as `step` returns it.
-
-        Args:
-            state: the state before the update.
-            batch: a training batch.
-            mesh: see `traced_step`.
-        """
+        """Computes one update as a pure function, as `step` returns it; see `traced_step`."""
         state, metrics = self.traced_step(state, batch, mesh)
         return state, StepMetrics.pack(metrics)
 

@@ -237,9 +237,6 @@ def split(rows: jax.Array, count: int) -> jax.Array:
 
 
 def join(chunks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the rows of chunks that `split` made in their order, [*shape, ...].
-
-    What filled the last chunks is dropped.
-    """
+    """Returns the rows of the chunks of `split` in order, [*shape, ...], without the filling."""
     rows = chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])
     return rows[: math.prod(shape)].reshape(*shape, *chunks.shape[2:])

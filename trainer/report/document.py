@@ -164,23 +164,14 @@ class Trials:
 
 @dataclass(frozen=True)
 class Report:
-    """A report.
+    """A report."""
 
-    Attributes:
-        title: what was compared.
-        verdict: the verdicts, a sentence for each workload.
-        arms: the names of all arms, in the order of their styles.
-        panels: in the order of the page.
-        trials: one for each workload with a search.
-        made: how it was made: the version of Lockstep and the command.
-    """
-
-    title: str
-    verdict: tuple[str, ...]
-    arms: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    trials: tuple[Trials, ...] = ()
-    made: str = ""
+    title: str  # what was compared
+    verdict: tuple[str, ...]  # a sentence for each workload
+    arms: tuple[str, ...]  # the names of all arms, in the order of their styles
+    panels: tuple[Panel, ...]  # in the order of the page
+    trials: tuple[Trials, ...] = ()  # one for each workload with a search
+    made: str = ""  # the version of Lockstep and the command
 
     @property
     def sections(self) -> list[Panel]:

@@ -120,24 +120,10 @@ def check(
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Trains the model at each width, and measures the activations of one batch.
-
-    The batch is the one after those of the steps, of which the first microbatch is taken. The model
-    computes in float32 and in evaluation mode.
-
-    Args:
-        series: the configs, from `width_series.make_series`.
-        seeds: number of runs at each width, with the seed of the config and those after it.
-        steps: after how many steps activations are measured.
-        keep_schedules: False replaces schedules of learning rates by their largest values: a
-            warm-up from 0 would leave the first steps without a change.
-        vocabulary: packages of the user whose functions the configs may name.
-        log: called with a line after each width.
-
-    Raises:
-        UserError: there are too few widths or seeds for a slope with an error, or the runs are
-            shorter than the steps.
-    """
+    """Trains the model at each width, and measures the activations of one batch."""
+    # The batch is the first microbatch after those of the steps. Without `keep_schedules` the rates
+    # are the largest of their schedules: a warm-up from 0 would leave the first steps without a
+    # change. Raises UserError for too few widths or seeds, or runs shorter than the steps.
     widths, stops = list(series.by_width), tuple(sorted(set(steps)))
     if len(widths) < 2 or seeds * (len(widths) - 1) < 2:
         raise UserError(

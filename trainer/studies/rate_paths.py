@@ -42,7 +42,7 @@ def with_constant_rates(
 
 def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] = ()) -> str:
     """Returns the config path of the rate of a group, None for the only one; or UserError."""
-    # The UserError: there is no such group, or it has no learning rate or several.
+    # It is an error that there is no such group, or that it has no learning rate or several.
     root = _completed(config, vocabulary)
     optimizer = root.kwargs.get("optimizer")
     groups = child_trees(optimizer).get("groups") if isinstance(optimizer, Call) else None

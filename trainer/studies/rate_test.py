@@ -262,16 +262,9 @@ def _paste(config: Config, path: str) -> str:
 
 
 class Run:
-    """A run of a range test, which is computed a few steps at a time.
+    """A run of a range test, which is computed a few steps at a time."""
 
-    Args:
-        program: a compiled program.
-        values: of its inputs.
-        seed: of the run.
-
-    Attributes:
-        losses: of the steps so far.
-    """
+    # `values` are those of the program's inputs; `losses` has those of the steps so far.
 
     def __init__(self, program: Program, values: Mapping[str, float], seed: int):
         data_seed = program.experiment.data_seed

@@ -37,7 +37,7 @@ class CodeChange(NamedTuple):
 
 def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
     """Imports modules of the user's packages that configs name; ConfigError if one has a fault."""
-    # Nothing is built. The fault: a package or a module cannot be imported, or does not have a
+    # Nothing is built. A package or module has a fault if it cannot be imported, or lacks a
     # function.
     known = Vocabulary(vocabulary)
     for config in configs:

@@ -129,8 +129,8 @@ def _moved(
 
 def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     """Reads the winners of each revision, in order; raises DamagedFile."""
-    # They are those of the revisions whose trials were complete. DamagedFile: final.json is
-    # damaged, or disagrees with the plan.
+    # They are those of the revisions whose trials were complete. Raises if final.json is damaged,
+    # or disagrees with the plan.
     file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
     choices, decoder = [], Decoder()
     for each in _read(folder):

@@ -131,7 +131,7 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
 
 def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
     """Reads the cuts of each search that were made so far, in order; raises DamagedFile."""
-    # DamagedFile: cuts.json is damaged, or is not that of the plan.
+    # It raises if cuts.json is damaged, or is not that of the plan.
     file, found = folder / CUTS_FILE, dict[ArmSearch, list[Cut]]()
     if not plan.cuts:
         return found

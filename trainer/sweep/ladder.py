@@ -174,7 +174,7 @@ def value_of(rung: float | str, usual: Tree) -> float | int:
 
 def on_rung(ladder: Ladder, rung: int, config: Config, paths: ArmPaths, sweep: Config) -> Config:
     """Returns the config of an arm with the values of a rung; may raise ConfigError."""
-    # ConfigError: the arm does not have a path, or no value to multiply. `sweep` is the config of
+    # It raises if the arm does not have a path, or no value to multiply. `sweep` is the config of
     # the sweep, for places in its file.
     place = sweep.sources["ladder"]
     source = sweep.argument_source(join("ladder.values", rung)) or place

@@ -135,57 +135,41 @@ class SharedProgram:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a sweep.
+    """The plan of a sweep."""
 
-    `make_plan` lists its trials, `programs.find_programs` adds their programs, and
-    `plan_file.write_plan` writes it into the folder of the sweep, from which `plan_file.read_plan`
-    returns it.
+    # `make_plan` lists its trials, `programs.find_programs` adds their programs, and
+    # `plan_file.write_plan` writes it into the folder of the sweep, from which
+    # `plan_file.read_plan` returns it.
 
-    Attributes:
-        arms: name -> arm, in the order of the report.
-        trials: all runs: the arms in their order, then searches, then numbers, then seeds; those of
-            the first revision, then those that later ones added.
-        goal: what makes one trial better than another.
-        seeds: the seeds of each point of search 0.
-        final_seeds: the seeds of the runs of each winner of search 0, none of which is in `seeds`.
-        budgets: "equal", or "unequal" if the file allows it.
-        checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
-        vmap: how many trials are computed at once by vmap; None for one after another.
-        looks, skewed: how the results are judged; see `definition.Sweep`.
-        offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
-        per_example: whether final runs keep their results on single test examples.
-        ladder: the rungs on which the arms are, or None. Arms that it moves have no trials.
-        branch: the state of a run that all trials continue, or None.
-        ablated: the arm of which the others are without a part; "" if there is none.
-        segments: into how many segments the states that a run keeps divide it; 0 if it keeps none.
-        differs: the kinds of differences between arms that the file names.
-        programs: the programs of the trials, in the same order; empty before `find_programs`.
-        reasons: sentences about what makes more than one program.
-        vocabulary: further packages whose public functions the configs may name.
-        revisions: what the folder has of the plan, in order, as plan.json has it: the first
-            revision, then what each extension added. Empty for a plan that is not in a folder.
-    """
-
-    arms: Mapping[str, PlannedArm]
+    arms: Mapping[str, PlannedArm]  # in the order of the report
+    # all runs: the arms in their order, then searches, then numbers, then seeds; those of the
+    # first revision, then those that later ones added
     trials: tuple[Trial, ...]
     goal: Goal
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # of each point of search 0
+    # of the runs of each winner of search 0, none of which is in `seeds`
     final_seeds: tuple[int, ...]
-    budgets: str
-    checkpoints: str
-    vmap: int | None
+    budgets: str  # "equal", or "unequal" if the file allows it
+    checkpoints: str  # which states the folder of a trial keeps: "none", "final" or "best"
+    vmap: int | None  # how many trials are computed at once; None for one after another
+    # how the results are judged, as `skewed`; see `definition.Sweep`
     looks: Literal["planned", "any"] = "planned"
     skewed: bool = False
+    # for each search, what its seeds are larger by than those of search 0, modulo 2^32
     offsets: tuple[int, ...] = (0,)
-    per_example: bool = True
+    per_example: bool = True  # whether final runs keep their results on single test examples
+    # the rungs on which the arms are; arms that it moves have no trials
     ladder: PlannedLadder | None = None
-    branch: PlannedBranch | None = None
-    ablated: str = ""
-    segments: int = 0
-    differs: tuple[str, ...] = ()
+    branch: PlannedBranch | None = None  # the state of a run that all trials continue
+    ablated: str = ""  # the arm of which the others are without a part; "" if there is none
+    segments: int = 0  # into how many the states that a run keeps divide it; 0 if it keeps none
+    differs: tuple[str, ...] = ()  # the kinds of differences between arms that the file names
+    # of the trials, in the same order; empty before `find_programs`
     programs: tuple[SharedProgram, ...] = ()
-    reasons: tuple[str, ...] = ()
-    vocabulary: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()  # sentences about what makes more than one program
+    vocabulary: tuple[str, ...] = ()  # further packages whose public functions the configs may name
+    # what the folder has of the plan, as plan.json has it: the first revision, then what each
+    # extension added; empty for a plan that is not in a folder
     revisions: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -235,11 +219,9 @@ class Plan:
         return self.by_name.get(program.first) or self.examples_of(program.first)[0]
 
     def examples_of(self, name: str) -> list[Trial]:
-        """Returns the trials of an arm; for one that a ladder moves, those that it may be moved to.
-
-        The latter are the trials from which it takes its hyperparameters, moved as winners are, but
-        for powers that are not fitted yet.
-        """
+        """Returns an arm's trials; if a ladder moves it, those that it may be moved to."""
+        # The latter are the trials from which it takes its hyperparameters, moved as winners are,
+        # but for powers that are not fitted yet.
         ladder = self.ladder
         if ladder is None or not ladder.is_moved(name):
             return self.of_arm(name)
@@ -255,11 +237,9 @@ class Plan:
         return self.per_example and bool(trial.final)
 
     def content(self) -> dict[str, Any]:
-        """Returns what the sweep's file says, as JSON can have it.
-
-        Entries that plans of earlier versions lack are left out where they have their defaults, so
-        that equal files have equal plans.
-        """
+        """Returns what the sweep's file says, as JSON can have it."""
+        # Entries that plans of earlier versions lack are left out where they have their defaults,
+        # so that equal files have equal plans.
         goal = self.goal
         aim = {"metric": goal.metric, "mode": goal.better, "select_on": goal.select_on}
         aim |= {"target": goal.target}

@@ -261,18 +261,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether an entry is better than an older one, at equal steps.
+    """Whether an entry is better than an older one, at equal steps."""
 
-    Attributes:
-        statistic: by how much its mean is better, the steps exchanged, over sqrt(1 / n1 + 1 / n2)
-            and the error of the exchange; it passes if it is at least the rule's margin.
-        p: the one-sided p.
-        passes: whether p is at most LEVEL.
-    """
-
+    # by how much its mean is better, the steps exchanged, over sqrt(1 / n1 + 1 / n2) and the
+    # error of the exchange; it passes if it is at least the rule's margin
     statistic: float
-    p: float
-    passes: bool
+    p: float  # one-sided
+    passes: bool  # whether p is at most LEVEL
 
 
 def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) -> Comparison:

@@ -44,8 +44,12 @@ class Loop:
     """Runs the blocks from a state to the last step."""
 
     # All metrics up to a step are on disk before its state is saved, and a state after a step that
-    # was not finite is never saved. `seconds` and `noise_scale` are those before the first state.
-    # `clock` None: no other loop uses the devices.
+    # was not finite is never saved. `until` is the step after which the loop stops as after a
+    # signal, None for the last one; `also_save` has steps after which a state is saved besides,
+    # which does not change what is computed. `observe` is called after every block with its last
+    # step, its batches and the state after it. `seconds` and `noise_scale` are those before the
+    # first state. `clock` runs while steps of this loop are computed; None if no other loop uses
+    # the devices.
 
     def __init__(
         self,
@@ -98,8 +102,8 @@ class Loop:
         """Runs to the last step, or until a signal or a step that is not finite."""
         # Yields every block, and is sent what `Program.advance` returns for it: the caller computes
         # the blocks, because trials of a sweep are computed side by side. `state` is donated.
-        # `began` is the process's `time.perf_counter()`. `unevaluated`: its evaluation is done
-        # first.
+        # `began` is the process's `time.perf_counter()`. `unevaluated` says that the state has yet
+        # to be evaluated, which is done first.
         step, data = int(state.step), self.experiment.data
         use = Utilization(self.program)
         self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)

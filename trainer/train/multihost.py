@@ -38,17 +38,11 @@ _NEWS = 3.0  # seconds to wait, after an error of jax, for a message that anothe
 
 @contextlib.contextmanager
 def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
-    """Joins the other processes of the run, before jax looks for devices, and ends with them.
-
-    On a cluster that jax knows (Slurm, Open MPI, Kubernetes, TPU pods) the processes are detected;
-    elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. An error
-    ends this process and the others at once: otherwise they would wait for each other forever.
-
-    All processes must have been started within `join_timeout` seconds; later, a process counts as
-    gone after `peer_timeout` seconds without a heartbeat. Yields a function to be called with the
-    exit code before this process ends normally. Raises UserError if the other processes cannot be
-    found, or did not join in time.
-    """
+    """Joins the other processes of the run, before jax looks for devices, and ends with them."""
+    # Where jax does not know the cluster, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    # JAX_PROCESS_ID must be set. An error ends all processes, which would wait for each other
+    # forever. Timeouts are in seconds. Yields a function to call with the exit code before a normal
+    # end; raises UserError if joining fails.
     peers = _join(join_timeout, peer_timeout)
     try:
         _check_devices()

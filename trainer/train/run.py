@@ -60,16 +60,16 @@ _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 class SharedByAttempts(NamedTuple):
     """What all attempts of a run share: its folder, and what reads and writes it."""
 
-    # A run makes another attempt after a rollback. The fields are described at `Loop`.
+    # A run makes another attempt after a rollback.
 
     folder: Workdir
     checkpoints: Checkpoints
     consensus: StopSaveConsensus
-    nonfinite_log: NonFiniteLog
+    nonfinite_log: NonFiniteLog  # the steps that were not finite
     rollback_log: RollbackLog
-    clipped: ClippedSteps
+    clipped: ClippedSteps  # counts the steps whose gradients were clipped
     rows: Rows
-    stuck: StuckParameters
+    stuck: StuckParameters  # the parameters that rounding keeps from moving
     experiment: Experiment
     log: Callable[[str], None]
 
@@ -128,21 +128,11 @@ def make_shared(
 
 
 class Run:
-    """A program in a workdir.
+    """A program in a workdir."""
 
-    Args:
-        config: the config that the program was built from.
-        program: the experiment.
-        signals: reports when to stop.
-        log: takes a line for the user.
-        vocabulary: the user's packages that the config names.
-        compiled: whether the program is compiled already.
-        slow_lines: limits the lines about slow steps; None for one a minute.
-        identity: returns what loggers call the run; None names it after its folder.
-
-    Attributes:
-        ended: how the run ended, after `start`; None if it had ended before, or an error ended it.
-    """
+    # `slow_lines` limits the lines about slow steps; None for one a minute. `identity` returns what
+    # loggers call the run; None names it after its folder. After `start`, `ended` says how the run
+    # ended; it is None if it had ended before, or an error ended it.
 
     def __init__(
         self,
@@ -185,28 +175,11 @@ class Run:
         summarize: bool = True,
         profile: Profile | None = None,
     ) -> int:
-        """Runs to the last step, from the newest checkpoint in the folder.
-
-        Args:
-            workdir: the run's folder; created if there is none.
-            allow_changed: what may differ from the run in the folder; see `Workdir`.
-            take_over: whether to take the folder from a holder on a host that is gone.
-            until: stop after this step as after a signal; None for the last step.
-            observe: called after every block of steps with its last step, its batches and the
-                state after it.
-            began: the `time.perf_counter()` at which the process started, for the log.
-            summarize: whether to write summary.json at the end.
-            profile: profiles some of the steps; None for no profile.
-
-        Returns:
-            The exit code: 0 done, 1 failed or rows of metrics lost, 75 stopped after a checkpoint.
-
-        Raises:
-            ConfigError: the config does not fit the program; see `plan.make_plan`.
-            UserError: the folder holds another run or other files, has made more steps than this
-                config asks for, has a checkpoint that does not fit the program, or cannot be
-                written; or the run does not make the steps of the profile.
-        """
+        """Runs from the newest checkpoint to the last step; returns the exit code."""
+        # It is 0 if done, 1 if failed or rows of metrics are lost, 75 if stopped after a
+        # checkpoint. `began` is a `time.perf_counter()`. Raises ConfigError as `plan.make_plan`,
+        # and UserError if the folder does not fit the run or cannot be written, or the run does not
+        # make the profile's steps.
         self._profile = profile
         # Several processes stop together, at their first synchronization.
         if self.signals.received and jax.process_count() == 1:

@@ -242,8 +242,8 @@ def located(sources: Mapping[str, Source], key: str, text: str) -> CannotBegin:
 
 def recorded_start(folder: Path) -> dict[str, Any]:
     """Returns what run.json has of the warm start of a run, or trial; {} if it had none."""
-    # That is "warm_starts", how many of them led to it, and "began_from", the `source` of each of
-    # its wave. Raises UserError if run.json is damaged.
+    # "warm_starts" is how many warm starts led to it, and "began_from" a list with its `source`, or
+    # with those of all trials of its wave. Raises UserError if run.json is damaged.
     record = read_record(folder / "run.json") or {"lineage": []}
     names = ("warm_starts", "began_from")
     return {name: entry[name] for entry in record["lineage"] for name in names if name in entry}

@@ -298,20 +298,11 @@ class WorkdirTakenOver(RuntimeError):
 
 
 class WorkdirLock:
-    """Reserves a workdir for this process, from construction to `close`.
+    """Reserves a workdir for this process until `close`; raises UserError if another has it."""
 
-    Args:
-        directory: the workdir.
-        take_over: whether to take the lock from a holder on a host that is gone.
-        beat: whether this process counts up in the file of the lock, so that others see that it
-            lives, also on another machine to which the file system does not show the lock.
-
-    Raises:
-        UserError: another process has the lock.
-
-    Attributes:
-        epoch: the number of this holder, greater than those of all earlier ones.
-    """
+    # With `beat` this process counts up in the file of the lock, so that others see that it lives,
+    # also on another machine to which the file system does not show the lock. `epoch` is greater
+    # than those of all earlier holders.
 
     def __init__(
         self, directory: str | os.PathLike[str], *, take_over: bool = False, beat: bool = False
@@ -342,14 +333,9 @@ class WorkdirLock:
         return self._descriptor is not None
 
     def check_fence(self) -> None:
-        """Checks that this process still holds the workdir.
-
-        Called just before anything is written or renamed there.
-
-        Raises:
-            WorkdirTakenOver: another process has taken the workdir over, or the workdir was removed
-                or closed.
-        """
+        """Raises WorkdirTakenOver if this process does not hold the workdir any more."""
+        # Called just before anything is written or renamed there. Also raised if the workdir was
+        # removed or closed.
         if self._descriptor is None:
             raise WorkdirTakenOver(f"The workdir {self.directory} was closed by this process.")
         if _read_epoch(self._epoch_path) != (self.epoch, self._word):
@@ -416,10 +402,8 @@ class WorkdirLock:
                 )
 
     def _replace(self, descriptor: int) -> None:
-        """Replaces the lock file by a new one, for a lock that will never be released.
-
-        A forked child may keep the lock of a process that died.
-        """
+        """Replaces the lock file by a new one, for a lock that will never be released."""
+        # A forked child may keep the lock of a process that died.
         if _same_file(descriptor, self.path):
             replace_file(self.path, b"")
 

@@ -52,18 +52,9 @@ class _Record(TypedDict):
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads a run.json.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        The record, as `trainer.workdir.record.begin` returned it; None if there is no file.
-
-    Raises:
-        DamagedFile: the file is damaged, or of another format.
-        OSError: the disk cannot be read.
-    """
+    """Reads a run.json, as `workdir.record.begin` returned it; None if there is no file."""
+    # Raises DamagedFile if it is damaged or of another format, and OSError if the disk cannot be
+    # read.
     try:
         record = read_json(path, _Record, _ADVICE)
     except FileNotFoundError:
