@@ -142,6 +142,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.long
 @short.parametrize("kept", ["schedule_free", "lookahead", "ema_nesterov", "weight_ema"])
 def test_the_averages_of_an_optimizer_are_exported(lab, kept, tmp_path):
     more = "experiment.ema_decay = None\n"

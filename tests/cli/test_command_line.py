@@ -794,6 +794,7 @@ def test_every_command_takes_a_vocabulary_also_from_the_variable(tmp_path, capsy
     assert run(tmp_path, text, command="config")[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 def test_the_config_of_a_run_says_which_packages_it_needs(tmp_path, capsys):
     config = runs.write_config(tmp_path, runs.CONFIG)

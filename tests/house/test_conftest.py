@@ -102,6 +102,7 @@ def test_the_last_line_counts_the_long_tests_that_were_left_out(processes: str) 
     assert last.startswith("2 long tests were left out: `make test_all` runs all tests")
 
 
+@pytest.mark.long
 @short.parametrize("processes", ["0", "2"])
 def test_no_test_begins_after_the_time_that_is_given(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_times.py").write_text(

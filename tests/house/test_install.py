@@ -167,6 +167,7 @@ def test_the_wheel_prints_help_in_another_folder(elsewhere: Path) -> None:
     assert _run(elsewhere.with_name("lockstep"), "--help", cwd=cwd).stdout == asked.stdout
 
 
+@pytest.mark.long
 def test_the_wheel_trains_from_another_folder(elsewhere: Path, tmp_path: Path) -> None:
     config = ROOT / "configs" / "muon_vit.gin"
     workdir = tmp_path / "run"

@@ -181,7 +181,7 @@ LOCKSTEP = [
 ]
 
 
-@pytest.mark.parametrize("words", LOCKSTEP)
+@short.parametrize("words", LOCKSTEP)
 def test_the_command_executes_no_file_of_the_current_folder(beside: Path, words: list[str]):
     for more in ([], ["--vocabulary=of_here"]):
         done = lockstep(beside, *words, *more)
@@ -201,6 +201,7 @@ def test_workers_on_other_machines_are_started_so_too(monkeypatch: pytest.Monkey
         assert ("-P" in words) == bool(safe) and "--vocabulary=of_here" in words
 
 
+@pytest.mark.long
 def test_processes_of_the_library_search_the_current_folder_only_for_a_vocabulary(
     beside: Path, monkeypatch: pytest.MonkeyPatch
 ):

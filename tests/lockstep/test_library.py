@@ -412,6 +412,7 @@ def test_a_model_whose_code_was_edited_is_not_evaluated_in_silence(tmp_path: Pat
     assert "a was computed with another content of net_of_mine.py" in lines[3]
 
 
+@pytest.mark.long
 @short.parametrize("way", ["config", "text", "variable"])
 def test_all_functions_take_the_vocabulary_and_the_file_of_a_config(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

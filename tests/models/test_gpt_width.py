@@ -151,6 +151,7 @@ def warnings_of(optimizer: optim.Optimizer, width: int = 256, **more: Any) -> li
     return width_warnings(optimizer, params, model.width_scaling)
 
 
+@pytest.mark.long
 @short.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
 def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool):
     def warned(recipe: Any, scaling: float | None, match: str = "block.*kernel") -> str:

@@ -87,6 +87,7 @@ def start_of(dtypes):
     return {name: jnp.full(6, 2.0, dtype) for name, dtype in dtypes.items()}
 
 
+@pytest.mark.long
 @short.parametrize("dtypes", list(STARTS))
 @short.parametrize("search", list(SEARCHES))
 def test_case_1_line_searches_keep_their_state(search, dtypes, compilations):

@@ -128,6 +128,7 @@ def test_optaxs_schedule_free_evaluation_reads_the_state_of_an_optimizer():
         optax.contrib.schedule_free_eval_params(two.tx.init(params), params)
 
 
+@pytest.mark.long
 def test_a_selection_of_optaxs_own_tests_passes():
     # Every factory once, and the properties that a wrapper would be the first to break.
     ran, _, failed, passed = optax_suite.run(

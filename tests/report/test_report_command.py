@@ -134,6 +134,7 @@ def p_values(folder: Path, name: str = "report") -> list[str]:
         return [row["p"] for row in csv.DictReader(file) if row.get("p")]
 
 
+@pytest.mark.long
 @short.parametrize("ledger", [True, False])
 def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, ledger):
     """Halving one number in summary.json turned the verdict around, with its rows beside it."""

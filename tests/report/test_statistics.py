@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests import short
 from tests.runs import ROOT
 from trainer.report.statistics import (
     Estimate,
@@ -332,7 +333,7 @@ def test_the_n_that_would_decide() -> None:
     assert needed_unpaired(a, a, 0.0) is None and needed_unpaired(a, [1.0], 0.5) is None
 
 
-@pytest.mark.parametrize("n", [5, 8, 16])
+@short.parametrize("n", [5, 8, 16])
 def test_the_range_of_the_n_that_would_decide_covers_it_in_four_of_five_samples(n) -> None:
     """And of heavy-tailed differences in fewer, as the docstring says."""
     rng = np.random.default_rng(n)

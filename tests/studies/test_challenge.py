@@ -200,6 +200,7 @@ def test_rows_that_were_edited_are_found(race, another, tmp_path):
     assert entry.steps is None and "files of the sweep disagree" in entry.offences[0]
 
 
+@pytest.mark.long
 def test_an_entry_may_lack_a_group_of_the_baseline(another, tmp_path, capsys):
     adamw = "optimizer: !optax.adamw {learning_rate: 0.01}"
     rest = f"rest: !optim.group {{match: .*, {adamw}}}"

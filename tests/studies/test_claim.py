@@ -206,6 +206,7 @@ def test_a_check_records_by_what_it_drew(copied):
     assert f"Drawn by the claim with the SHA-256 {own} and by the public number 07-19-22," in text
 
 
+@pytest.mark.long
 def test_no_logger_of_the_config_runs_while_a_run_is_computed_again(tmp_path, monkeypatch):
     """It would log with the account of who checks, or fail where its package is missing."""
     (tmp_path / "base.yaml").write_text(

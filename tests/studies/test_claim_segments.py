@@ -276,6 +276,7 @@ def test_nothing_but_the_files_of_a_state_is_copied(copied, tmp_path):
         _claim_anew(copied)
 
 
+@pytest.mark.long
 def test_a_run_without_its_states_is_one_segment(copied, capsys):
     """They take more space than all else, and may be removed at any time, such as to publish it."""
     for name in (RUN, *OTHER):

@@ -202,6 +202,7 @@ def test_one_program_serves_a_hundred_trials(tmp_path, monkeypatch):
     assert len(compiled) == 1
 
 
+@pytest.mark.long
 def test_arms_of_one_program_share_it_and_keep_their_own_values(tmp_path):
     more = """
 arms:
@@ -370,6 +371,7 @@ def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tm
     assert "base/0000/1: ValueError: a pixel is marked (tests/lab/unruly/" in page
 
 
+@pytest.mark.long
 def test_runs_of_winners_that_failed_are_no_result_until_they_are_computed_again(
     tmp_path, capsys, monkeypatch
 ):
@@ -437,6 +439,7 @@ def test_winners_are_chosen_again_after_trials_that_failed(tmp_path, capsys, mon
     )
 
 
+@pytest.mark.long
 def test_a_result_that_was_removed_and_computed_again_is_named(tmp_path, capsys):
     """Or else somebody removes a run until its result is a better one."""
     file = write_sweep(tmp_path, trials=1)

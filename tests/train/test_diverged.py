@@ -41,6 +41,7 @@ def events(folder: Path) -> list[int]:
 # Steps that are skipped.
 
 
+@pytest.mark.long
 def test_ten_skipped_steps_in_a_row_end_a_run_as_diverged(tmp_path, monkeypatch, capfd):
     """Batch 6 is that of step 7, so that step 16 is the tenth in a row."""
     config = skipping(tmp_path, range(6, 50))
@@ -113,6 +114,7 @@ def test_a_continuation_counts_the_skipped_steps_of_the_other_run(tmp_path):
     assert ended(other / "skipping") == ("diverged", 1, 19)
 
 
+@pytest.mark.long
 @short.parametrize("more", ["", "vmap: 3"])
 def test_a_trial_ends_at_the_step_at_which_it_ends_alone(tmp_path, capsys, more):
     """SGD at 1e30 leaves finite parameters whose next loss is not finite, and so are all later."""

@@ -150,6 +150,7 @@ def test_a_stop_between_two_checks_does_not_save_parameters_that_are_not_finite(
     assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
 
 
+@pytest.mark.long
 def test_replay_finds_the_step_that_overflowed_before_the_one_that_was_noticed(tmp_path, capfd):
     rare = "".join(f"experiment.{name} = 20\n" for name in ("log_every", "eval_every"))
     halted(tmp_path, tmp_path / "run", f"{OVERFLOW}{rare}experiment.save_every = 6\n")

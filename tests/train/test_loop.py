@@ -210,6 +210,7 @@ DYING = """
 """
 
 
+@pytest.mark.long
 @short.parametrize(
     "moment",
     [
