@@ -9,14 +9,18 @@ the trials that a reader selects.
 import itertools
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from trainer.report.wording import p_text
 
 Cell = str | int | float | None
+# "number" has four significant digits; "p" is a p value; "share" is a fraction of 1, written in
+# percent; "code" is a path or command
+Kind = Literal["text", "integer", "number", "p", "share", "seconds", "code"]
 _MOST_LABELS = 5  # labels that a legend explains
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,11 @@ class Column:
 
     name: str  # in CSV: lower case, without spaces, such as "steps_to_target"
     title: str  # what readers see, such as "steps to target"
-    # "number" has four significant digits; "p" is a p value; "share" is a fraction of 1, written
-    # in percent; "code" is a path or command
-    kind: Literal["text", "integer", "number", "p", "share", "seconds", "code"] = "text"
+    kind: Kind = "text"
     only_csv: bool = False  # because a reader could not read so many
+
+
+Columns = dict[Column, Callable[[_Record], Cell]]  # each with its cell of a record
 
 
 @dataclass(frozen=True)
@@ -41,26 +46,41 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]  # as many cells as columns; None for what does not exist
     note: str = ""  # sentences below the table
 
-    def shown(self) -> "Table":
-        """Returns the table without the columns that are in CSV only."""
-        kept = [index for index, column in enumerate(self.columns) if not column.only_csv]
-        return self.only(kept)
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        records: Iterable[_Record],
+        columns: Columns[_Record],
+        note: str = "",
+    ) -> "Table":
+        """Makes a table with a row for each record."""
+        rows = tuple(tuple(cell(record) for cell in columns.values()) for record in records)
+        return cls(name, title, tuple(columns), rows, note)
+
+    @property
+    def by_column(self) -> list[tuple[Column, list[Cell]]]:
+        """The columns, each with its cells."""
+        return [(column, [row[i] for row in self.rows]) for i, column in enumerate(self.columns)]
+
+    def cells(self, name: str) -> list[Cell]:
+        """Returns the cells of the column with a name."""
+        return next(cells for column, cells in self.by_column if column.name == name)
 
     def compact(self, keep: Collection[str] = ()) -> "Table":
         """Returns the table without columns that are None in all rows, except those in `keep`."""
-        kept = [
-            index
-            for index in range(len(self.columns))
-            if not self.rows
-            or self.columns[index].name in keep
-            or any(row[index] is not None for row in self.rows)
-        ]
-        return self.only(kept)
+        return self.only(
+            lambda column, cells: (
+                not cells or column.name in keep or any(cell is not None for cell in cells)
+            )
+        )
 
-    def only(self, kept: Sequence[int]) -> "Table":
-        """Returns the table with the columns of some indices only."""
-        columns = tuple(self.columns[index] for index in kept)
-        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+    def only(self, kept: Callable[[Column, list[Cell]], bool]) -> "Table":
+        """Returns the table with some of its columns, decided by them and their cells."""
+        kept_at = [i for i, each in enumerate(self.by_column) if kept(*each)]
+        columns = tuple(self.columns[i] for i in kept_at)
+        rows = tuple(tuple(row[i] for i in kept_at) for row in self.rows)
         return replace(self, columns=columns, rows=rows)
 
 
@@ -189,7 +209,10 @@ class Report:
 
     def shown(self) -> "Report":
         """Returns the report without the columns that are in CSV only."""
-        trials = tuple(replace(each, table=each.table.shown()) for each in self.trials)
+        trials = tuple(
+            replace(each, table=each.table.only(lambda column, _: not column.only_csv))
+            for each in self.trials
+        )
         return replace(self, trials=trials)
 
     @property
@@ -217,12 +240,15 @@ def column_name(text: str, taken: Collection[str] = ()) -> str:
     return next(each for each in names if each not in taken)
 
 
-def column_names(texts: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """Returns different names of columns for texts, none among `taken`; see `column_name`."""
-    names: list[str] = []
-    for text in texts:
-        names.append(column_name(text, {*taken, *names}))
-    return names
+def columns_of(
+    titles: Iterable[str], taken: Collection[str], kind: Kind = "text", only_csv: bool = False
+) -> list[Column]:
+    """Returns columns with these titles and different names, none among `taken`."""
+    columns: list[Column] = []
+    for title in titles:
+        name = column_name(title, {*taken, *(column.name for column in columns)})
+        columns.append(Column(name, title, kind, only_csv))
+    return columns
 
 
 def text_of(kind: str, value: Cell) -> str:
@@ -232,7 +258,7 @@ def text_of(kind: str, value: Cell) -> str:
     if isinstance(value, str):
         return value
     if not math.isfinite(value):
-        return _words(value)
+        return "not a number" if value != value else "∞" if value > 0 else "−∞"
     if kind == "p":
         return p_text(value)
     if kind == "share":
@@ -240,16 +266,13 @@ def text_of(kind: str, value: Cell) -> str:
     if kind == "integer":
         return f"{value:,.0f}"
     if kind == "seconds":
-        return _seconds(value)
+        if value < 120:
+            return f"{value:.3g} s"
+        return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
     value += 0.0  # turns -0 into 0
     return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
 
 
-def _words(value: float) -> str:
-    return "not a number" if value != value else "∞" if value > 0 else "−∞"
-
-
-def _seconds(value: float) -> str:
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+def finite(value: float) -> float | None:
+    """Returns a number as a cell, None if it is not finite."""
+    return value if math.isfinite(value) else None

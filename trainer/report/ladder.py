@@ -95,9 +95,24 @@ class Speedup:
         return {name: found.count(name) for name in ("least", "most")}  # type: ignore[arg-type]
 
     @property
+    def missing(self) -> int:
+        """How many chains have no value."""
+        return self.chains - len(self.matches)
+
+    @property
     def exact(self) -> bool:
         """Whether every chain has a speed-up that was interpolated."""
-        return len(self.matches) == self.chains and not any(self.bounds.values())
+        return not self.missing and not any(self.bounds.values())
+
+    @property
+    def mean(self) -> tuple[float | None, float | None, float | None]:
+        """The geometric mean over the chains and its interval; None where there is none."""
+        if self.estimate is None or self.missing:
+            return None, None, None
+        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
+        if low is None or high is None:
+            return math.exp(value), None, None
+        return math.exp(value), math.exp(low), math.exp(high)
 
 
 @dataclass(frozen=True)
@@ -117,8 +132,7 @@ class Regret:
 
     arm: str
     rung: str
-    estimate: Estimate  # the mean difference, above 0 if the rule is worse
-    chains: int  # how many chains it is over
+    estimate: Estimate  # the mean difference over chains, above 0 if the rule is worse
 
 
 class BestRate(NamedTuple):
@@ -147,12 +161,10 @@ class Climb:
         self.again = {_label(each): each for each in again}
         self.goal = workloads[0].goal
         self._all = workloads
-
-    @property
-    def others(self) -> list[str]:
-        """The arms that are compared with the baseline; none without a baseline."""
-        baseline = self.planned.baseline
-        return [] if baseline is None else [a for a in self.rungs[0].arms if a != baseline]
+        lowest, baseline = self.rungs[0], planned.baseline
+        self.unit, self.chains = lowest.unit, lowest.units  # what a chain is, and their numbers
+        # the arms that are compared with the baseline; none without a baseline
+        self.others = [arm for arm in lowest.arms if baseline not in (None, arm)]
 
     @cached_property
     def why_not_judged(self) -> str:
@@ -169,16 +181,6 @@ class Climb:
             if why := reason_not_to_judge(each):
                 return why
         return ""
-
-    @property
-    def unit(self) -> str:
-        """What a chain is: "search" or "seed"."""
-        return "search" if self.rungs[0].searches > 1 else "seed"
-
-    @property
-    def chains(self) -> tuple[int, ...]:
-        """The numbers of the chains."""
-        return self.rungs[0].units
 
     def factor_of(self, rung: str) -> float:
         """Returns the size of a rung over that of the lowest."""
@@ -228,29 +230,24 @@ class Climb:
         curves: Sequence[Mapping[int, float]],
     ) -> dict[int, Match]:
         """Returns chain -> the logarithm of the speed-up on a rung, with its bound."""
-        own, log_cost = workload.units_of(arm), math.log(self.costs_of(workload, arm))
-        found = {}
-        for chain, value in own.items():
-            if not all(chain in curve for curve in curves):
-                continue
-            values = [curve[chain] for curve in curves]
-            at = match(costs, values, value, self.goal.sign)
-            if at is not None:
-                found[chain] = Match(at.log_cost - log_cost, at.bound)
+        log_cost, found = math.log(self.costs_of(workload, arm)), {}
+        for chain, value in workload.units_of(arm).items():
+            if all(chain in curve for curve in curves):
+                at = match(costs, [curve[chain] for curve in curves], value, self.goal.sign)
+                if at is not None:
+                    found[chain] = Match(at.log_cost - log_cost, at.bound)
         return found
 
     def _speedup(
         self, arm: str, workload: Workload, matches: Mapping[int, Match], confidence: float
     ) -> Speedup:
         logs = [each.log_cost for each in matches.values()]
+        estimate = mean_interval(logs, confidence) if logs else None
         rung, chains = workload.rung, len(self.chains)
-        found = Speedup(arm, rung, self.factor_of(rung), matches, chains, None)
-        if not logs:
+        found = Speedup(arm, rung, self.factor_of(rung), matches, chains, estimate)
+        if estimate is None or found.exact:
             return found
-        estimate = mean_interval(logs, confidence)
-        if not found.exact:
-            estimate = replace(estimate, low=None, high=None)
-        return replace(found, estimate=estimate)
+        return replace(found, estimate=replace(estimate, low=None, high=None))
 
     def trend(self, arm: str) -> Trend:
         """Returns how the speed-up of an arm changes: its power of the size of the rung."""
@@ -283,10 +280,7 @@ class Climb:
                 if differences:
                     found.append((arm, rung, differences))
         confidence = 1 - LEVEL / max(1, len(found))
-        return [
-            Regret(arm, rung, mean_interval(values, confidence), len(values))
-            for arm, rung, values in found
-        ]
+        return [Regret(arm, rung, mean_interval(each, confidence)) for arm, rung, each in found]
 
     @cached_property
     def best_rates(self) -> list[BestRate]:

@@ -239,6 +239,16 @@ class Workload:
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 
     @property
+    def unit(self) -> str:
+        """What is compared in pairs: "search" or "seed"."""
+        return "search" if self.searches > 1 else "seed"
+
+    @property
+    def unit_plural(self) -> str:
+        """The word for several units: "searches" or "seeds"."""
+        return "searches" if self.searches > 1 else "seeds"
+
+    @property
     def cut_short(self) -> list[str]:
         """The arms of which a trial was stopped at a cut, or may be."""
         early = {run.arm for run in self.trials if run.end in ("pruned", MISSING.end)}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import plural
 from trainer.report import statistics
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Standing, standings
 from trainer.report.results import Workload
 from trainer.report.wording import joined, shown
@@ -17,87 +17,75 @@ def arms_block(workload: Workload, prefix: str) -> Block:
     warnings = list(_warnings(workload, ordered))
     if not ordered:
         return Block(text=("No run that can be compared has ended.",), warnings=tuple(warnings))
-    rows = []
-    for each in ordered:
-        selected = workload.values_of(each.arm, goal.selected)
-        mean = statistics.mean_interval(list(selected.values())) if selected else None
-        finite = [v for v in each.values.values() if math.isfinite(v)]
-        estimate = each.mean
-        rows.append(
-            (
-                each.arm,
-                workload.winners.get((each.arm, 0)) if workload.searches == 1 else None,
-                len(each.values),
-                each.valueless,
-                estimate.value if math.isfinite(estimate.value) else None,
-                estimate.low,
-                estimate.high,
-                estimate.deviation,
-                statistics.iqm(finite) if finite else None,
-                mean.value if mean else None,
-            )
-        )
-    units = "searches" if workload.searches > 1 else "seeds"
-    columns = (
-        Column("arm", "arm"),
-        Column("trial", "trial", "integer"),
-        Column("units", units, "integer"),
-        Column("without_value", "without value", "integer"),
-        Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
-        Column("low", "95% from", "number"),
-        Column("high", "to", "number"),
-        Column("deviation", "standard deviation", "number"),
-        Column("iqm", "interquartile mean", "number"),
-        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"),
-    )
-    table = Table(
-        f"{prefix}arms", f"{goal.words.capitalize()}, by arm", columns, tuple(rows)
-    ).compact()
-    tables = (table, *([_searches(workload, prefix)] if workload.searches > 1 else []))
-    return Block(
-        warnings=tuple(warnings),
-        figures=(_arms_figure(workload, ordered, prefix),),
-        tables=tables,
-    )
+    several = workload.searches > 1
+    winners = {} if several else workload.winners
+    reported = f"mean {goal.metric}, {goal.report_on}"
+
+    def iqm(each: Standing) -> float | None:
+        known = [v for v in each.values.values() if math.isfinite(v)]
+        return statistics.iqm(known) if known else None
+
+    def selected(each: Standing) -> float | None:
+        values = list(workload.values_of(each.arm, goal.selected).values())
+        return statistics.mean_interval(values).value if values else None
+
+    columns: Columns[Standing] = {
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("trial", "trial", "integer"): lambda r: winners.get((r.arm, 0)),
+        Column("units", workload.unit_plural, "integer"): lambda r: len(r.values),
+        Column("without_value", "without value", "integer"): lambda r: r.valueless,
+        Column("mean", reported, "number"): lambda r: finite(r.mean.value),
+        Column("low", "95% from", "number"): lambda r: r.mean.low,
+        Column("high", "to", "number"): lambda r: r.mean.high,
+        Column("deviation", "standard deviation", "number"): lambda r: r.mean.deviation,
+        Column("iqm", "interquartile mean", "number"): iqm,
+        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"): selected,
+    }
+    title = f"{goal.words.capitalize()}, by arm"
+    table = Table.of(f"{prefix}arms", title, ordered, columns).compact()
+    tables = (table, *([_searches(workload, prefix)] if several else []))
+    figures = (_arms_figure(workload, ordered, prefix),)
+    return Block(warnings=tuple(warnings), figures=figures, tables=tables)
 
 
 def _searches(workload: Workload, prefix: str) -> Table:
     """Returns the table of the winner of each search, with its results."""
     goal = workload.goal
-    rows: list[tuple[Cell, ...]] = []
-    for arm in workload.arms:
-        reported = workload.units_of(arm)
-        for search in range(workload.searches):
-            runs = [run for run in workload.finals_of(arm) if run.search == search]
-            selected = [run.value(goal.selected) for run in runs]
-            known = [value for value in selected if value is not None]
-            mean = math.fsum(known) / len(known) if known and len(known) == len(runs) else None
-            value = reported.get(search)
-            finite = value if value is not None and math.isfinite(value) else None
-            winner = workload.winners.get((arm, search))
-            rows.append((arm, search, winner, len(runs), finite, mean))
-    columns = (
-        Column("arm", "arm"),
-        Column("search", "search", "integer"),
-        Column("trial", "best trial", "integer"),
-        Column("seeds", "final seeds", "integer"),
-        Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
-        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"),
-    )
-    return Table(f"{prefix}searches", "The winner of each search", columns, tuple(rows)).compact()
+    reported = f"mean {goal.metric}, {goal.report_on}"
+    runs = {
+        (arm, search): [run for run in workload.finals_of(arm) if run.search == search]
+        for arm in workload.arms
+        for search in range(workload.searches)
+    }
+
+    def selected(r: tuple[str, int]) -> float | None:
+        values = [run.value(goal.selected) for run in runs[r]]
+        known = [value for value in values if value is not None]
+        return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+    columns: Columns[tuple[str, int]] = {
+        Column("arm", "arm"): lambda r: r[0],
+        Column("search", "search", "integer"): lambda r: r[1],
+        Column("trial", "best trial", "integer"): lambda r: workload.winners.get(r),
+        Column("seeds", "final seeds", "integer"): lambda r: len(runs[r]),
+        Column("mean", reported, "number"): lambda r: finite(
+            workload.units_of(r[0]).get(r[1], math.nan)
+        ),
+        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"): selected,
+    }
+    return Table.of(f"{prefix}searches", "The winner of each search", runs, columns).compact()
 
 
 def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
-    what = "search" if workload.searches > 1 else "seed"
     for each in ordered:
         if each.valueless:
             yield (
-                f"{each.arm} has {plural(each.valueless, f'compared {what}')} of"
+                f"{each.arm} has {plural(each.valueless, f'compared {workload.unit}')} of"
                 f" {len(each.values)} without a finite value, so that it has no mean. Pairs with it"
                 f" are decided by counting which arm is better in more of them, from six on."
             )
         elif len(each.values) == 1:
-            yield f"{each.arm} has one {what}, so that there is no interval for it."
+            yield f"{each.arm} has one {workload.unit}, so that there is no interval for it."
     absent = [arm for arm in workload.arms if arm not in {each.arm for each in ordered}]
     if absent and ordered:
         yield f"No compared run of {joined(absent)} has ended."
@@ -115,19 +103,15 @@ def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
 
 
 def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -> Figure:
-    series, rows = [], []
+    series = []
     runs = {(run.arm, workload.unit_of(run)): run.name for run in reversed(workload.finals)}
     what = "search" if workload.searches > 1 else "run"
     for index, each in enumerate(ordered):
-        finite = {seed: v for seed, v in each.values.items() if math.isfinite(v)}
+        known = {seed: v for seed, v in each.values.items() if math.isfinite(v)}
         # Draw points beside the interval and side by side, so that each can be seen.
-        spread = [0.12 + 0.22 * i / max(1, len(finite) - 1) for i in range(len(finite))]
-        names = tuple(runs[each.arm, seed] for seed in finite)
-        series.append(
-            Series(
-                "points", each.arm, [index + x for x in spread], list(finite.values()), trials=names
-            )
-        )
+        x = [index + (0.12 + 0.22 * i / max(1, len(known) - 1)) for i in range(len(known))]
+        names = tuple(runs[each.arm, seed] for seed in known)
+        series.append(Series("points", each.arm, x, list(known.values()), trials=names))
         mean = each.mean
         if mean.low is not None and mean.high is not None:
             label = "95% interval of the mean"
@@ -135,7 +119,6 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             series.append(Series("interval", each.arm, [index], low, high, label=label))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
-        rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
     best = ordered[0]
     ends = f"; {best.arm} has the best mean, {shown(best.mean.value)}" if not best.valueless else ""
     return Figure(
@@ -153,9 +136,9 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             f"Every compared {what}",
             (
                 Column("arm", "arm"),
-                Column("unit", "search" if workload.searches > 1 else "seed"),
+                Column("unit", workload.unit),
                 Column("value", workload.goal.metric, "number"),
             ),
-            tuple(rows),
+            tuple((each.arm, str(unit), v) for each in ordered for unit, v in each.values.items()),
         ),
     )

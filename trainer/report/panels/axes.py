@@ -1,11 +1,12 @@
 """The panel with a plot for each axis of the search spaces."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import number_of, spans_decades
 
@@ -28,68 +29,61 @@ def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Blo
     return Block(text=tuple(text), figures=tuple(figures))
 
 
+class _Point(NamedTuple):
+    """A trial on an axis."""
+
+    run: Result
+    x: Tree
+    goal: float
+
+
 def _figure(workload: Workload, paths: Collection[str], name: str, stem: str) -> Figure | None:
     goal = workload.goal
-    runs: list[tuple[Result, float]] = []
-    values: list[Tree] = []
+    points: list[_Point] = []
     for run in workload.trials:
         path = next((path for path in run.values if path in paths), None)
         value = run.value(goal.selected)
         if path is not None and value is not None:
-            runs.append((run, value))
-            values.append(run.values[path])
-    if not runs:
+            points.append(_Point(run, run.values[path], value))
+    if not points:
         return None
-    numbers = [number_of(value) for value in values]
+    numbers = [number_of(point.x) for point in points]
     categories: tuple[str, ...] = ()
     if None in numbers:
-        categories = tuple(dict.fromkeys(_text(value) for value in values))
-        places = {text: float(index) for index, text in enumerate(categories)}
-        numbers = [places[_text(value)] for value in values]
+        categories = tuple(dict.fromkeys(_text(point.x) for point in points))
+        numbers = [float(categories.index(_text(point.x))) for point in points]
     at: list[float] = [x for x in numbers if x is not None]
-    log = not categories and spans_decades(at)
     series = []
     for arm in workload.arms:
-        of_arm = [(x, v, run) for x, (run, v) in zip(at, runs, strict=True) if run.arm == arm]
+        of_arm = [
+            (x, each.goal, each.run.name)
+            for x, each in zip(at, points, strict=True)
+            if each.run.arm == arm
+        ]
         if of_arm:
-            xs, ys, found = zip(*of_arm, strict=True)
-            series.append(
-                Series("points", arm, xs, ys, label=arm, trials=tuple(r.name for r in found))
-            )
-    index = min(range(len(runs)), key=lambda i: goal.sign * runs[i][1])
-    best, value = runs[index]
+            xs, ys, trials = zip(*of_arm, strict=True)
+            series.append(Series("points", arm, xs, ys, label=arm, trials=trials))
+    columns: Columns[_Point] = {
+        Column("trial", "trial"): lambda r: r.run.name,
+        Column("arm", "arm"): lambda r: r.run.arm,
+        Column("value", name, "text" if categories else "number"): lambda r: (
+            _text(r.x) if categories else number_of(r.x)
+        ),
+        Column("goal", goal.metric, "number"): lambda r: r.goal,
+    }
+    best = min(points, key=lambda point: goal.sign * point.goal)
     return Figure(
         name=stem,
         title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
         description=(
-            f"Every trial by its {name}; the best, {best.name}, has {_text(values[index])} and"
-            f" reaches {value:.4g}."
+            f"Every trial by its {name}; the best, {best.run.name}, has {_text(best.x)} and"
+            f" reaches {best.goal:.4g}."
         ),
-        x=Axis(name, log=log, labels=categories),
-        y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(v for _, v in runs)),
+        x=Axis(name, log=not categories and spans_decades(at), labels=categories),
+        y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(p.goal for p in points)),
         series=tuple(series),
-        table=_table(stem, name, goal.metric, runs, values),
+        table=Table.of(stem, f"Trials by {name}", points, columns),
     )
-
-
-def _table(
-    stem: str,
-    name: str,
-    metric: str,
-    runs: Sequence[tuple[Result, float]],
-    values: Sequence[Tree],
-) -> Table:
-    numeric = all(number_of(value) is not None for value in values)
-    rows: list[tuple[Cell, ...]] = []
-    for (run, value), x in zip(runs, values, strict=True):
-        rows.append((run.name, run.arm, number_of(x) if numeric else _text(x), value))
-    columns = (
-        Column("trial", "trial"),
-        Column("arm", "arm"),
-        Column("value", name, "number" if numeric else "text"),
-        Column("goal", metric, "number"),
-    )
-    return Table(stem, f"Trials by {name}", columns, tuple(rows))
 
 
 def _text(value: Tree) -> str:

@@ -1,13 +1,15 @@
 """What each arm cost, what was searched, and what was known at each revision."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from trainer.messages import plural
-from trainer.report.document import Block, Cell, Column, Table
-from trainer.report.results import Result, Workload
+from trainer.report.document import Block, Cell, Column, Columns, Table
+from trainer.report.results import Result, Revision, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
+from trainer.sweep.tuned import Tuning
 
 
 def cost_block(workload: Workload, prefix: str) -> Block:
@@ -23,63 +25,60 @@ def cost_block(workload: Workload, prefix: str) -> Block:
 
 
 def _costs(workload: Workload, prefix: str) -> Table:
-    columns = (
-        Column("arm", "arm"),
-        Column("runs", "runs"),
-        Column("count", "number", "integer"),
-        Column("done", "done", "integer"),
-        Column("diverged", "diverged", "integer"),
-        Column("failed", "failed", "integer"),
-        Column("pruned", "stopped early", "integer"),
-        Column("missing", "missing", "integer"),
-        Column("retried", "retried", "integer"),
-        Column("steps", "steps", "integer"),
-        Column("flops", "FLOPs", "number"),
-        Column("seconds", "training time", "seconds"),
-    )
-    rows = []
-    for what, runs in _runs(workload).items():
-        for arm in workload.arms:
-            of_arm = [run for run in runs if run.arm == arm]
-            if of_arm:
-                rows.append((arm, what, *_cost(of_arm)))
+    trials = {run.name for run in workload.trials}
+    purposes = {
+        "search": workload.trials,
+        "compared": [run for run in workload.finals if run.name not in trials],
+        "replaced": workload.replaced,
+    }
+    groups = [
+        _Runs(arm, purpose, of_arm)
+        for purpose, runs in purposes.items()
+        for arm in workload.arms
+        if (of_arm := [run for run in runs if run.arm == arm])
+    ]
+    columns: Columns[_Runs] = {
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("runs", "runs"): lambda r: r.purpose,
+        Column("count", "number", "integer"): lambda r: len(r.runs),
+        Column("done", "done", "integer"): lambda r: r.ended("done"),
+        Column("diverged", "diverged", "integer"): lambda r: r.ended("diverged"),
+        Column("failed", "failed", "integer"): lambda r: r.ended("failed"),
+        Column("pruned", "stopped early", "integer"): lambda r: r.ended("pruned") or None,
+        Column("missing", "missing", "integer"): lambda r: r.ended("missing"),
+        Column("retried", "retried", "integer"): lambda r: sum(run.retries > 0 for run in r.runs),
+        Column("steps", "steps", "integer"): lambda r: sum(run.updates for run in r.runs),
+        Column("flops", "FLOPs", "number"): lambda r: _sum(
+            None if run.flops is None else run.flops * run.updates for run in r.runs
+        ),
+        Column("seconds", "training time", "seconds"): lambda r: _sum(
+            run.summary.seconds for run in r.runs if run.end != "missing" or run.updates
+        ),
+    }
     note = (
         "Steps and FLOPs are those of runs that have ended or wait at a cut; a FLOP count is the"
         " compiler's for a step, evaluations left out. Retried runs were interrupted and resumed."
         " Training time is the sum over runs, without compilation and evaluation."
     )
-    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
+    return Table.of(f"{prefix}ledger", "What was computed", groups, columns, note).compact()
 
 
-def _runs(workload: Workload) -> dict[str, Sequence[Result]]:
-    """Returns all runs, by their purpose."""
-    compared = _apart(workload)
-    return {"search": workload.trials, "compared": compared, "replaced": workload.replaced}
+class _Runs(NamedTuple):
+    """The runs of an arm for one purpose."""
+
+    arm: str
+    purpose: str
+    runs: Sequence[Result]
+
+    def ended(self, end: str) -> int:
+        """Returns how many ended so."""
+        return sum(run.end == end for run in self.runs)
 
 
-def _apart(workload: Workload) -> list[Result]:
-    """Returns the compared runs that are not also trials of the search."""
-    names = {run.name for run in workload.trials}
-    return [run for run in workload.finals if run.name not in names]
-
-
-def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
-    ends = [run.end for run in runs]
-    steps = sum(run.updates for run in runs)
-    flops = [None if run.flops is None else run.flops * run.updates for run in runs]
-    seconds = [run.summary.seconds for run in runs if run.end != "missing" or run.updates]
-    return (
-        len(runs),
-        ends.count("done"),
-        ends.count("diverged"),
-        ends.count("failed"),
-        ends.count("pruned") or None,
-        ends.count("missing"),
-        sum(run.retries > 0 for run in runs),
-        steps,
-        None if None in flops else math.fsum(x for x in flops if x is not None),
-        None if None in seconds else math.fsum(x for x in seconds if x is not None),
-    )
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Returns a sum, None if a value is not known."""
+    found = list(values)
+    return None if None in found else math.fsum(x for x in found if x is not None)
 
 
 def _spaces(workload: Workload, prefix: str) -> Table:
@@ -88,7 +87,7 @@ def _spaces(workload: Workload, prefix: str) -> Table:
     several, many = workload.searches > 1, len(workload.revisions) > 1
     for arm, last in workload.spaces.items():
         first = [run for run in workload.trials_of(arm) if run.search == 0]
-        points, seeds = (len(set(x)) for x in ([r.number for r in first], [r.seed for r in first]))
+        points, seeds = len({run.number for run in first}), len({run.seed for run in first})
         parts = [(None, points, last)]
         if many:
             parts = [
@@ -113,34 +112,28 @@ def _spaces(workload: Workload, prefix: str) -> Table:
     note = (
         "Points are those that a revision of the plan added, over all searches of the arm, with the"
         " space which they are from."
-        if many
-        else ""
     )
-    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows), note).compact()
+    title = "What was searched"
+    return Table(f"{prefix}spaces", title, columns, tuple(rows), note if many else "").compact()
 
 
 def _tuned(workload: Workload, prefix: str) -> Table:
     """Returns how many hyperparameters each arm tunes, with how many trials for each."""
-    columns = (
-        Column("arm", "arm"),
-        Column("hyperparameters", "hyperparameters tuned", "integer"),
-        Column("searches", "searches", "integer"),
-        Column("trials", "trials of each search" if workload.searches > 1 else "trials", "integer"),
-        Column("trials_each", "trials for each hyperparameter", "number"),
-        Column("paths", "paths", "code"),
-    )
-    searches = workload.searches if workload.searches > 1 else None
-    rows = tuple(
-        (
-            arm,
-            each.count,
-            searches,
-            each.trials,
-            each.trials_each,
-            "; ".join(" = ".join(paths) for paths in each.hyperparameters) or None,
-        )
-        for arm, each in tunings(workload).items()
-    )
+    tuned, searches, trials = tunings(workload), None, "trials"
+    if workload.searches > 1:
+        searches, trials = workload.searches, "trials of each search"
+    columns: Columns[tuple[str, Tuning]] = {
+        Column("arm", "arm"): lambda r: r[0],
+        Column("hyperparameters", "hyperparameters tuned", "integer"): lambda r: r[1].count,
+        Column("searches", "searches", "integer"): lambda _: searches,
+        Column("trials", trials, "integer"): lambda r: r[1].trials,
+        Column("trials_each", "trials for each hyperparameter", "number"): lambda r: (
+            r[1].trials_each
+        ),
+        Column("paths", "paths", "code"): lambda r: (
+            "; ".join(" = ".join(paths) for paths in r[1].hyperparameters) or None
+        ),
+    }
     note = (
         "A hyperparameter is tuned if it has more than one value within a search. Paths that one"
         " entry of a space sets together, or that are equal in all trials, count once; so does an"
@@ -148,31 +141,26 @@ def _tuned(workload: Workload, prefix: str) -> Table:
         " is untuned in this sweep. Whether its values were tuned before is not known."
     )
     title = "How many hyperparameters each arm tuned"
-    return Table(f"{prefix}tuned", title, columns, rows, note).compact(["trials_each"])
+    made = Table.of(f"{prefix}tuned", title, tuned.items(), columns, note)
+    return made.compact(["trials_each"])
 
 
 def _revisions(workload: Workload, prefix: str) -> Table:
-    rows = tuple(
-        (
-            each.number,
-            joined([f"{arm} {count:,}" for arm, count in each.trials.items()]) or "none",
-            "; ".join(each.changes) or None,
-            each.known,
-            None if each.known is None else "yes" if each.winners_known else "no",
-            each.digest[:12],
-        )
-        for each in workload.revisions
-    )
-    columns = (
-        Column("revision", "revision", "integer"),
-        Column("added", "runs added"),
-        Column("changes", "also changed"),
-        Column("known", "results known before", "integer"),
-        Column("winners_known", "winners known"),
-        Column("digest", "hash of the plan", "code"),
-    )
+    columns: Columns[Revision] = {
+        Column("revision", "revision", "integer"): lambda r: r.number,
+        Column("added", "runs added"): lambda r: (
+            joined([f"{arm} {count:,}" for arm, count in r.trials.items()]) or "none"
+        ),
+        Column("changes", "also changed"): lambda r: "; ".join(r.changes) or None,
+        Column("known", "results known before", "integer"): lambda r: r.known,
+        Column("winners_known", "winners known"): lambda r: (
+            None if r.known is None else "yes" if r.winners_known else "no"
+        ),
+        Column("digest", "hash of the plan", "code"): lambda r: r.digest[:12],
+    }
     note = "A revision that was made after results were known may have been chosen because of them."
-    return Table(f"{prefix}revisions", "Revisions of the plan", columns, rows, note).compact()
+    title = "Revisions of the plan"
+    return Table.of(f"{prefix}revisions", title, workload.revisions, columns, note).compact()
 
 
 def _warnings(workload: Workload) -> list[str]:

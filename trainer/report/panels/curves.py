@@ -1,19 +1,19 @@
 """The panel of learning curves: winners in front, the other trials faint."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from trainer.messages import plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.plots import Line, Points, combine, describe_bands
-from trainer.report.results import Curve, Result, Workload
+from trainer.report.results import Curve, Workload
 from trainer.report.spaces import spans_decades
 
 
 def curves_block(workload: Workload, prefix: str) -> Block:
     """Returns the panel of learning curves, by step and by time."""
-    figures = [_figure(workload, prefix, clock=False), _figure(workload, prefix, clock=True)]
+    figures = [_figure(workload, prefix, clock) for clock in (False, True)]
     drawn = tuple(figure for figure in figures if figure is not None)
     if not drawn:
         row = workload.goal.selected
@@ -22,7 +22,17 @@ def curves_block(workload: Workload, prefix: str) -> Block:
 
 
 def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
-    faint = list(_trials(workload, clock))
+    compared = {run.name for run in workload.finals}
+    faint: list[Series] = []
+    for run in workload.trials:
+        if run.name in compared:
+            continue
+        curve, name = workload.curve(run), run.name
+        x = curve.seconds if clock else curve.steps
+        drawn = np.isfinite(x) & np.isfinite(curve.values)
+        if drawn.any():
+            line = x[drawn].tolist(), curve.values[drawn].tolist()
+            faint.append(Series("line", run.arm, *line, label=name, faint=True, trials=(name,)))
     front: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
     for arm in workload.arms:
@@ -55,14 +65,6 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
     )
 
 
-def _trials(workload: Workload, clock: bool) -> Iterator[Series]:
-    """Yields a faint line for each trial that is not compared."""
-    compared = {run.name for run in workload.finals}
-    for run in workload.trials:
-        if run.name not in compared and (line := _line(workload, run, clock)):
-            yield Series("line", run.arm, *line, label=run.name, faint=True, trials=(run.name,))
-
-
 def _arm(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[tuple[Cell, ...]]]:
     """Returns the mean of an arm's compared runs with its band, and the same as rows."""
     curves = [workload.curve(run) for run in workload.finals_of(arm)]
@@ -81,17 +83,6 @@ def _arm(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[
     label = f"{arm}, mean of {plural(len(curves), 'run')}"
     series.append(Series("line", arm, x, y, label=label))
     return series, [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
-
-
-def _line(
-    workload: Workload, run: Result, clock: bool
-) -> tuple[Sequence[float], Sequence[float]] | None:
-    curve = workload.curve(run)
-    x = curve.seconds if clock else curve.steps
-    drawn = np.isfinite(x) & np.isfinite(curve.values)
-    if not drawn.any():
-        return None
-    return x[drawn].tolist(), curve.values[drawn].tolist()
 
 
 def _mean(curves: Sequence[Curve], clock: bool) -> Line | None:

@@ -6,11 +6,10 @@ how much the order of those that went on still changed.
 
 import itertools
 import math
-from collections.abc import Sequence
 
-from trainer.report.document import Block, Cell, Column, Table
+from trainer.report.document import Block, Column, Columns, Table
 from trainer.report.results import Workload
-from trainer.report.spaces import Place, point_values
+from trainer.report.spaces import point_values
 from trainer.sweep.halving import Cut
 
 _NAMED = 9  # points that a cell lists
@@ -21,18 +20,6 @@ _TEXT = (
     " stopped would have ended. Two signs that a cut came too early: the winner was among the last"
     " that went on, or the order of those that went on changed much until the next cut or the end."
 )
-_COLUMNS = (
-    Column("arm", "arm"),
-    Column("search", "search", "integer"),
-    Column("step", "cut at step", "integer"),
-    Column("points", "points", "integer"),
-    Column("valueless", "without value", "integer"),
-    Column("kept", "went on", "integer"),
-    Column("winner", "place of the winner", "integer"),
-    Column("same", "pairs in the same order later", "integer"),
-    Column("pairs", "of", "integer"),
-    Column("order", "those that went on, the best first", "code"),
-)
 _NOTE = (
     "The place of the winner is that among all points at the cut. The pairs are those of points"
     " that went on and had values at the next cut, or at the end after the last one, without pairs"
@@ -42,18 +29,35 @@ _NOTE = (
 
 def cuts_block(workload: Workload, prefix: str) -> Block:
     """Returns the panel of cuts."""
-    rows = []
-    for arm, cuts in workload.cuts.items():
+    cuts: list[tuple[Cut, int, int]] = []
+    for arm, planned in workload.cuts.items():
         values = point_values(workload, arm)
         for search in range(workload.searches):
+            ends = {number: x for (of, number), x in values.items() if of == search}
             made = workload.orders.get((arm, search), ())
             for cut, after in itertools.zip_longest(made, made[1:]):
-                ended = after is None and cut.step == cuts.steps[-1]
-                later = _values(after) if after else _at_end(values, search) if ended else {}
-                rows.append(_row(workload, cut, later))
-    if not rows:
+                later = {} if after is None else _values(after)
+                if after is None and cut.step == planned.steps[-1]:
+                    later = {number: x for number, x in ends.items() if math.isfinite(x)}
+                cuts.append((cut, *_same_order(cut, later)))
+    if not cuts:
         return Block(text=("No cut was made yet.",))
-    table = Table(f"{prefix}cuts", "Cuts of the searches", _COLUMNS, tuple(rows), _NOTE)
+    several = workload.searches > 1
+    columns: Columns[tuple[Cut, int, int]] = {
+        Column("arm", "arm"): lambda r: r[0].arm,
+        Column("search", "search", "integer"): lambda r: r[0].search if several else None,
+        Column("step", "cut at step", "integer"): lambda r: r[0].step,
+        Column("points", "points", "integer"): lambda r: len(r[0].order),
+        Column("valueless", "without value", "integer"): lambda r: r[0].values.count(None),
+        Column("kept", "went on", "integer"): lambda r: r[0].kept,
+        Column("winner", "place of the winner", "integer"): lambda r: _winner(workload, r[0]),
+        Column("same", "pairs in the same order later", "integer"): lambda r: (
+            r[1] if r[2] else None
+        ),
+        Column("pairs", "of", "integer"): lambda r: r[2] or None,
+        Column("order", "those that went on, the best first", "code"): lambda r: _best(r[0]),
+    }
+    table = Table.of(f"{prefix}cuts", "Cuts of the searches", cuts, columns, _NOTE)
     return Block(text=(_TEXT,), tables=(table,))
 
 
@@ -63,40 +67,25 @@ def _values(cut: Cut) -> dict[int, float]:
     return {number: value for number, value in pairs if value is not None}
 
 
-def _at_end(values: dict[Place, float], search: int) -> dict[int, float]:
-    """Returns the values at the end of the points of a search, without those that have none."""
-    found = {number: x for (of, number), x in values.items() if of == search}
-    return {number: x for number, x in found.items() if math.isfinite(x)}
-
-
-def _row(workload: Workload, cut: Cut, later: dict[int, float]) -> tuple[Cell, ...]:
+def _winner(workload: Workload, cut: Cut) -> int | None:
+    """Returns the place of the winner among all points at a cut."""
     winner = workload.winners.get((cut.arm, cut.search))
-    place = cut.order.index(winner) + 1 if winner in cut.order else None
-    same, pairs = _same_order([n for n in cut.going_on if n in later], _values(cut), later)
+    return cut.order.index(winner) + 1 if winner in cut.order else None
+
+
+def _best(cut: Cut) -> str | None:
+    """Returns the numbers of the points that went on, of many the first ones."""
     names = [f"{number:04d}" for number in cut.going_on[:_NAMED]]
     more = [f"and {cut.kept - _NAMED} more"] if cut.kept > _NAMED else []
-    search = cut.search if workload.searches > 1 else None
-    return (
-        cut.arm,
-        search,
-        cut.step,
-        len(cut.order),
-        cut.values.count(None),
-        cut.kept,
-        place,
-        same if pairs else None,
-        pairs or None,
-        ", ".join([*names, *more]) or None,
-    )
+    return ", ".join([*names, *more]) or None
 
 
-def _same_order(
-    points: Sequence[int], before: dict[int, float], after: dict[int, float]
-) -> tuple[int, int]:
+def _same_order(cut: Cut, after: dict[int, float]) -> tuple[int, int]:
     """Returns how many pairs, but those of equal values, have the same order, and of how many."""
+    before = _values(cut)
     pairs = [
         (before[a] - before[b]) * (after[a] - after[b])
-        for a, b in itertools.combinations(points, 2)
+        for a, b in itertools.combinations([n for n in cut.going_on if n in after], 2)
         if before[a] != before[b] and after[a] != after[b]
     ]
     return sum(product > 0 for product in pairs), len(pairs)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.report.conditions import read_config
-from trainer.report.document import Column, Table, column_names
+from trainer.report.document import Column, Table, columns_of
 from trainer.report.results import Workload
 from trainer.sweep.alike import arguments
 
@@ -37,9 +37,7 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
     )
     if not rows:
         return None
-    columns = [Column("path", "path", "code")]
-    names = column_names(list(arms), {"path"})
-    columns += [Column(name, arm) for name, arm in zip(names, arms, strict=True)]
+    columns = (Column("path", "path", "code"), *columns_of(arms, {"path"}))
     note = (
         "Defaults included; – is an argument that the arm's optimizer does not have. What is equal"
         " in all arms is left out: config_full.yaml in the folder of a run has everything."
@@ -50,7 +48,7 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
             " values are shown."
         )
     title = "Hyperparameters of the compared runs"
-    return Table(f"{prefix}hyperparameters", title, tuple(columns), rows, note)
+    return Table(f"{prefix}hyperparameters", title, columns, rows, note)
 
 
 def _cell(values: Sequence[str]) -> str:

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.ladder import Climb, Speedup, Trend
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.ladder import Climb, Match, Speedup, Trend
 from trainer.report.results import Workload
 from trainer.report.spaces import spans_decades
 from trainer.report.statistics import mean_interval
 from trainer.report.wording import joined, shown
 
 _ASIDE = 1.03  # by which the next arm is drawn further right, so that intervals do not overlap
+_BOUNDS = {"least": "at least", "most": "at most"}
 _INTERPOLATED = (
     "The speed-up of an arm on a rung is the cost at which the baseline has the same result, over"
     " that of the arm. Between two rungs of the baseline it is interpolated by monotone cubics over"
@@ -50,21 +51,19 @@ def speedup_sentences(workloads: Sequence[Workload]) -> list[str]:
 
 def _factor(each: Speedup) -> str:
     """Returns a speed-up with its interval, or its bound, as a part of a sentence."""
-    missing = each.chains - len(each.matches)
-    if each.estimate is None or missing:
-        return f"unknown ({missing} of {each.chains} without a value)"
-    value, bounds = shown(math.exp(each.estimate.value)), each.bounds
+    mean, low, high = each.mean
+    if mean is None:
+        return f"unknown ({each.missing} of {each.chains} without a value)"
+    value, bounds = shown(mean), each.bounds
     if bounds["least"] and bounds["most"]:
         return "unknown (some at least, some at most)"
     if bounds["least"]:
         return f"at least {value} (no interval: {bounds['least']} of {each.chains} are bounds)"
     if bounds["most"]:
         return f"at most {value} (no interval: {bounds['most']} of {each.chains} are bounds)"
-    if each.estimate.low is None or each.estimate.high is None:
+    if low is None or high is None:
         return f"{value} (no interval)"
-    return (
-        f"{value} ({shown(math.exp(each.estimate.low))} to {shown(math.exp(each.estimate.high))})"
-    )
+    return f"{value} ({shown(low)} to {shown(high)})"
 
 
 def _trend_sentence(climb: Climb, trend: Trend) -> str:
@@ -102,21 +101,20 @@ def ladder_block(workloads: Sequence[Workload]) -> Block:
 
 
 def _tables(climb: Climb) -> Iterator[Table]:
-    arm, rung = Column("arm", "arm"), Column("rung", "rung")
-    ends = Column("low", "from", "number"), Column("high", "to", "number")
-    yield Table(
+    yield Table.of(
         "ladder_speedups",
         f"Speed-ups over {climb.planned.baseline}, in {climb.cost[0]}",
-        (
-            arm,
-            rung,
-            Column("speedup", "speed-up", "number"),
-            *ends,
-            Column("least", "at least", "integer"),
-            Column("most", "at most", "integer"),
-            Column("without_value", "without value", "integer"),
-        ),
-        tuple(_speedup_row(each) for each in climb.speedups),
+        climb.speedups,
+        {
+            Column("arm", "arm"): lambda r: r.arm,
+            Column("rung", "rung"): lambda r: r.rung,
+            Column("speedup", "speed-up", "number"): lambda r: r.mean[0],
+            Column("low", "from", "number"): lambda r: r.mean[1],
+            Column("high", "to", "number"): lambda r: r.mean[2],
+            Column("least", "at least", "integer"): lambda r: r.bounds["least"],
+            Column("most", "at most", "integer"): lambda r: r.bounds["most"],
+            Column("without_value", "without value", "integer"): lambda r: r.missing,
+        },
         "The geometric mean over the chains; intervals hold for all rows at once. Where chains are"
         " bounds, there is no interval.",
     )
@@ -129,20 +127,18 @@ def _tables(climb: Climb) -> Iterator[Table]:
         " which every chain has one that is not a bound.",
         doubling=True,
     )
-    yield Table(
+    yield Table.of(
         "ladder_regret",
         "Regret of the rule",
-        (
-            arm,
-            rung,
-            Column("regret", "regret", "number"),
-            *ends,
-            Column("units", "chains", "integer"),
-        ),
-        tuple(
-            (r.arm, r.rung, r.estimate.value, r.estimate.low, r.estimate.high, r.chains)
-            for r in climb.regrets
-        ),
+        climb.regrets,
+        {
+            Column("arm", "arm"): lambda r: r.arm,
+            Column("rung", "rung"): lambda r: r.rung,
+            Column("regret", "regret", "number"): lambda r: r.estimate.value,
+            Column("low", "from", "number"): lambda r: r.estimate.low,
+            Column("high", "to", "number"): lambda r: r.estimate.high,
+            Column("units", "chains", "integer"): lambda r: r.estimate.n,
+        },
         f"How much worse the {climb.goal.words} is with the hyperparameters of the rule than with"
         " those of a search on the rung, on fresh seeds; below 0 if the rule is better. Intervals"
         " hold for all rows at once.",
@@ -155,42 +151,30 @@ def _tables(climb: Climb) -> Iterator[Table]:
         "The power of the size of the rung by which the best rate changes: -1 if it must be divided"
         " by it. Each best rate is one of a few trials, so that its own error is large.",
     )
-    yield _trend_table(
-        climb, "ladder_powers", f"Power of the {climb.cost[0]}", climb.powers(), _FIT
-    )
-
-
-def _speedup_row(each: Speedup) -> tuple[Cell, ...]:
-    low = high = value = None
-    if each.estimate is not None and len(each.matches) == each.chains:
-        value = math.exp(each.estimate.value)
-        if each.estimate.low is not None and each.estimate.high is not None:
-            low, high = math.exp(each.estimate.low), math.exp(each.estimate.high)
-    bounds = each.bounds
-    missing = each.chains - len(each.matches)
-    return (each.arm, each.rung, value, low, high, bounds["least"], bounds["most"], missing)
+    title = f"Power of the {climb.cost[0]}"
+    yield _trend_table(climb, "ladder_powers", title, climb.powers(), _FIT)
 
 
 def _trend_table(
     climb: Climb, name: str, title: str, trends: Sequence[Trend], note: str, doubling: bool = False
 ) -> Table:
     """Returns a table of slopes; `doubling` shows 2 to the power of each instead."""
-    rows = []
-    for each in trends:
-        found = each.estimate
-        ends = (None, None, None) if found is None else (found.value, found.low, found.high)
-        shown_ends = [None if x is None else 2**x if doubling else x for x in ends]
-        rows.append((each.arm, each.of or None, each.rungs, *shown_ends))
-    columns = (
-        Column("arm", "arm"),
-        Column("axis", "axis"),
-        Column("rungs", "rungs", "integer"),
-        Column("slope", "factor" if doubling else "power", "number"),
-        Column("low", "from", "number"),
-        Column("high", "to", "number"),
-    )
+
+    def number(value: float | None) -> float | None:
+        return 2**value if doubling and value is not None else value
+
     over = f" Intervals are of t over {climb.chain_words()}, and hold for all rows at once."
-    return Table(name, title, columns, tuple(rows), note + over).compact()
+    columns: Columns[Trend] = {
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("axis", "axis"): lambda r: r.of or None,
+        Column("rungs", "rungs", "integer"): lambda r: r.rungs,
+        Column("slope", "factor" if doubling else "power", "number"): lambda r: (
+            r.estimate and number(r.estimate.value)
+        ),
+        Column("low", "from", "number"): lambda r: r.estimate and number(r.estimate.low),
+        Column("high", "to", "number"): lambda r: r.estimate and number(r.estimate.high),
+    }
+    return Table.of(name, title, trends, columns, note + over).compact()
 
 
 def _results_figure(climb: Climb) -> Figure:
@@ -239,46 +223,29 @@ def _results_figure(climb: Climb) -> Figure:
 
 def _speedup_figure(climb: Climb) -> Figure:
     """Draws the speed-up of each chain by rung, the means and their intervals."""
-    series, rows = [Series("rule", "", (), [1.0], label="the baseline")], []
+    series = [Series("rule", "", (), [1.0], label="the baseline")]
+    every: list[tuple[Speedup, int, Match]] = []
     for index, arm in enumerate(climb.others):
         aside = _ASIDE**index
         found = [each for each in climb.speedups if each.arm == arm and each.matches]
-        whole = [each for each in found if len(each.matches) == each.chains and each.estimate]
-        x, y = (
-            [aside * each.factor for each in whole],
-            [math.exp(e.estimate.value) for e in whole if e.estimate],
-        )
+        whole = [(aside * each.factor, *each.mean) for each in found if not each.missing]
+        x, y = [x for x, *_ in whole], [mean for _, mean, *_ in whole if mean is not None]
         series.append(Series("line", arm, x, y, label=arm))
-        sure = [
-            (aside * each.factor, math.exp(e.low), math.exp(e.high))
-            for each in whole
-            if (e := each.estimate) is not None and e.low is not None and e.high is not None
-        ]
+        sure = [(x, a, b) for x, _, a, b in whole if a is not None and b is not None]
         if sure:
             at, low, high = map(list, zip(*sure, strict=True))
             series.append(Series("interval", arm, at, low, high, label="simultaneous 95% interval"))
         points = [(each, chain, m) for each in found for chain, m in each.matches.items()]
-        factors = [math.exp(m.log_cost) for _, _, m in points]
-        series.append(
-            Series("points", arm, [aside * each.factor for each, _, _ in points], factors)
-        )
-        rows += [
-            (
-                arm,
-                each.rung,
-                chain,
-                math.exp(m.log_cost),
-                {"least": "at least", "most": "at most"}.get(m.bound),
-            )
-            for each, chain, m in points
-        ]
-    columns = (
-        Column("arm", "arm"),
-        Column("rung", "rung"),
-        Column("chain", climb.unit, "integer"),
-        Column("speedup", "speed-up", "number"),
-        Column("bound", "bound"),
-    )
+        x = [aside * each.factor for each, _, _ in points]
+        series.append(Series("points", arm, x, [math.exp(m.log_cost) for _, _, m in points]))
+        every += points
+    columns: Columns[tuple[Speedup, int, Match]] = {
+        Column("arm", "arm"): lambda r: r[0].arm,
+        Column("rung", "rung"): lambda r: r[0].rung,
+        Column("chain", climb.unit, "integer"): lambda r: r[1],
+        Column("speedup", "speed-up", "number"): lambda r: math.exp(r[2].log_cost),
+        Column("bound", "bound"): lambda r: _BOUNDS.get(r[2].bound),
+    }
     name = climb.planned.path.rpartition(".")[2]
     return Figure(
         name="ladder_speedup",
@@ -288,5 +255,5 @@ def _speedup_figure(climb: Climb) -> Figure:
         x=Axis(f"{name}, times that of the lowest rung", log=True),
         y=Axis(f"speed-up in {climb.cost[0]}", log=True),
         series=tuple(series),
-        table=Table("ladder_speedup", "Speed-ups of single chains", columns, tuple(rows)),
+        table=Table.of("ladder_speedup", "Speed-ups of single chains", every, columns),
     )

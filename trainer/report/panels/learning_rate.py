@@ -1,10 +1,10 @@
 """The panel of sensitivity to the learning rate, and warnings about the edges of spaces."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.results import Workload
 from trainer.report.spaces import Scan, edge_of, number_of, scans, spans_decades
 from trainer.report.statistics import mean_interval
@@ -13,18 +13,6 @@ from trainer.report.wording import joined
 from trainer.sweep.spaces import Bounds
 
 _NAMED = 4  # how many axes a sentence lists
-_COLUMNS = (
-    Column("arm", "arm"),
-    Column("axis", "axis"),
-    Column("low", "from", "number"),
-    Column("high", "to", "number"),
-    Column("best_rate", "best rate", "number"),
-    Column("best", "value there", "number"),
-    Column("diverged", "without value", "integer"),
-    Column("sensitivity", "sensitivity", "number"),
-    Column("sensitivity_low", "95% from", "number"),
-    Column("sensitivity_high", "to", "number"),
-)
 _NOTE = (
     "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best one,"
     " where a rate that is worse than the initial value counts as that (arXiv:2309.14322): 0 if"
@@ -53,37 +41,46 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     if not rates:
         none = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=text or (none,), warnings=tuple(warnings))
-    initial = _initial(workload, {scan.arm for scan in rates})
+    # The worst metric of the arms before training, which earlier versions did not measure.
+    sign, arms = workload.goal.sign, {scan.arm for scan in rates}
+    known = [x for a in arms if (x := workload.initial_of(a, workload.goal.selected)) is not None]
+    initial = sign * max(sign * x for x in known) if len(known) == len(arms) else math.nan
     figures = []
     for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
         of_axis = [scan for scan in rates if names[scan.path] == name]
         stem = f"{prefix}learning_rate_{index}"
         figures.append(_figure(workload, of_axis, name, initial, stem))
-    rows = tuple(_row(workload, scan, names[scan.path], initial) for scan in rates)
+    found = {scan: _sensitivity(workload, scan, initial) for scan in rates}
+    best = {scan: _best(workload, scan) for scan in rates}
+    columns: Columns[Scan] = {
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("axis", "axis"): lambda r: names[r.path],
+        Column("low", "from", "number"): lambda r: min(r.at),
+        Column("high", "to", "number"): lambda r: max(r.at),
+        Column("best_rate", "best rate", "number"): lambda r: r.at[best[r]],
+        Column("best", "value there", "number"): lambda r: finite(r.values[best[r]]),
+        Column("diverged", "without value", "integer"): lambda r: sum(map(math.isinf, r.values)),
+        Column("sensitivity", "sensitivity", "number"): lambda r: found[r][0],
+        Column("sensitivity_low", "95% from", "number"): lambda r: found[r][1],
+        Column("sensitivity_high", "to", "number"): lambda r: found[r][2],
+    }
     note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
     if math.isfinite(initial):
         note += f" The initial {workload.goal.metric} is {initial:.4g}."
-    table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
+    table = Table.of(f"{prefix}sensitivity", "Sensitivity", rates, columns, note).compact()
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
-def _row(workload: Workload, scan: Scan, name: str, initial: float) -> tuple[Cell, ...]:
-    sign = workload.goal.sign
-    best = min(range(len(scan.at)), key=lambda i: sign * scan.values[i])
-    value = scan.values[best] if math.isfinite(scan.values[best]) else None
-    numbers = [] if value is None else _sensitivities(workload, scan, initial)
-    number = mean_interval(numbers) if numbers else None
-    sensitive = (number.value, number.low, number.high) if number else (None, None, None)
-    diverged = sum(map(math.isinf, scan.values))
-    ends = min(scan.at), max(scan.at)
-    return (scan.arm, name, *ends, scan.at[best], value, diverged, *sensitive)
+def _best(workload: Workload, scan: Scan) -> int:
+    """Returns the index of the best point of an arm along an axis."""
+    return min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
 
 
-def _sensitivities(workload: Workload, scan: Scan, initial: float) -> list[float]:
-    """Returns the sensitivity of an arm for each of its seeds that has a finite value."""
+def _sensitivity(workload: Workload, scan: Scan, initial: float) -> tuple[float | None, ...]:
+    """Returns the mean over the seeds that have a sensitivity, and the ends of its interval."""
     sign, found = workload.goal.sign, []
-    if not math.isfinite(initial):
-        return []
+    if not math.isfinite(initial) or not math.isfinite(scan.values[_best(workload, scan)]):
+        return (None,) * 3
     ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
     for seed in sorted({run.seed for run in ended}):  # each search has other seeds
         points = []
@@ -95,7 +92,8 @@ def _sensitivities(workload: Workload, scan: Scan, initial: float) -> list[float
             rates, values = zip(*points, strict=True)
             number = sensitivity(rates, values, sign * initial)
             found += [] if number is None else [number]
-    return found
+    mean = mean_interval(found) if found else None
+    return (None,) * 3 if mean is None else (mean.value, mean.low, mean.high)
 
 
 def _figure(
@@ -103,7 +101,6 @@ def _figure(
 ) -> Figure:
     goal = workload.goal
     series: list[Series] = []
-    rows: list[tuple[Cell, ...]] = []
     description = f"The goal of each point of the search over {name}, by arm."
     if _is_near(initial, [v for scan in scans for v in scan.values]):
         series.append(Series("rule", "", (), [initial], label="initial value"))
@@ -118,8 +115,6 @@ def _figure(
             ends = zip(*spread, strict=True)
             series.append(Series("interval", scan.arm, scan.at, *ends, label="range of the seeds"))
         series.append(Series("points", scan.arm, scan.at, capped, trials=scan.names))
-        for x, value, values in zip(scan.at, scan.values, scan.seeds, strict=True):
-            rows.append((scan.arm, x, value, len(values), min(values), max(values)))
     columns = (
         Column("arm", "arm"),
         Column("learning_rate", name, "number"),
@@ -128,6 +123,11 @@ def _figure(
         Column("smallest", "smallest", "number"),
         Column("largest", "largest", "number"),
     )
+    rows = tuple(
+        (scan.arm, x, value, len(values), min(values), max(values))
+        for scan in scans
+        for x, value, values in zip(scan.at, scan.values, scan.seeds, strict=True)
+    )
     return Figure(
         name=stem,
         title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
@@ -135,7 +135,7 @@ def _figure(
         x=Axis(name, log=True),
         y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
         series=tuple(series),
-        table=Table(stem, f"Points of the search by {name}", columns, tuple(rows)),
+        table=Table(stem, f"Points of the search by {name}", columns, rows),
     )
 
 
@@ -161,14 +161,6 @@ def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, 
     return (min(finite), max(finite)) if finite else (math.nan, math.nan)
 
 
-def _initial(workload: Workload, arms: Collection[str]) -> float:
-    """Returns the worst metric of the arms before training; NaN if one was not measured."""
-    # Sweeps of earlier versions did not measure it.
-    sign, name = workload.goal.sign, workload.goal.selected
-    known = [x for arm in arms if (x := workload.initial_of(arm, name)) is not None]
-    return sign * max(sign * x for x in known) if len(known) == len(arms) else math.nan
-
-
 def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
     """Returns a sentence naming arms whose best points lie at an edge of their spaces, or ""."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
@@ -184,7 +176,7 @@ def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
 
 def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
     """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
-    best = min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
+    best = _best(workload, scan)
     if not math.isfinite(scan.values[best]) or workload.path is None:
         return None
     space, where = edge_of(scan.at, best, workload.spaces[scan.arm].axes[scan.path])

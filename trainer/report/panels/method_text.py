@@ -1,9 +1,9 @@
 """The panel of methods: a paragraph for a paper, and what the results depend on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.config import Call, Tree
+from trainer.config import Call
 from trainer.config.wording import brief
 from trainer.messages import plural
 from trainer.report.conditions import fingerprint_rows
@@ -27,9 +27,14 @@ def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Blo
     text = (_paragraph(workload, pairs, runs),)
     hyperparameters = hyperparameters_table(workload, prefix)
     tables = [] if hyperparameters is None else [hyperparameters]
-    tables += [_fingerprint(runs, prefix)] if runs else []
+    if runs:
+        columns = (Column("name", "name"), Column("value", "value", "code"))
+        rows, title = tuple(fingerprint_rows(runs)), "Fingerprint of the runs"
+        tables.append(Table(f"{prefix}fingerprint", title, columns, rows))
     if workload.revisions:
-        tables.append(_hashes(workload, prefix))
+        columns = (Column("what", "what"), Column("sha256", "SHA-256", "code"))
+        rows = tuple((f"plan, revision {each.number}", each.digest) for each in workload.revisions)
+        tables.append(Table(f"{prefix}hashes", "Hashes", columns, rows))
     return Block(text=text, tables=tuple(tables))
 
 
@@ -49,19 +54,15 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         ]
         size = sizes[0] if isinstance(sizes[0], int) and len(set(map(repr, sizes))) == 1 else None
         if steps:
-            which = "Every run"
-            if any(run.end != "done" for run in planned):
-                which = "Every run that came to its end"
+            ended = all(run.end == "done" for run in planned)
+            which = "Every run" if ended else "Every run that came to its end"
             sentences.append(
                 f"{which} made {joined([f'{n:,}' for n in steps])} steps"
                 + (f" with {size} examples a batch." if size else ".")
             )
             sentences += _early(planned)
-    sentences += _search(workload)
-    sentences += _final(workload)
-    sentences += _tests(pairs)
-    versions = _versions(runs)
-    if versions:
+    sentences += [*_search(workload), *_final(workload), *_tests(pairs)]
+    if versions := _versions(runs):
         sentences.append(f"All runs used {versions}.")
     return " ".join(sentences)
 
@@ -76,12 +77,9 @@ def _early(runs: Sequence[Result]) -> list[str]:
 
 
 def _common(workload: Workload, arms: Sequence[str], key: str) -> str:
-    texts = list(dict.fromkeys(_call(workload.configs[a].kwargs.get(key)) for a in arms))
+    values = [workload.configs[arm].kwargs.get(key) for arm in arms]
+    texts = list(dict.fromkeys("the default" if x is None else brief(x, 1000) for x in values))
     return texts[0] if len(texts) == 1 else f"{joined(texts)} (differing between arms)"
-
-
-def _call(value: Tree) -> str:
-    return brief(value, 1000) if value is not None else "the default"
 
 
 def _search(workload: Workload) -> list[str]:
@@ -138,20 +136,17 @@ def _search_by_revision(revisions: Sequence[Revision]) -> list[str]:
             added = f"no points ({'; '.join(each.changes)})"
         else:
             added = f"{points}, from the {'same spaces' if same else f'spaces: {_axes(spaces)}'}"
-        plan = "The first plan had" if each.number == 1 else f"{_made(each)} added"
+        plan = "The first plan had"
+        if each.number > 1:
+            known = plural(each.known, "run") if each.known else "none"
+            chosen = "" if each.winners_known else "not "
+            plan = (
+                f"Revision {each.number}, made when {known} of the search had a result and the"
+                f" winners had {chosen}been chosen, added"
+            )
         sentences.append(f"{plan} {added}.")
         before |= spaces
     return sentences
-
-
-def _made(revision: Revision) -> str:
-    """Returns a revision of the plan, and which results were known when it was made."""
-    known = plural(revision.known, "run") if revision.known else "none"
-    chosen = "" if revision.winners_known else "not "
-    return (
-        f"Revision {revision.number}, made when {known} of the search had a result and the winners"
-        f" had {chosen}been chosen,"
-    )
 
 
 def _final(workload: Workload) -> list[str]:
@@ -160,12 +155,11 @@ def _final(workload: Workload) -> list[str]:
     if not ended:
         return []
     counts = sorted(set(ended.values()))
-    noun = "seed" if counts == [1] else "seeds"
-    many = joined([str(n) for n in counts])
-    best = "smallest" if goal.better == "min" else "largest"
-    search = {run.name for run in workload.trials}
+    many, noun = joined(list(map(str, counts))), "seed" if counts == [1] else "seeds"
     if not workload.trials:
         return [f"Each config was run with {many} {noun}; we report the {goal.words}."]
+    best = "smallest" if goal.better == "min" else "largest"
+    search = {run.name for run in workload.trials}
     which = "search" if workload.searches > 1 else "arm"
     point = f"point with the {best} {goal.metric} on the {goal.select_on} split"
     if any(run.name in search for run in workload.finals):
@@ -179,18 +173,17 @@ def _final(workload: Workload) -> list[str]:
     ]
 
 
-def _tests(pairs: Sequence[Pair]) -> list[str]:
+def _tests(pairs: Sequence[Pair]) -> Iterator[str]:
     tests = list(dict.fromkeys(pair.test for pair in pairs if pair.test))
-    if not tests:
-        return []
-    over = f"all {len(pairs)} pairs and all looks" if len(pairs) > 1 else "all looks"
-    elsewhere = any(pair.elsewhere and pair.elsewhere.found for pair in pairs)
-    return [
-        f"Arms were compared by the {joined(tests)}, with a probability of at most 5% that any"
-        f" claim is false, over {over} at the results; the intervals of differences hold at the"
-        " same time.",
-        *([_ELSEWHERE] if elsewhere else []),
-    ]
+    if tests:
+        over = f"all {len(pairs)} pairs and all looks" if len(pairs) > 1 else "all looks"
+        yield (
+            f"Arms were compared by the {joined(tests)}, with a probability of at most 5% that any"
+            f" claim is false, over {over} at the results; the intervals of differences hold at the"
+            " same time."
+        )
+    if tests and any(pair.elsewhere and pair.elsewhere.found for pair in pairs):
+        yield _ELSEWHERE
 
 
 def _versions(runs: Sequence[Result]) -> str:
@@ -208,15 +201,3 @@ def _versions(runs: Sequence[Result]) -> str:
     parts = [" ".join(filter(None, ["Lockstep", of("lockstep"), at]))]
     parts += [f"{name} {of(name)}" for name in ("jax", "optax") if name in runs[0].fingerprint]
     return f"{', '.join(parts)}, on {of('devices')}"
-
-
-def _fingerprint(runs: Sequence[Result], prefix: str) -> Table:
-    columns = (Column("name", "name"), Column("value", "value", "code"))
-    rows = tuple(fingerprint_rows(runs))
-    return Table(f"{prefix}fingerprint", "Fingerprint of the runs", columns, rows)
-
-
-def _hashes(workload: Workload, prefix: str) -> Table:
-    rows = [(f"plan, revision {each.number}", each.digest) for each in workload.revisions]
-    columns = (Column("what", "what"), Column("sha256", "SHA-256", "code"))
-    return Table(f"{prefix}hashes", "Hashes", columns, tuple(rows))

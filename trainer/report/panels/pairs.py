@@ -3,46 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
-from trainer.report.statistics import noether
+from trainer.report.statistics import TwoWay, noether
 from trainer.report.wording import shown
 
-_ARMS = (Column("arm", "arm"), Column("against", "against"))
-_DECISIONS = (
-    *_ARMS,
-    Column("difference", "difference", "number"),
-    Column("low", "95% from", "number"),
-    Column("high", "to", "number"),
-    Column("deviations", "in standard deviations", "number"),
-    Column("p", "adjusted p", "p"),
-    Column("decision", "decision"),
-)
-_FOUND = (Column("found", "found with a power of 0.8", "number"),)
-_NEEDED = (
-    Column("units_needed", "needed, in a fresh sweep", "integer"),
-    Column("units_from", "from", "integer"),
-    Column("units_to", "to", "integer"),
-)
-_TESTS = (
-    *_ARMS,
-    Column("units", "units", "integer"),
-    Column("test", "test"),
-    Column("looks", "judged at"),
-    Column("improvement", "P(better)", "number"),
-    Column("improvement_low", "95% from", "number"),
-    Column("improvement_high", "to", "number"),
-)
-_TEST_SETS = (
-    *_ARMS,
-    Column("examples", "test examples", "integer"),
-    Column("difference", "difference", "number"),
-    Column("low", "95% from", "number"),
-    Column("high", "to", "number"),
-    Column("units_error", "standard error over units", "number"),
-    Column("examples_error", "over examples", "number"),
-)
 _KINDS = {
     "more": "better, by more than matters",
     "less": "better, by less than matters",
@@ -56,44 +22,76 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
     """Returns the panel of pairs: differences, intervals, tests."""
     if not pairs:
         return Block(text=("There are no two arms to compare.",))
-    words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
-    units = "searches" if workload.searches > 1 else "seeds"
     relevant = workload.goal.relevant
-    last = (
-        " The last column is the difference that so many units find with a power of 0.8, in"
-        " standard deviations."
-    )
-    if relevant is not None:
+    columns: Columns[Pair] = {
+        Column("arm", "arm"): lambda r: r.better,
+        Column("against", "against"): lambda r: r.worse,
+        Column("difference", "difference", "number"): lambda r: finite(r.difference),
+        Column("low", "95% from", "number"): lambda r: r.low,
+        Column("high", "to", "number"): lambda r: r.high,
+        Column("deviations", "in standard deviations", "number"): lambda r: (
+            abs(r.difference) / r.deviation if r.deviation and math.isfinite(r.difference) else None
+        ),
+        Column("p", "adjusted p", "p"): lambda r: r.p,
+        Column("decision", "decision"): decision,
+    }
+    if relevant is None:
+        columns |= {Column("found", "found with a power of 0.8", "number"): lambda r: r.finds}
         last = (
-            f" The last columns are the number of {units} at which a fresh sweep would find the"
-            f" difference that matters, {shown(relevant)}, with a power of 0.8, and its 80%"
-            " interval for normal differences, because their standard deviation is estimated."
+            " The last column is the difference that so many units find with a power of 0.8, in"
+            " standard deviations."
         )
-    decisions = Table(
-        f"{prefix}pairs",
-        f"Pairs of arms, {words}",
-        (*_DECISIONS, *(_FOUND if relevant is None else _NEEDED)),
-        tuple(_decided(pair, relevant is not None) for pair in pairs),
+    else:
+        columns |= {
+            Column("units_needed", "needed, in a fresh sweep", "integer"): lambda r: r.needed,
+            Column("units_from", "from", "integer"): lambda r: r.needed_range and r.needed_range[0],
+            Column("units_to", "to", "integer"): lambda r: r.needed_range and r.needed_range[1],
+        }
+        last = (
+            f" The last columns are the number of {workload.unit_plural} at which a fresh sweep"
+            f" would find the difference that matters, {shown(relevant)}, with a power of 0.8, and"
+            " its 80% interval for normal differences, because their standard deviation is"
+            " estimated."
+        )
+    note = (
         "The arm with the better mean stands first (the one that is better more often, where a run"
         " has no value), and a difference is its mean minus the other one. The intervals hold with"
         " a probability of 95% for all pairs and all looks at the results at once; an arm is better"
         " where its interval excludes 0, and p, which is adjusted for all pairs and looks, is below"
-        f" 0.05 exactly then.{last}",
+        f" 0.05 exactly then.{last}"
     )
-    tests = Table(
-        f"{prefix}pairs_tests",
-        "Tests of these pairs",
-        _TESTS,
-        tuple(_tested(pair) for pair in pairs),
+    title = f"Pairs of arms, {workload.goal.words}"
+    decisions = Table.of(f"{prefix}pairs", title, pairs, columns, note).compact()
+    figure = _pairs_figure(workload, pairs, prefix)
+    tables = (decisions, _tests(workload, pairs, prefix), *_test_sets(workload, pairs, prefix))
+    return Block(figures=(figure,) if figure else (), tables=tables)
+
+
+def _tests(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Table:
+    columns: Columns[Pair] = {
+        Column("arm", "arm"): lambda r: r.better,
+        Column("against", "against"): lambda r: r.worse,
+        Column("units", "units", "integer"): lambda r: r.n,
+        Column("test", "test"): lambda r: r.test or "none",
+        Column("looks", "judged at"): lambda r: ", ".join(map(str, r.looks)) or None,
+        Column("improvement", "P(better)", "number"): lambda r: (
+            r.improvement and r.improvement.value
+        ),
+        Column("improvement_low", "95% from", "number"): lambda r: (
+            r.improvement and r.improvement.low
+        ),
+        Column("improvement_high", "to", "number"): lambda r: r.improvement and r.improvement.high,
+    }
+    units = workload.unit_plural
+    note = (
         f"The units are {units}. P(better) is the probability that a unit of the first arm has the"
         " better value, with the interval of this single pair; above 0.75 it is called meaningful"
-        f" (arXiv:2103.03098), which {noether()} {units} would show with error rates of 5%.",
+        f" (arXiv:2103.03098), which {noether()} {units} would show with error rates of 5%."
     )
-    tables = [decisions.compact(), tests.compact(), *_test_sets(pairs, prefix, units)]
-    return Block(figures=(figure,) if figure else (), tables=tuple(tables))
+    return Table.of(f"{prefix}pairs_tests", "Tests of these pairs", pairs, columns, note).compact()
 
 
-def _test_sets(pairs: Sequence[Pair], prefix: str, units: str) -> list[Table]:
+def _test_sets(workload: Workload, pairs: Sequence[Pair], prefix: str) -> list[Table]:
     """Returns the table of intervals for other test sets, if there are any."""
     known = [
         (pair, each.found, each.complete)
@@ -106,55 +104,25 @@ def _test_sets(pairs: Sequence[Pair], prefix: str, units: str) -> list[Table]:
     if not all(complete for _, _, complete in known):
         which = "at the beginning of the test split"
     note = (
-        f"Each interval holds for other {units} and other test examples at once, with a probability"
-        f" of 95% for its pair; it is computed from the differences on the single examples {which}."
-        " Where it includes 0, the order may change on another test set of this size."
+        f"Each interval holds for other {workload.unit_plural} and other test examples at once,"
+        " with a probability of 95% for its pair; it is computed from the differences on the single"
+        f" examples {which}. Where it includes 0, the order may change on another test set of this"
+        " size."
     )
-    rows = tuple(
-        (
-            pair.better,
-            pair.worse,
-            found.examples,
-            found.difference,
-            found.low,
-            found.high,
-            found.units_deviation,
-            found.examples_deviation,
-        )
-        for pair, found, _ in known
-    )
+    columns: Columns[tuple[Pair, TwoWay, bool]] = {
+        Column("arm", "arm"): lambda r: r[0].better,
+        Column("against", "against"): lambda r: r[0].worse,
+        Column("examples", "test examples", "integer"): lambda r: r[1].examples,
+        Column("difference", "difference", "number"): lambda r: r[1].difference,
+        Column("low", "95% from", "number"): lambda r: r[1].low,
+        Column("high", "to", "number"): lambda r: r[1].high,
+        Column("units_error", "standard error over units", "number"): lambda r: (
+            r[1].units_deviation
+        ),
+        Column("examples_error", "over examples", "number"): lambda r: r[1].examples_deviation,
+    }
     title = "Pairs of arms on other test sets"
-    return [Table(f"{prefix}pairs_test_sets", title, _TEST_SETS, rows, note)]
-
-
-def _decided(pair: Pair, relevant: bool) -> tuple[Cell, ...]:
-    known = math.isfinite(pair.difference)
-    low, high = pair.needed_range or (None, None)
-    return (
-        pair.better,
-        pair.worse,
-        pair.difference if known else None,
-        pair.low,
-        pair.high,
-        abs(pair.difference) / pair.deviation if known and pair.deviation else None,
-        pair.p,
-        decision(pair),
-        *((pair.needed, low, high) if relevant else (pair.finds,)),
-    )
-
-
-def _tested(pair: Pair) -> tuple[Cell, ...]:
-    improvement = pair.improvement
-    return (
-        pair.better,
-        pair.worse,
-        pair.n,
-        pair.test or "none",
-        ", ".join(map(str, pair.looks)) or None,
-        improvement.value if improvement else None,
-        improvement.low if improvement else None,
-        improvement.high if improvement else None,
-    )
+    return [Table.of(f"{prefix}pairs_test_sets", title, known, columns, note)]
 
 
 def decision(pair: Pair) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 
 from trainer.messages import plural
 from trainer.report import reaching
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import standings
-from trainer.report.results import Result, Workload
+from trainer.report.results import Workload
 from trainer.report.statistics import one_sample
 from trainer.report.statistics.scores import steps_to_target
 from trainer.report.wording import shown
@@ -38,15 +38,14 @@ def to_target(workload: Workload, arm: str, target: float, clock: bool) -> list[
     """Returns the steps, or seconds by the `clock`, after which each run first reached a target."""
     # The runs are the compared ones. A miss is infinite; a run without recorded times is NaN. The
     # target is a value of the metric on the split of the selection.
-    return [_reached(workload, run, target, clock) for run in workload.finals_of(arm)]
-
-
-def _reached(workload: Workload, run: Result, target: float, clock: bool) -> float:
-    curve = workload.curve(run)
-    axis = curve.seconds if clock else curve.steps
-    if clock and not np.isfinite(axis).all():
-        return math.nan
-    return steps_to_target(axis, curve.values, target, workload.goal.better)
+    reached = []
+    for run in workload.finals_of(arm):
+        curve = workload.curve(run)
+        axis = curve.seconds if clock else curve.steps
+        recorded = not clock or np.isfinite(axis).all()
+        first = steps_to_target(axis, curve.values, target, workload.goal.better)
+        reached.append(first if recorded else math.nan)
+    return reached
 
 
 def targets_block(workload: Workload, prefix: str) -> Block:
@@ -93,11 +92,6 @@ _CLOCK_NOTE = (
 )
 
 
-def _labelled(arm: str, missed: int, runs: int) -> str:
-    """Returns the name of an arm, with how many of its runs missed the target."""
-    return f"{arm} ({missed} of {runs} missed)" if missed else arm
-
-
 def _table(
     workload: Workload, steps: Mapping[str, Sequence[float]], target: float, prefix: str
 ) -> Table:
@@ -106,37 +100,26 @@ def _table(
     limit = _limit(workload, list(steps)) if clocked else None
     ends = {arm: _at(workload, arm, limit) for arm in steps}
     compared = sum(value is not None for value in ends.values()) > 1
-    rows = []
-    for arm, reached in steps.items():
-        met = [x for x in reached if math.isfinite(x)]
-        rows.append(
-            (
-                arm,
-                len(met),
-                len(reached) - len(met),
-                _finite(statistics.median(reached)),
-                min(met, default=None),
-                max(met, default=None),
-                _finite(statistics.median(seconds[arm])) if clocked else None,
-                ends[arm] if compared else None,
-                _final_p(workload, arm, target),
-            )
-        )
+    met = {arm: [x for x in reached if math.isfinite(x)] for arm, reached in steps.items()}
     title = f"{workload.goal.metric} at {limit or 0:.3g} s"
-    columns = (
-        Column("arm", "arm"),
-        Column("met", "met", "integer"),
-        Column("missed", "missed", "integer"),
-        Column("median_steps", "median steps", "integer"),
-        Column("min_steps", "least", "integer"),
-        Column("max_steps", "most", "integer"),
-        Column("median_seconds", "median time", "seconds"),
-        Column("at_equal_time", title, "number"),
-        Column("p_final", "p, final value", "p"),
-    )
+    columns: Columns[str] = {
+        Column("arm", "arm"): lambda arm: arm,
+        Column("met", "met", "integer"): lambda arm: len(met[arm]),
+        Column("missed", "missed", "integer"): lambda arm: len(steps[arm]) - len(met[arm]),
+        Column("median_steps", "median steps", "integer"): lambda arm: finite(
+            statistics.median(steps[arm])
+        ),
+        Column("min_steps", "least", "integer"): lambda arm: min(met[arm], default=None),
+        Column("max_steps", "most", "integer"): lambda arm: max(met[arm], default=None),
+        Column("median_seconds", "median time", "seconds"): lambda arm: (
+            finite(statistics.median(seconds[arm])) if clocked else None
+        ),
+        Column("at_equal_time", title, "number"): lambda arm: ends[arm] if compared else None,
+        Column("p_final", "p, final value", "p"): lambda arm: _final_p(workload, arm, target),
+    }
     note = _NOTE + (_CLOCK_NOTE.format(title=title) if compared else "")
     name = "Steps and time to the target"
-    return Table(f"{prefix}target", name, columns, tuple(rows), note).compact()
+    return Table.of(f"{prefix}target", name, steps, columns, note).compact()
 
 
 def why_not_clocked(workload: Workload) -> str:
@@ -177,10 +160,6 @@ def _final_p(workload: Workload, arm: str, target: float) -> float | None:
     return one_sample(values, target, workload.goal.better).p
 
 
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
-
-
 def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
     """Returns the time at which all runs of the arm with the shortest median time had ended."""
     times: list[list[float]] = []
@@ -211,7 +190,6 @@ def _figure(
     workload: Workload, steps: Mapping[str, Sequence[float]], target: float, prefix: str
 ) -> Figure:
     series: list[Series] = []
-    rows: list[tuple[Cell, ...]] = []
     missed = {arm: sum(not math.isfinite(x) for x in each) for arm, each in steps.items()}
     # Draw misses at the upper edge, beyond all steps that were computed.
     most = max((run.steps for arm in steps for run in workload.finals_of(arm)), default=0)
@@ -220,7 +198,6 @@ def _figure(
         series.append(Series("rule", "", (), [edge], label="missed"))
     for index, (arm, reached) in enumerate(steps.items()):
         runs = workload.finals_of(arm)
-        rows += [(arm, str(run.seed), _finite(x)) for x, run in zip(reached, runs, strict=True)]
         for drawn, label in ((True, arm), (False, "missed")):
             of_kind = [
                 (x if drawn else edge, run.name)
@@ -233,6 +210,7 @@ def _figure(
                 xs, names = zip(*of_kind, strict=True)
                 more = {"label": label, "faint": not drawn, "trials": names}
                 series.append(Series("points", arm, spread, xs, **more))
+    labels = [f"{a} ({n} of {len(steps[a])} missed)" if n else a for a, n in missed.items()]
     misses = sum(missed.values())
     return Figure(
         name=f"{prefix}target",
@@ -242,17 +220,17 @@ def _figure(
             f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} drawn above"
             " all steps."
         ),
-        x=Axis("", labels=tuple(_labelled(arm, missed[arm], len(steps[arm])) for arm in steps)),
+        x=Axis("", labels=tuple(labels)),
         y=Axis("steps"),
         series=tuple(series),
         table=Table(
             f"{prefix}target_points",
             "Steps to the target of every run",
-            (
-                Column("arm", "arm"),
-                Column("seed", "seed"),
-                Column("steps", "steps", "integer"),
+            (Column("arm", "arm"), Column("seed", "seed"), Column("steps", "steps", "integer")),
+            tuple(
+                (arm, str(run.seed), finite(x))
+                for arm, reached in steps.items()
+                for x, run in zip(reached, workload.finals_of(arm), strict=True)
             ),
-            tuple(rows),
         ),
     )

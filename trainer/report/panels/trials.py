@@ -1,14 +1,15 @@
 """The panel of trials: every run of the search, with its values, its result and its folder."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.report.document import Cell, Column, Table, Trials, column_names
-from trainer.report.results import Goal, Result, Workload
+from trainer.report.document import Cell, Column, Columns, Table, Trials, columns_of
+from trainer.report.results import Result, Workload
 from trainer.report.spaces import number_of
 from trainer.writers.lines import PREFIXES
 
@@ -23,73 +24,56 @@ def trials_of(
     if not runs:
         return None
     goal = workload.goal
-    axes = list(dict.fromkeys(names[p] for run in runs for p in run.values if p in names))
-    values = [{names[p]: v for p, v in run.values.items() if p in names} for run in runs]
-    numeric = {
-        name: all(number_of(each[name]) is not None for each in values if name in each)
-        for name in axes
+    points = {run.name: {names[p]: v for p, v in run.values.items() if p in names} for run in runs}
+
+    def metric(row: str) -> Callable[[Result], Cell]:
+        # None for the test split of trials, if selection did not use it.
+        hidden = row.startswith(PREFIXES["test"]) and goal.select_on != "test"
+        return lambda r: None if hidden and r.name in search else r.value(row)
+
+    def searched(name: str, numeric: bool) -> Callable[[Result], Cell]:
+        return lambda r: _cell(points[r.name].get(name), numeric)
+
+    columns: Columns[Result] = {
+        Column("trial", "trial", "code"): lambda r: r.name,
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("seed", "seed"): lambda r: str(r.seed),
+        Column("end", "end"): lambda r: r.end,
+        Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"): metric(goal.selected),
     }
-    both = goal.report_on != goal.select_on
-    heads = [
-        Column("trial", "trial", "code"),
-        Column("arm", "arm"),
-        Column("seed", "seed"),
-        Column("end", "end"),
-        Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"),
-        *([Column(goal.report_on, f"{goal.metric}, {goal.report_on}", "number")] if both else []),
-    ]
-    tail = [
-        Column("steps", "steps", "integer"),
-        Column("seconds", "training time", "seconds"),
-        Column("folder", "folder", "code"),
-    ]
-    searched = column_names(axes, {column.name for column in (*heads, *tail)})
-    heads += [
-        Column(column, name, "number" if numeric[name] else "text")
-        for column, name in zip(searched, axes, strict=True)
-    ]
-    others = _others(goal, runs)
-    taken = {column.name for column in (*heads, *tail)}
-    metrics = [
-        Column(name, row, "number", only_csv=True)
-        for name, row in zip(column_names(others, taken), others, strict=True)
-    ]
-    rows = []
-    for run, point in zip(runs, values, strict=True):
-        goals = (_value(run, goal.selected, search, goal), _value(run, goal.reported, search, goal))
-        found = [_cell(point.get(name), numeric[name]) for name in axes]
-        folder = os.path.relpath(run.folder.absolute(), report.absolute())
-        ends = (run.summary.step, run.summary.seconds, folder)
-        more = [_value(run, row, search, goal) for row in others]
-        start = (run.name, run.arm, str(run.seed), run.end, *goals[: 1 + both])
-        rows.append((*start, *found, *ends, *more))
-    kept = (goal.select_on, *searched)
-    columns = (*heads, *tail, *metrics)
+    if goal.report_on != goal.select_on:
+        title = f"{goal.metric}, {goal.report_on}"
+        columns |= {Column(goal.report_on, title, "number"): metric(goal.reported)}
+    tail: Columns[Result] = {
+        Column("steps", "steps", "integer"): lambda r: r.summary.step,
+        Column("seconds", "training time", "seconds"): lambda r: r.summary.seconds,
+        Column("folder", "folder", "code"): lambda r: os.path.relpath(
+            r.folder.absolute(), report.absolute()
+        ),
+    }
+    titles = list(dict.fromkeys(name for point in points.values() for name in point))
+    axes = columns_of(titles, {column.name for column in columns | tail})
+    for axis in axes:
+        known = [point[axis.title] for point in points.values() if axis.title in point]
+        numeric = all(number_of(value) is not None for value in known)
+        columns[replace(axis, kind="number" if numeric else "text")] = searched(axis.title, numeric)
+    columns |= tail
+    rows = dict.fromkeys(row for run in runs for row in run.summary.metrics)
+    others = [row for row in rows if row not in (goal.selected, goal.reported)]
+    more = columns_of(others, {column.name for column in columns}, "number", only_csv=True)
+    columns |= {column: metric(column.title) for column in more}
+    table = Table.of(f"{prefix}trials", "Every run", runs, columns)
+    root = "" if workload.path is None else f"{quote(str(workload.path))}/"
+    names_of_axes = tuple(axis.name for axis in axes)
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
-        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(kept),
+        table=table.compact((goal.select_on, *names_of_axes)),
         goal=goal.select_on,
         better=goal.better,
-        axes=tuple(searched),
-        command=f"python -m trainer --config={_root(workload)}{{trial}}/config.yaml{options}",
+        axes=names_of_axes,
+        command=f"python -m trainer --config={root}{{trial}}/config.yaml{options}",
     )
-
-
-def _others(goal: Goal, runs: Iterable[Result]) -> list[str]:
-    """Returns the names of the metrics that are not those of the goal."""
-    names = dict.fromkeys(name for run in runs for name in run.summary.metrics)
-    return [name for name in names if name not in (goal.selected, goal.reported)]
-
-
-def _value(run: Result, row: str, search: Collection[str], goal: Goal) -> float | None:
-    """Returns a metric of a run; None for the test split of trials, if selection did not use it."""
-    of_test = row.startswith(PREFIXES["test"]) and goal.select_on != "test"
-    return None if of_test and run.name in search else run.value(row)
-
-
-def _root(workload: Workload) -> str:
-    return "" if workload.path is None else f"{quote(str(workload.path))}/"
 
 
 def _cell(value: Tree, numeric: bool) -> Cell:

@@ -1,9 +1,9 @@
 """The panel of tuning curves: what the best of k trials would have reached."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import point_values, spans_decades
 from trainer.report.statistics import best_of_k
@@ -46,7 +46,12 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
     if not finite:
         none = "There is no search, or none of its trials has a finite value."
         return Block(text=stopped if stopped and not whole else (none, *stopped))
-    rows = [row for arm, values in arms.items() for row in _rows(arm, values, goal.better)]
+    curves = {arm: _curves(values, goal.better) for arm, values in arms.items()}
+    rows = tuple(
+        (arm, k, *line)
+        for arm, columns in curves.items()
+        for k, line in enumerate(zip(*columns, strict=True), 1)
+    )
     best = {arm: min(values, key=lambda v: goal.sign * v) for arm, values in arms.items()}
     ends = ", ".join(f"{arm} {shown(v)}" for arm, v in best.items() if math.isfinite(v))
     figure = Figure(
@@ -58,10 +63,10 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         ),
         x=Axis("trials (k)", log=max(map(len, arms.values())) > 10),
         y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(finite)),
-        series=_series(workload, arms, rows),
-        table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, tuple(rows)),
+        series=_series(workload, arms, curves),
+        table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, rows),
     )
-    figures = [figure, *_by_cost(workload, arms, rows, prefix)]
+    figures = [figure, *_by_cost(workload, arms, curves, prefix)]
     text = (_TEXT, *stopped)
     return Block(text=text, warnings=tuple(_warnings(arms)), figures=tuple(figures))
 
@@ -69,7 +74,7 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
 def _by_cost(
     workload: Workload,
     arms: dict[str, list[float]],
-    rows: Sequence[tuple[Cell, ...]],
+    curves: Mapping[str, Sequence[list[float]]],
     prefix: str,
 ) -> Iterator[Figure]:
     """Yields the tuning curves over steps and over FLOPs, where trials of arms differ in them."""
@@ -79,19 +84,14 @@ def _by_cost(
         ("steps", "steps", lambda run: float(run.planned)),
         ("flops", "FLOPs", lambda run: (run.flops or math.nan) * run.planned),
     ):
-        costs = {arm: _mean_cost(workload, arm, of) for arm in arms}
-        if any(cost is None for cost in costs.values()):
+        costs = {arm: x for arm in arms if (x := _mean_cost(workload, arm, of)) is not None}
+        if len(costs) < len(arms) or max(costs.values()) <= _EQUAL * min(costs.values()):
             continue
-        known = [cost for cost in costs.values() if cost is not None]
-        if max(known) <= _EQUAL * min(known):
-            continue
-        series, cells = [], []
-        for arm in arms:
-            line = [(row[1], row[2]) for row in rows if row[0] == arm]
-            x = [(costs[arm] or 0.0) * float(k or 0) for k, _ in line]
-            y = [float(value) if value is not None else math.inf for _, value in line]
-            series.append(Series("line", arm, x, y, label=arm))
-            cells += [(arm, a, *b) for a, b in zip(x, line, strict=True)]
+        series, rows = [], []
+        for arm, (expected, *_) in curves.items():
+            x = [costs[arm] * float(k) for k in range(1, len(expected) + 1)]
+            series.append(Series("line", arm, x, expected, label=arm))
+            rows += [(arm, x[i], i + 1, y) for i, y in enumerate(expected)]
         columns = (
             Column("arm", "arm"),
             Column(what, f"{title} of the search", "number"),
@@ -109,7 +109,7 @@ def _by_cost(
             x=Axis(f"{title} of the search", log=True),
             y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(_finite(arms))),
             series=tuple(series),
-            table=Table(name, f"Best of k trials by {title}", columns, tuple(cells)),
+            table=Table(name, f"Best of k trials by {title}", columns, tuple(rows)),
         )
 
 
@@ -124,31 +124,26 @@ def _mean_cost(workload: Workload, arm: str, of: Callable[[Result], float]) -> f
     return mean * seeds if math.isfinite(mean) and mean > 0 else None
 
 
-def _rows(arm: str, values: Sequence[float], better: str) -> list[tuple[Cell, ...]]:
-    low, high = best_of_k.bands(values, 0.95, better)
+def _curves(values: Sequence[float], better: str) -> list[list[float]]:
+    """Returns the columns of the table that follow k."""
     columns = (
         best_of_k.expected_best(values, better),
         best_of_k.expected_best_v(values, better),
         best_of_k.median_best(values, better),
-        low,
-        high,
+        *best_of_k.bands(values, 0.95, better),
     )
-    lines = zip(*(column.tolist() for column in columns), strict=True)
-    return [(arm, k, *line) for k, line in enumerate(lines, 1)]
+    return [column.tolist() for column in columns]
 
 
 def _series(
-    workload: Workload,
-    arms: dict[str, list[float]],
-    rows: Sequence[tuple[Cell, ...]],
+    workload: Workload, arms: dict[str, list[float]], curves: Mapping[str, Sequence[list[float]]]
 ) -> tuple[Series, ...]:
     # The table has the bands of every arm.
     sign = workload.goal.sign
     with_band = sorted(arms, key=lambda arm: min(sign * v for v in arms[arm]))[:_BANDS]
     bands, lines = [], []
-    for arm in arms:
-        of_arm: list[list[float]] = [list(row[1:]) for row in rows if row[0] == arm]  # type: ignore[arg-type]
-        k, expected, _, _, low, high = map(list, zip(*of_arm, strict=True))
+    for arm, (expected, _, _, low, high) in curves.items():
+        k = list(range(1, len(expected) + 1))
         if arm in with_band:
             bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
         names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")

@@ -1,15 +1,26 @@
 """The panel across workloads: speedups, performance profiles and AlgoPerf's score."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table, column_names
+from trainer.report.document import (
+    Axis,
+    Block,
+    Column,
+    Columns,
+    Figure,
+    Kind,
+    Series,
+    Table,
+    columns_of,
+    finite,
+)
 from trainer.report.panels.targets import target_of, to_target, why_not_clocked
 from trainer.report.results import Workload
 from trainer.report.statistics.scores import (
+    Speedup,
     algoperf_score,
     leave_one_out,
     performance_profile,
@@ -40,26 +51,28 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
         )
         return Block(text=(text,), warnings=tuple(warnings))
     values = [value for value, _ in targets if value is not None]
-    clocked = not any(why_not_clocked(each) for each in workloads)
-    runs = _runs(workloads, arms, values, clocked)
-    times = np.asarray([[_median(each) for each in of_arm] for of_arm in runs], float)
+    why = next(filter(None, map(why_not_clocked, workloads)), "")
+    goals = list(zip(workloads, values, strict=True))
+    # The times to the target of each compared run, [arm][workload], and the medians over these,
+    # each of which is a study with one trial.
+    runs = [[to_target(each, arm, x, clock=not why) for each, x in goals] for arm in arms]
+    times = np.asarray([[time_of_studies([[x] for x in xs]) for xs in own] for own in runs])
     if any(each.goal.target is None for each in workloads):
         warnings.append(
             "Targets that were not given are those that the runner-up reached, so that they depend"
             " on the arms that take part: give a target to report scores."
         )
-    what = "training time" if clocked else "steps"
+    what = "steps" if why else "training time"
     text = (
         f"Each arm has one time for each workload: the median {what} to the target over its"
         " compared runs, where a miss is later than any other. A score depends on the other arms,"
         " because each workload is measured by its fastest: the columns at the right leave one arm"
         " out.",
     )
-    if not clocked:
-        why = next(why for each in workloads if (why := why_not_clocked(each)))
+    if why:
         warnings.append(f"Scores are over steps, because times cannot be trusted: {why}")
     tables = (
-        _times_table(workloads, arms, times, clocked),
+        _times_table(workloads, arms, times, "integer" if why else "seconds"),
         _scores(arms, times, runs),
         _pairs(arms, times),
     )
@@ -68,36 +81,12 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
     )
 
 
-def _runs(
-    workloads: Sequence[Workload], arms: Sequence[str], targets: Sequence[float], clock: bool
-) -> list[list[list[float]]]:
-    """Returns the times to the target of each compared run, [arm][workload]."""
-    return [
-        [
-            to_target(each, arm, target, clock)
-            for each, target in zip(workloads, targets, strict=True)
-        ]
-        for arm in arms
-    ]
-
-
-def _median(times: Sequence[float]) -> float:
-    """Returns the median over runs, each a study with one trial."""
-    return time_of_studies([[time] for time in times])
-
-
 def _times_table(
-    workloads: Sequence[Workload], arms: Sequence[str], times: NDArray, clocked: bool
+    workloads: Sequence[Workload], arms: Sequence[str], times: NDArray, kind: Kind
 ) -> Table:
-    kind = "seconds" if clocked else "integer"
-    columns = [Column("arm", "arm")]
-    titles = [each.name for each in workloads]
-    names = column_names(titles, {"arm"})
-    columns += [Column(name, title, kind) for name, title in zip(names, titles, strict=True)]
-    rows = tuple(
-        (arm, *(_finite(x) for x in row)) for arm, row in zip(arms, times.tolist(), strict=True)
-    )
-    return Table("workloads_times", "Times to the targets", tuple(columns), rows, "– is a miss.")
+    columns = Column("arm", "arm"), *columns_of([w.name for w in workloads], {"arm"}, kind)
+    rows = tuple((arm, *map(finite, row)) for arm, row in zip(arms, times.tolist(), strict=True))
+    return Table("workloads_times", "Times to the targets", columns, rows, "– is a miss.")
 
 
 def _scores(
@@ -106,23 +95,22 @@ def _scores(
     scores = algoperf_score(times, _LARGEST_RATIO)
     low, high = score_intervals(runs, _LARGEST_RATIO)
     without = leave_one_out(times, _LARGEST_RATIO)
-    columns = [Column("arm", "arm"), Column("score", "score", "number")]
-    columns += [Column("low", "95% from", "number"), Column("high", "to", "number")]
-    titles = [f"without {arm}" for arm in arms]
-    names = column_names(titles, {"arm", "score", "low", "high"})
-    columns += [Column(name, title, "number") for name, title in zip(names, titles, strict=True)]
-    rows: list[tuple[Cell, ...]] = []
-    for index, arm in enumerate(arms):
-        left = [_finite(float(without[i][index])) for i in range(len(arms))]
-        ends = float(low[index]), float(high[index])
-        rows.append((arm, float(scores[index]), *ends, *left))
+    columns: Columns[int] = {
+        Column("arm", "arm"): lambda i: arms[i],
+        Column("score", "score", "number"): lambda i: float(scores[i]),
+        Column("low", "95% from", "number"): lambda i: float(low[i]),
+        Column("high", "to", "number"): lambda i: float(high[i]),
+    }
+    titles, taken = [f"without {arm}" for arm in arms], {column.name for column in columns}
+    for gone, column in enumerate(columns_of(titles, taken, "number")):
+        columns[column] = lambda i, rest=without[gone]: finite(float(rest[i]))
     note = (
         "AlgoPerf's score (arXiv:2306.07179), without its qualification rules: the mean over ratios"
         " from 1 to 4 of the share of workloads on which an arm needs at most that many times the"
         " fastest arm's time. The intervals are of a bootstrap over the runs of each workload; they"
         f" say nothing about other workloads. {_swaps(arms, scores, without)}"
     )
-    return Table("workloads_scores", "AlgoPerf score", tuple(columns), tuple(rows), note)
+    return Table.of("workloads_scores", "AlgoPerf score", range(len(arms)), columns, note)
 
 
 def _swaps(arms: Sequence[str], scores: NDArray, without: dict[int, NDArray]) -> str:
@@ -137,26 +125,22 @@ def _swaps(arms: Sequence[str], scores: NDArray, without: dict[int, NDArray]) ->
 
 
 def _pairs(arms: Sequence[str], times: NDArray) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for (a, b), each in speedups(times).items():
-        if a < b:
-            misses = (each.only_first, each.only_second, each.neither)
-            rows.append((arms[a], arms[b], each.factor, each.both, *misses))
-    columns = (
-        Column("arm", "arm"),
-        Column("other", "over"),
-        Column("speedup", "speedup", "number"),
-        Column("both", "both met", "integer"),
-        Column("only_first", "only the first", "integer"),
-        Column("only_second", "only the second", "integer"),
-        Column("neither", "neither", "integer"),
-    )
+    found = [(arms[a], arms[b], each) for (a, b), each in speedups(times).items() if a < b]
+    columns: Columns[tuple[str, str, Speedup]] = {
+        Column("arm", "arm"): lambda r: r[0],
+        Column("other", "over"): lambda r: r[1],
+        Column("speedup", "speedup", "number"): lambda r: r[2].factor,
+        Column("both", "both met", "integer"): lambda r: r[2].both,
+        Column("only_first", "only the first", "integer"): lambda r: r[2].only_first,
+        Column("only_second", "only the second", "integer"): lambda r: r[2].only_second,
+        Column("neither", "neither", "integer"): lambda r: r[2].neither,
+    }
     note = (
         "The geometric mean, over the workloads on which both arms met the target, of the second"
         " arm's time divided by the first's. Workloads that one arm missed are counted at the right"
         " and are not in the mean."
     )
-    return Table("workloads_speedups", "Speedups", columns, tuple(rows), note)
+    return Table.of("workloads_speedups", "Speedups", found, columns, note)
 
 
 def _profile(arms: Sequence[str], times: NDArray) -> Figure:
@@ -196,7 +180,3 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
             rows,
         ),
     )
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
