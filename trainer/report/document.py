@@ -64,9 +64,14 @@ class Table:
         """The columns, each with its cells."""
         return [(column, [row[i] for row in self.rows]) for i, column in enumerate(self.columns)]
 
+    def place(self, name: str) -> int:
+        """Returns the index of the column with a name."""
+        return [column.name for column in self.columns].index(name)
+
     def cells(self, name: str) -> list[Cell]:
         """Returns the cells of the column with a name."""
-        return next(cells for column, cells in self.by_column if column.name == name)
+        place = self.place(name)
+        return [row[place] for row in self.rows]
 
     def compact(self, keep: Collection[str] = ()) -> "Table":
         """Returns the table without columns that are None in all rows, except those in `keep`."""
@@ -180,6 +185,19 @@ class Trials:
     better: Literal["min", "max"]  # which value is the best
     axes: tuple[str, ...]  # the columns of the search spaces
     command: str  # repeats a trial, with "{folder}" and "{trial}" to be replaced
+
+    @property
+    def best_first(self) -> list[tuple[Cell, ...]]:
+        """The rows of the table, the best first, those without a number in the goal last."""
+        sign, place = 1 if self.better == "min" else -1, self.table.place(self.goal)
+
+        def order(row: tuple[Cell, ...]) -> tuple[bool, float]:
+            goal = row[place]
+            if isinstance(goal, int | float) and not math.isnan(goal):
+                return False, sign * goal
+            return True, 0.0
+
+        return sorted(self.table.rows, key=order)
 
 
 @dataclass(frozen=True)

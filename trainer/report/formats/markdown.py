@@ -2,8 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from itertools import compress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from trainer.messages import printable
@@ -97,7 +97,7 @@ def _table(table: Table, path: str | None) -> Iterator[str]:
     if not table.rows:
         yield "No rows."
     else:
-        yield _pipes(table.columns, table.rows[:_ROWS])
+        yield _aligned(_texts(replace(table, rows=table.rows[:_ROWS])))
     if table.note:
         yield _wrapped(table.note)
     if len(table.rows) > _ROWS:
@@ -107,26 +107,18 @@ def _table(table: Table, path: str | None) -> Iterator[str]:
 
 def _trials(trials: Trials, path: str | None) -> Iterator[str]:
     table = trials.table
-    names = [column.name for column in table.columns]
-    rows = _best(trials)
-    if len(rows) < len(table.rows):
+    best = replace(table, rows=tuple(_best(trials)))
+    if len(best.rows) < len(table.rows):
         where = f"; {_link(path)} has all" if path else ""
         yield f"The {_BEST} best of each arm, of {len(table.rows)} trials{where}."
-    if not rows:
+    if not best.rows:
         yield "No trials."
         return
-    columns = [column for column in table.columns if column.name != "folder"]
-    shown = [name != "folder" for name in names]
-    cells = [
-        [_cell(column, value) for column, value in zip(columns, compress(row, shown), strict=True)]
-        for row in rows
-    ]
-    if "folder" in names:  # last, because links are long, so that the others are aligned
-        columns.append(Column("folder", "folder"))
-        folders = [row[names.index("folder")] for row in rows]
-        for row, folder in zip(cells, folders, strict=True):
-            row.append(f"[open]({_quoted(str(folder))})" if folder else "")
-    yield _aligned(columns, cells)
+    texts = [(column, cells) for column, cells in _texts(best) if column.name != "folder"]
+    if len(texts) < len(table.columns):  # links are last, because they are long
+        links = [f"[open]({_quoted(str(x))})" if x else "" for x in best.cells("folder")]
+        texts.append((Column("folder", "folder"), links))
+    yield _aligned(texts)
     if table.note:
         yield _wrapped(table.note)
     if trials.command:
@@ -135,53 +127,31 @@ def _trials(trials: Trials, path: str | None) -> Iterator[str]:
 
 def _best(trials: Trials) -> list[tuple[Cell, ...]]:
     """Returns the rows of the best trials of each arm, by arm, the best first."""
-    names = [column.name for column in trials.table.columns]
-    arm, goal = names.index("arm"), names.index(trials.goal)
-    sign = 1 if trials.better == "min" else -1
-
-    def order(row: tuple[Cell, ...]) -> tuple[bool, float]:
-        value = row[goal]
-        if isinstance(value, str) or value is None or value != value:
-            return True, 0.0
-        return False, sign * value
-
-    by_arm: dict[Cell, list[tuple[Cell, ...]]] = {}
-    for row in sorted(trials.table.rows, key=order):
-        by_arm.setdefault(row[arm], []).append(row)
-    arms = list(dict.fromkeys(row[arm] for row in trials.table.rows))
-    return [row for each in arms for row in by_arm[each][:_BEST]]
+    place = trials.table.place("arm")
+    by_arm: dict[Cell, list[tuple[Cell, ...]]] = {arm: [] for arm in trials.table.cells("arm")}
+    for row in trials.best_first:
+        by_arm[row[place]].append(row)
+    return [row for rows in by_arm.values() for row in rows[:_BEST]]
 
 
-def _pipes(columns: tuple[Column, ...], rows: tuple[tuple[Cell, ...], ...]) -> str:
-    return _aligned(
-        list(columns),
-        [
-            [_cell(column, value) for column, value in zip(columns, row, strict=True)]
-            for row in rows
-        ],
-    )
+def _texts(table: Table) -> list[tuple[Column, list[str]]]:
+    """Returns the columns with their cells as Markdown."""
+    return [(column, [_cell(column, x) for x in cells]) for column, cells in table.by_column]
 
 
-def _aligned(columns: list[Column], rows: list[list[str]]) -> str:
+def _aligned(columns: Sequence[tuple[Column, Sequence[str]]]) -> str:
     """Returns a pipe table, padded so that its columns are aligned in a terminal too."""
-    head = [escaped(column.title) for column in columns]
-    right = [column.kind not in ("text", "code") for column in columns]
-    widths = [
-        max(3, *(len(cell) for cell in cells if len(cell) <= _PADDED), 0)
-        for cells in zip(head, *rows, strict=True)
-    ]
-    rule = [
-        "-" * (width - 1) + ":" if at_right else "-" * width
-        for width, at_right in zip(widths, right, strict=True)
-    ]
-    lines = [
-        [
-            cell.rjust(width) if at_right else cell.ljust(width)
-            for cell, width, at_right in zip(cells, widths, right, strict=True)
-        ]
-        for cells in [head, rule, *rows]
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    padded = []
+    for column, texts in columns:
+        cells = [escaped(column.title), *texts]
+        width = max([3, *(len(cell) for cell in cells if len(cell) <= _PADDED)])
+        if column.kind in ("text", "code"):
+            cells.insert(1, "-" * width)
+            padded.append([cell.ljust(width) for cell in cells])
+        else:
+            cells.insert(1, "-" * (width - 1) + ":")
+            padded.append([cell.rjust(width) for cell in cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*padded, strict=True))
 
 
 def _cell(column: Column, value: Cell) -> str:

@@ -21,18 +21,14 @@ def prose(text: str, arms: Sequence[str] = ()) -> str:
     """Returns text as HTML; code is between backticks, arms of three letters or more are marked."""
     parts = re.split(r"`([^`]+)`", text)
     return "".join(
-        f"<code>{_words(part)}</code>" if i % 2 else _with_arms(part, arms)
+        f"<code>{' '.join(map(_word, part.split(' ')))}</code>" if i % 2 else _with_arms(part, arms)
         for i, part in enumerate(parts)
     )
 
 
-def _words(code: str) -> str:
-    """Returns code whose options do not break at their hyphens."""
-    words = (
-        f'<span class="word">{xml(word)}</span>' if "-" in word and len(word) < 32 else xml(word)
-        for word in code.split(" ")
-    )
-    return " ".join(words)
+def _word(word: str) -> str:
+    """Returns a word of code; options do not break at their hyphens."""
+    return f'<span class="word">{xml(word)}</span>' if "-" in word and len(word) < 32 else xml(word)
 
 
 def _breakable(text: str, least: int = 25) -> str:
@@ -59,7 +55,7 @@ def _with_arms(text: str, arms: Sequence[str]) -> str:
 def marks(arms: Sequence[str]) -> str:
     """Returns the markers that all figures and legends of the page use, in a drawing of no size."""
     markers = "".join(marker(arm, f"m{arm}", False) for arm in range(len(arms)))
-    keys = "".join(_key(arm) for arm in range(len(arms)))
+    keys = "".join(map(_key, range(len(arms))))
     return (
         '<svg width="0" height="0" class="defs" aria-hidden="true">'
         f"<defs>{markers}{keys}</defs></svg>"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 
-from trainer.report.document import Block, Cell, Panel, Report, Table, Trials, text_of
+from trainer.report.document import Block, Panel, Report, Table, Trials, text_of
 from trainer.report.figures.style import style
 from trainer.report.figures.svg import xml
 from trainer.report.html.elements import aligned, arm_name, figure, link, marks, prose, row, table
@@ -27,10 +27,13 @@ def page(report: Report) -> str:
     contents = "".join(
         f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in panels
     )
+    arms = "".join(f"<li>{arm_name(i, report.arms, True)}</li>" for i in range(len(report.arms)))
+    legend = f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else ""
     numbers = count(1)
     body = "".join(_panel(panel, report, numbers) for panel in panels)
     scripts = "\n".join(_packaged(name) for name in _SCRIPTS)
-    verdict = "".join(f"<p>{_unbroken(prose(each, report.arms))}</p>" for each in report.verdict)
+    verdict = "".join(f"<p>{prose(each, report.arms)}</p>" for each in report.verdict)
+    verdict = re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", verdict)  # keeps "p = 0.01" in a line
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -40,7 +43,8 @@ def page(report: Report) -> str:
         '<a class="skip" href="#content">Skip to the content</a>'
         '<button type="button" id="theme" hidden>Dark</button><div class="layout">'
         f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
-        f'<aside>{_side(report, contents)}</aside><main id="content">'
+        f'<aside><nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
+        '</aside><main id="content">'
         f"{body}<footer><p>{prose(report.made)}</p></footer></main></div>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f'<script type="application/json" id="arms">{embedded(list(report.arms))}</script>'
@@ -51,11 +55,6 @@ def page(report: Report) -> str:
 def _packaged(name: str) -> str:
     text = files("trainer.report.html").joinpath(name).read_text(encoding="utf-8")
     return "\n".join(line for each in text.splitlines() if (line := each.strip()))
-
-
-def _unbroken(text: str) -> str:
-    """Keeps the lines of HTML text from ending within "p = 0.01"."""
-    return re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", text)
 
 
 def _colors(arms: Sequence[str]) -> str:
@@ -69,12 +68,6 @@ def _colors(arms: Sequence[str]) -> str:
 
 def _id(panel: Panel) -> str:
     return "panel-" + re.sub(r"[^\w-]", "-", link(panel.name))
-
-
-def _side(report: Report, contents: str) -> str:
-    arms = "".join(f"<li>{arm_name(i, report.arms, True)}</li>" for i in range(len(report.arms)))
-    legend = f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else ""
-    return f'<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
 
 
 def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
@@ -116,11 +109,11 @@ def _characters(shown: Table) -> int:
         4
         + max(
             [
-                max(map(len, c.title.split()), default=0),
-                *(len(text_of(c.kind, r[i])) for r in shown.rows),
+                max(map(len, column.title.split()), default=0),
+                *(len(text_of(column.kind, cell)) for cell in cells),
             ]
         )
-        for i, c in enumerate(shown.columns)
+        for column, cells in shown.by_column
     )
 
 
@@ -140,25 +133,20 @@ def _block(block: Block, panel: Panel, report: Report, numbers: Iterator[int]) -
         ),
     ]
     if block.figures:
-        places = _places(known[0]) if known else {}
+        trials = known[0].table.cells("trial") if known else []
+        places = {str(name): i for i, name in enumerate(trials)}
         drawn = "".join(figure(f, next(numbers), report.arms, places) for f in block.figures)
         parts.append(f'<div class="figures">{drawn}</div>')
     parts += [table(each, report.arms) for each in block.tables]
     return f'<div class="block"{mine}>{"".join(parts)}</div>'
 
 
-def _places(trials: Trials) -> dict[str, int]:
-    at = [column.name for column in trials.table.columns].index("trial")
-    return {str(cells[at]): i for i, cells in enumerate(trials.table.rows)}
-
-
 def _trials(trials: Trials, number: int, report: Report) -> str:
     columns = trials.table.columns
-    best = _best_first(trials)[:_STATIC_ROWS]
+    best = trials.best_first[:_STATIC_ROWS]
     rows = "".join(row(cells, columns, report.arms) for cells in best)
     total = len(trials.table.rows)
-    several = len(report.trials) > 1
-    title = f"<h3>{xml(trials.workload)}</h3>" if several else ""
+    title = f"<h3>{xml(trials.workload)}</h3>" if len(report.trials) > 1 else ""
     note = f'<p class="note">{prose(trials.table.note)}</p>' if trials.table.note else ""
     return (
         f'<div class="block trials" data-number="{number}">{title}<div class="filter"></div>'
@@ -172,24 +160,11 @@ def _trials(trials: Trials, number: int, report: Report) -> str:
     )
 
 
-def _best_first(trials: Trials) -> list[tuple[Cell, ...]]:
-    at = [column.name for column in trials.table.columns].index(trials.goal)
-    sign = 1 if trials.better == "min" else -1
-
-    def rank(cells: tuple[Cell, ...]) -> float:
-        value = cells[at]
-        if isinstance(value, int | float) and value == value:
-            return sign * value
-        return float("inf")
-
-    return sorted(trials.table.rows, key=rank)
-
-
 def _widths(trials: Trials) -> str:
     """Returns the widths of columns, fixed so that they do not change while rows scroll by."""
     widths = []
-    for i, column in enumerate(trials.table.columns):
-        cells = [len(text_of(column.kind, cells[i])) for cells in trials.table.rows]
+    for column, cells in trials.table.by_column:
+        lengths = [len(text_of(column.kind, cell)) for cell in cells]
         room = 4 if column.name == "arm" else 0
-        widths.append(round(0.95 * min(max([len(column.title) + 4, *cells]) + room, 28) + 3, 1))
+        widths.append(round(0.95 * min(max([len(column.title) + 4, *lengths]) + room, 28) + 3, 1))
     return "".join(f'<col style="width:{width}ch">' for width in widths)

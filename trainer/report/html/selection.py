@@ -38,30 +38,27 @@ def _series(series: Series, places: dict[str, int]) -> dict[str, Any]:
         data["t"] = [places.get(name, name) for name in series.trials]
     if series.kind != "band" and not (series.faint and series.kind in {"line", "steps"}):
         columns = {"x": series.x, "y": series.y, "h": series.high}
-        data |= {key: _short(values) for key, values in columns.items() if len(values)}
+        data |= {key: list(map(_short, values)) for key, values in columns.items() if len(values)}
     return data
 
 
-def _short(values: Sequence[float]) -> list[float | None]:
-    """Returns values with five digits; None for those that are not finite."""
-    rounded = [float(f"{float(value):.5g}") for value in values]
-    return [
-        None if not math.isfinite(value) else int(value) if value.is_integer() else value
-        for value in rounded
-    ]
+def _short(value: float) -> float | None:
+    """Returns a value with five digits; None if it is not finite."""
+    rounded = float(f"{float(value):.5g}")
+    if not math.isfinite(rounded):
+        return None
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def trials_data(trials: Trials, arms: Sequence[str]) -> dict[str, Any]:
     """Returns the table of trials, column by column; `arms` are all arms of the report."""
     columns = trials.table.columns
-    cells = zip(*trials.table.rows, strict=True) if trials.table.rows else [() for _ in columns]
     names = [column.name for column in columns]
     return {
         "workload": trials.workload,
         "columns": [{"name": c.name, "title": c.title, "kind": c.kind} for c in columns],
         "cells": [
-            [_plain(cell, column.kind) for cell in each]
-            for each, column in zip(cells, columns, strict=True)
+            [_plain(x, column.kind) for x in cells] for column, cells in trials.table.by_column
         ],
         "arms": list(arms),
         "trial": names.index("trial"),
@@ -76,9 +73,9 @@ def trials_data(trials: Trials, arms: Sequence[str]) -> dict[str, Any]:
 
 
 def _plain(cell: Cell, kind: str) -> Cell:
-    if isinstance(cell, float):
-        if not math.isfinite(cell):
-            return text_of(kind, cell)
-        cell = float(f"{cell:.9g}")
-        return int(cell) if cell.is_integer() and abs(cell) < 2**53 else cell
-    return cell
+    if not isinstance(cell, float):
+        return cell
+    if not math.isfinite(cell):
+        return text_of(kind, cell)
+    cell = float(f"{cell:.9g}")
+    return int(cell) if cell.is_integer() and abs(cell) < 2**53 else cell
