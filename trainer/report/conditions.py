@@ -31,8 +31,7 @@ def conditions(workload: Workload) -> list[str]:
         sentences.append("The hyperparameters were searched for on lower rungs, and not here.")
     if workload.branch is not None:
         sentences.append(workload.branch.condition(workload.configs))
-    sentences += _cuts(workload)
-    sentences += _differences(workload)
+    sentences += [*_cuts(workload), *_differences(workload)]
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
@@ -49,7 +48,10 @@ def _cuts(workload: Workload) -> Iterator[str]:
     """Yields a sentence if trials are stopped early; it says so if arms have unlike rules."""
     if not workload.cut_short:
         return
-    texts = {arm: _cut_text(workload, arm) for arm in workload.arms}
+    texts = {
+        arm: workload.cuts[arm].text if arm in workload.cuts else "computed to the end"
+        for arm in workload.arms
+    }
     slow = "what begins slowly is at a disadvantage"
     if len(set(texts.values())) > 1:
         listed = "; ".join(f"{arm} {text}" for arm, text in texts.items())
@@ -57,11 +59,6 @@ def _cuts(workload: Workload) -> Iterator[str]:
     else:
         (text,) = set(texts.values())
         yield f"Trials are stopped early (each search {text}): {slow}."
-
-
-def _cut_text(workload: Workload, arm: str) -> str:
-    cuts = workload.cuts.get(arm)
-    return "computed to the end" if cuts is None else cuts.text
 
 
 def _differences(workload: Workload) -> Iterator[str]:
@@ -130,32 +127,22 @@ def _machines(workload: Workload) -> list[str]:
     parts = []
     for key, values in seen.items():
         if len(values) > 1:
-            listed = joined(
-                [
-                    f"{_short(value)} ({listing(list(dict.fromkeys(runs)), 4)})"
-                    for value, runs in values.items()
-                ]
-            )
+            listed = []
+            for value, runs in values.items():
+                short = value[:16] if re.fullmatch("[0-9a-f]{40,}", value) else value  # of a hash
+                listed.append(f"{short} ({listing(list(dict.fromkeys(runs)), 4)})")
             name = "uncommitted changes (a hash of them)" if key == "uncommitted" else key
-            parts.append(f"{name} {listed}")
-    if not parts:
-        return []
-    return [f"The runs were made under different conditions: {'; '.join(parts)}."]
+            parts.append(f"{name} {joined(listed)}")
+    return [f"The runs were made under different conditions: {'; '.join(parts)}."] if parts else []
 
 
 def _kinds(workload: Workload) -> Iterator[tuple[str, Result]]:
     """Yields each run once, with what it is: "trials", "final runs" or "runs"."""
     searched = {run.name for run in workload.trials}
-    for run in workload.trials:
-        yield "trials", run
+    yield from (("trials", run) for run in workload.trials)
     for run in workload.finals:
         if run.name not in searched:
             yield "final runs" if run.name.startswith("final") else "runs", run
-
-
-def _short(value: str) -> str:
-    """Returns a value of a fingerprint, or the beginning of a hash."""
-    return value[:16] if re.fullmatch("[0-9a-f]{40,}", value) else value
 
 
 def changed_code(workload: Workload) -> Iterator[str]:

@@ -22,30 +22,28 @@ class Typeset:
 def typeset(table: Table, width: int) -> list[Typeset]:
     """Returns the columns of a table; a mean and the ends of its interval become one column."""
     # Cells longer than `width` characters have several lines.
-    cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
-    result, index = [], 0
-    while index < len(table.columns):
-        column = table.columns[index]
-        ends = [each.name.rpartition("_")[2] for each in table.columns[index + 1 : index + 3]]
+    columns, result = table.by_column, []
+    while columns:
+        (column, cells), *columns = columns
+        ends = [each.name.rpartition("_")[2] for each, _ in columns[:2]]
         interval = None
         if column.kind in ("number", "share") and ends == ["low", "high"]:
-            interval = _plus_minus(column, *cells[index : index + 3])
-        result.append(interval or _column(column, cells[index], width))
-        index += 3 if interval else 1
+            interval = _plus_minus(column, cells, *(end for _, end in columns[:2]))
+        if interval:
+            result.append(interval)
+            del columns[:2]
+        elif column.kind in ("text", "code") or any(isinstance(cell, str) for cell in cells):
+            shown = ["–" if cell is None else str(cell) for cell in cells]
+            result.append(texts(column.title, shown, width, code=column.kind == "code"))
+        else:
+            result.append(_numbers_of(column, cells))
     return result
-
-
-def with_interval(
-    column: Column, middle: Sequence[Cell], low: Sequence[Cell], high: Sequence[Cell]
-) -> Typeset:
-    """Returns a column of means, with half of the width of their intervals if all are symmetric."""
-    return _plus_minus(column, middle, low, high) or _numbers_of(column, middle)
 
 
 def _plus_minus(
     column: Column, middle: Sequence[Cell], low: Sequence[Cell], high: Sequence[Cell]
 ) -> Typeset | None:
-    """Returns means with half of their intervals, or None if an interval is not symmetric."""
+    """Returns means with half of the width of their intervals; None if one is not symmetric."""
     scale = 100 if column.kind == "share" else 1
     values = [_finite(value, scale) for value in middle]
     halves: list[float | None] = []
@@ -70,31 +68,21 @@ def _plus_minus(
     ]
     texts = ["" if half is None else f"{half:.{places}f}" for half in halves]
     widest = max(map(len, texts))
-    ends = [text and f"$\\pm$\\,{_room(widest - len(text))}\\num{{{text}}}" for text in texts]
-    pairs = [f"{cell} & {end}" for cell, end in zip(cells, ends, strict=True)]
+    pairs = []
+    for cell, text in zip(cells, texts, strict=True):
+        room = "0" * (widest - len(text))  # empty space as wide as so many digits
+        phantom = f"\\phantom{{{room}}}" if room else ""
+        end = f"$\\pm$\\,{phantom}\\num{{{text}}}" if text else ""
+        pairs.append(f"{cell} & {end}")
     return Typeset(f"S[table-format={_format(cells)}]@{{\\,}}l", _title(column), pairs, span=2)
-
-
-def _room(digits: int) -> str:
-    """Returns empty space as wide as some digits."""
-    return f"\\phantom{{{'0' * digits}}}" if digits else ""
-
-
-def _column(column: Column, cells: Sequence[Cell], width: int) -> Typeset:
-    if column.kind in ("text", "code") or any(isinstance(cell, str) for cell in cells):
-        shown = ["–" if cell is None else str(cell) for cell in cells]
-        return texts(column.title, shown, width, code=column.kind == "code")
-    return _numbers_of(column, cells)
 
 
 def _numbers_of(column: Column, cells: Sequence[Cell]) -> Typeset:
     unit, size = _unit(column, cells)
     values = [_finite(cell, size) for cell in cells]
-    numbers = list(_numbers(column.kind, values))
-    shown = [
-        _missing(cell) if number is None else number
-        for cell, number in zip(cells, numbers, strict=True)
-    ]
+    numbers = _numbers(column.kind, values)
+    pairs = zip(cells, numbers, strict=True)
+    shown = [_missing(cell) if number is None else number for cell, number in pairs]
     return Typeset(f"S[table-format={_format(shown)}]", _title(column, unit), shown)
 
 
@@ -241,8 +229,7 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
             files["results"] = combined
         for block in panel.blocks:
             for table in filter(lambda each: each.rows, block.tables):
-                written = _table(table, block)
-                if written:
+                if written := _table(table, block):
                     files[table.name] = written
                 else:
                     skipped.append(f"% {table.name} has {len(table.rows)} rows, too many.\n")
@@ -250,16 +237,15 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
     body += [f"\n{prose(sentence)}\n" for sentence in report.verdict]
     warnings = [w for panel in report.panels for block in panel.blocks for w in block.warnings]
     if warnings:
-        body += ["\n\\begin{itemize}\n", *(f"  \\item {prose(w)}\n" for w in warnings)]
-        body.append("\\end{itemize}\n")
+        items = (f"  \\item {prose(warning)}\n" for warning in warnings)
+        body += ["\n\\begin{itemize}\n", *items, "\\end{itemize}\n"]
     body += [*skipped, *(f"\\input{{{name}}}\n" for name in files)]
     paths = figures or {}
     body += [_figure(each, paths[each.name]) for each in report.figures if each.name in paths]
-    methods = next((panel for panel in report.panels if panel.name == "methods"), None)
-    if methods is not None:
-        body.append("\n\\clearpage\n\\section*{Methods}\n")
-        for block in methods.blocks:
-            body += [f"\n{prose(text)}\n" for text in block.text]
+    for panel in report.panels:
+        if panel.name == "methods":
+            body.append("\n\\clearpage\n\\section*{Methods}\n")
+            body += [f"\n{prose(text)}\n" for block in panel.blocks for text in block.text]
     return {**files, "report": "".join([_DOCUMENT, *body, "\\end{document}\n"])}
 
 
@@ -293,19 +279,16 @@ def _table(table: Table, block: Block) -> str | None:
 
 def _without_zeros(table: Table) -> Table:
     """Returns the table without counts that are 0 in all of several rows, which its note names."""
-    zero = [
-        index
-        for index, column in enumerate(table.columns)
-        if column.kind == "integer"
-        and len(table.rows) > 1
-        and not any(row[index] != 0 for row in table.rows)
-    ]
-    if not zero:
+    kept = table.only(
+        lambda column, cells: (
+            column.kind != "integer" or len(cells) < 2 or any(cell != 0 for cell in cells)
+        )
+    )
+    titles = [column.title for column in table.columns if column not in kept.columns]
+    if not titles:
         return table
-    titles = ", ".join(table.columns[index].title for index in zero)
-    note = f"{table.note} Columns that are 0 in all rows: {titles}."
-    kept = [index for index in range(len(table.columns)) if index not in zero]
-    return replace(table.only(kept), note=note.strip())
+    note = f"{table.note} Columns that are 0 in all rows: {', '.join(titles)}."
+    return replace(kept, note=note.strip())
 
 
 def _height(cells: Sequence[str]) -> int:
@@ -323,7 +306,13 @@ def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
     lines = []
     for back in range(max(map(len, heads)), 0, -1):  # short headings are aligned at the bottom
         words = [head[-back] if back <= len(head) else "" for head in heads]
-        lines.append([_head(word, each) for word, each in zip(words, columns, strict=True)])
+        # Braces keep siunitx from reading a number in a word.
+        lines.append(
+            [
+                f"\\multicolumn{{2}}{{c}}{{{tex(word)}}}" if each.span == 2 else f"{{{tex(word)}}}"
+                for word, each in zip(words, columns, strict=True)
+            ]
+        )
     rows = list(zip(*(column.cells for column in columns), strict=True))
     apart = "    \\addlinespace[2pt]\n" if any(_height(row) > 1 for row in rows) else ""
     return (
@@ -333,11 +322,6 @@ def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
         f"{apart.join(_lines([row]) for row in rows)}    \\bottomrule\n  \\end{{tabular}}}}%\n"
         f"{_FLOAT}  \\caption{{{prose(caption)}}}\n  \\label{{tab:{table.name}}}\n{_SHRUNK}"
     )
-
-
-def _head(word: str, column: Typeset) -> str:
-    # Braces keep siunitx from reading a number in it.
-    return f"\\multicolumn{{2}}{{c}}{{{tex(word)}}}" if column.span == 2 else f"{{{tex(word)}}}"
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> str:
@@ -354,25 +338,19 @@ def _results(panel: Panel) -> str | None:
     ]
     if len(found) < 2:
         return None
-    means = [(workload, table, _rows_by_arm(table)) for workload, table in found]
-    arms = list(dict.fromkeys(arm for _, _, rows in means for arm in rows))
+    arms = list(dict.fromkeys(str(arm) for _, table in found for arm in table.cells("arm")))
     columns = [texts("arm", arms, _CELL)]
-    for workload, table, rows in means:
-        mean, low, high = zip(*(rows.get(arm, (None,) * 3) for arm in arms), strict=True)
-        column = next(column for column in table.columns if column.name == "mean")
-        columns.append(with_interval(replace(column, title=workload), mean, low, high))
+    for workload, table in found:
+        own, *ends = (table.cells(name) for name in ("arm", "mean", "low", "high"))
+        means = dict(zip(map(str, own), zip(*ends, strict=True), strict=True))
+        mean, low, high = zip(*(means.get(arm, (None,) * 3) for arm in arms), strict=True)
+        column = replace(table.columns[table.place("mean")], title=workload)
+        columns.append(_plus_minus(column, mean, low, high) or _numbers_of(column, mean))
     first = found[0][1]
     same = all(table.title == first.title for _, table in found)
     title = f"{first.title.rstrip('.') if same else 'Means'}, on all workloads"
     combined = Table("results", title, first.columns, (), first.note if same else "")
     return _float(combined, columns, _caption(combined, Block()))
-
-
-def _rows_by_arm(table: Table) -> dict[str, tuple[Cell, ...]]:
-    """Returns the mean of each arm and the ends of its interval."""
-    names = [column.name for column in table.columns]
-    at = [names.index(name) for name in ("mean", "low", "high")]
-    return {str(row[names.index("arm")]): tuple(row[i] for i in at) for row in table.rows}
 
 
 _ASCII = {
