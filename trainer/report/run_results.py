@@ -116,14 +116,8 @@ def _goal(
     found = {name for run in results for name in run.summary.metrics}
     splits = [split for split, prefix in PREFIXES.items() if prefix + metric in found]
     if not splits:
-        names = sorted(
-            {
-                name.removeprefix(p)
-                for name in found
-                for p in PREFIXES.values()
-                if name.startswith(p)
-            }
-        )
+        every = {n.removeprefix(p) for n in found for p in PREFIXES.values() if n.startswith(p)}
+        names = sorted(every)
         has = f"there are {joined(names)}" if names else "none of them was evaluated"
         raise UserError(f"No run has the metric {metric!r} on a validation or test split: {has}.")
     return Goal(
@@ -166,12 +160,10 @@ def _config(folder: str) -> Call | None:
 
 def _missing(results: Sequence[Result]) -> list[str]:
     left = [run.name for run in results if run.end == "missing"]
-    if not left:
-        return []
-    return [
-        f"{plural(len(left), 'run')} did not end, and {'is' if len(left) == 1 else 'are'} not"
-        f" compared: {joined(left[:5])}{' and others' if len(left) > 5 else ''}."
-    ]
+    are, others = "is" if len(left) == 1 else "are", " and others" if len(left) > 5 else ""
+    runs = plural(len(left), "run")
+    text = f"{runs} did not end, and {are} not compared: {joined(left[:5])}{others}."
+    return [text] if left else []
 
 
 _SEEDS = ("seed", "data_seed")
@@ -256,7 +248,11 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
     # beginnings or ends.
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
-        groups.setdefault(_key(Path(folder)) or f"the run {name}", {})[name] = folder
+        root, key = _config(folder), f"the run {name}"
+        if root is not None:
+            kept = {word: value for word, value in root.kwargs.items() if word not in _SEEDS}
+            key = configs.digest(Call(root.name, kept))
+        groups.setdefault(key, {})[name] = folder
     titles = [_common_name(list(group)) for group in groups.values()]
     named = {}
     for title, group in zip(titles, groups.values(), strict=True):
@@ -265,16 +261,6 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
             title = f"{first} and {more} more" if more else first
         named[title] = list(group.values())
     return named
-
-
-def _key(folder: Path) -> str | None:
-    """Returns a digest of a run's config without its seeds; None if it cannot be read."""
-    try:
-        root = configs.load([folder / "config.yaml"]).root
-    except (UserError, OSError):
-        return None
-    kept = {key: value for key, value in root.kwargs.items() if key not in _SEEDS}
-    return configs.digest(Call(root.name, kept))
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -287,9 +273,5 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _shared_start(lists: Sequence[Sequence[str]]) -> list[str]:
-    shared: list[str] = []
-    for words in zip(*lists, strict=False):
-        if len(set(words)) > 1:
-            break
-        shared.append(words[0])
-    return shared
+    same = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False))
+    return [words[0] for words in same]

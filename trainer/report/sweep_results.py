@@ -241,6 +241,8 @@ def _goal(
     second = metric not in (None, goal.metric)
     name = metric or goal.metric
     tested = any(PREFIXES["test"] + name in run.summary.metrics for run in finals)
+    # A target or a rule of --target or of an extension was chosen when results were known.
+    planned = all(each["goal"] == plan.revisions[0]["goal"] for each in plan.revisions)
     return Goal(
         metric=name,
         better=(better or "min") if second else goal.better,
@@ -249,25 +251,17 @@ def _goal(
         target=target if second or target is not None else goal.target,
         relevant=None if second else goal.relevant,
         primary=goal.metric if second else "",
-        # A target or a rule of --target or of an extension was chosen when results were known.
-        rule=goal.target_rule if target is None and not second and _same_goals(plan) else None,
+        rule=goal.target_rule if target is None and not second and planned else None,
     )
-
-
-def _same_goals(plan: Plan) -> bool:
-    """Returns whether every revision has the goal of the first."""
-    goals = [revision["goal"] for revision in plan.revisions]
-    return all(goal == goals[0] for goal in goals)
 
 
 def _waiting(reader: SweepReader, status: Status) -> dict[str, Summary]:
     """Returns what is known of the trials that wait at a cut, by their folders."""
-    places = {
-        trial.folder: waiting_folder(reader.path, trial, status.waiting[trial.folder])
+    found = {
+        trial.folder: read_summary(waiting_folder(reader.path, trial, status.waiting[trial.folder]))
         for trial in reader.plan.trials
         if trial.folder in status.waiting
     }
-    found = {name: read_summary(place) for name, place in places.items()}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
@@ -330,9 +324,8 @@ def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
         for name, value in now.items()
         if value != before[name]
     ]
-    if not changes:
-        return ""
-    return f"After results were known, the file changed {joined(changes)}, which does not count."
+    text = f"After results were known, the file changed {joined(changes)}, which does not count."
+    return text if changes else ""
 
 
 def _revision(
@@ -340,8 +333,9 @@ def _revision(
 ) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
-    searches = searches_of(content)
-    known = content.get("known")
+    searches, known = searches_of(content), content.get("known")
+    # Arm -> how many points it added, without new seeds of earlier points.
+    added = Counter(arm for arm, _ in _points(content).difference(*map(_points, before)))
     changes = revision_changes(before[-1], content) if before else []
     for name, arm in content["arms"].items() if before else ():
         old = before[-1]["arms"].get(name)
@@ -360,15 +354,9 @@ def _revision(
         arms=tuple(content["arms"]),
         units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),
         new_winners=_new_winners(number, choices),
-        points=_added(before, content),
+        points={arm: added[arm] for arm in content["arms"] if arm in added},
         spaces=_spaces(content),
     )
-
-
-def _added(before: Sequence[Mapping[str, Any]], revision: Mapping[str, Any]) -> dict[str, int]:
-    """Returns how many points a revision added to each arm, without new seeds of earlier points."""
-    new = Counter(arm for arm, _ in _points(revision).difference(*map(_points, before)))
-    return {arm: new[arm] for arm in revision["arms"] if arm in new}
 
 
 def _points(revision: Mapping[str, Any]) -> set[tuple[str, str]]:
@@ -400,9 +388,8 @@ def _missing(
     reader: SweepReader, status: Status, trials: tuple[Result, ...], finals: tuple[Result, ...]
 ) -> list[str]:
     """Returns sentences about the runs that an unfinished sweep lacks, and about damaged files."""
-    counts = Counter(run.arm for run in trials if run.end == "missing")
     lines = []
-    if counts:
+    if counts := Counter(run.arm for run in trials if run.end == "missing"):
         listed = joined([f"{count:,} of {arm}" for arm, count in counts.items()])
         lines.append(
             f"The search is not complete: no result yet of {plural(counts.total(), 'trial')} of"
@@ -419,11 +406,9 @@ def _missing(
             "The winners have not been chosen: when the search is complete, each runs again on"
             f" {plural(seeds, 'fresh seed')}."
         )
-    left = [run for run in finals if run.end == "missing"]
-    if left:
+    if left := sum(run.end == "missing" for run in finals):
         lines.append(
-            f"The runs of winners are not complete: no result yet of {len(left):,} of"
-            f" {len(finals):,}."
+            f"The runs of winners are not complete: no result yet of {left:,} of {len(finals):,}."
         )
     if not seeds:
         lines.append(

@@ -1,10 +1,9 @@
 """Intervals for other test sets, from the differences between arms on single test examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.engine.examples import Examples
 from trainer.report.results import Workload
@@ -30,8 +29,14 @@ def other_test_sets(
     goal = workload.goal
     if goal.report_on != "test":
         return None
-    of_arms = [_of_arm(workload, arm, list(differences)) for arm in (better, worse)]
-    runs = [run for of_units in of_arms for of_unit in of_units for run in of_unit]
+    # arm -> unit -> the results of its runs on single examples
+    found: dict[str, dict[int, list[Examples | None]]] = {
+        arm: {unit: [] for unit in differences} for arm in (better, worse)
+    }
+    for run in workload.finals:
+        if run.arm in found and (unit := workload.unit_of(run)) in differences:
+            found[run.arm][unit].append(workload.examples(run))
+    runs = [run for units in found.values() for unit in units.values() for run in unit]
     kept = [run for run in runs if run is not None and goal.metric in run.values]
     if len(kept) < len(runs):
         return None
@@ -43,28 +48,15 @@ def other_test_sets(
     )
     if not same:
         return OtherTestSets(None)
-    means = [_means(of_units, goal.metric) for of_units in of_arms]
+    means = []  # over the final seeds of each unit, [units, examples]
+    for of_units in found.values():
+        values = [
+            [run.values[goal.metric] for run in runs if run is not None]
+            for runs in of_units.values()
+        ]
+        means.append(np.array([np.mean(each, axis=0, dtype=float) for each in values]))
     table = means[0] - means[1]
     if first.complete:  # the means over examples are known exactly, although files have float16
         exact = np.array(list(differences.values()))
         table += (exact - np.average(table, axis=1, weights=weights))[:, None]
     return OtherTestSets(two_way(table, weights=weights), first.complete)
-
-
-def _of_arm(workload: Workload, arm: str, units: Sequence[int]) -> list[list[Examples | None]]:
-    """Returns the results of each run of each unit on single examples."""
-    found: dict[int, list[Examples | None]] = {unit: [] for unit in units}
-    for run in workload.finals:
-        if run.arm == arm and (unit := workload.unit_of(run)) in found:
-            found[unit].append(workload.examples(run))
-    return list(found.values())
-
-
-def _means(of_units: Sequence[Sequence[Examples | None]], metric: str) -> NDArray[np.float64]:
-    """Returns the means over the final seeds of each unit, [units, examples]."""
-    return np.array(
-        [
-            np.mean([run.values[metric] for run in runs if run is not None], axis=0, dtype=float)
-            for runs in of_units
-        ]
-    )
