@@ -60,8 +60,11 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     names = axes_of(workloads)
     tables = [trials_of(part.workload, part.prefix, names, folder) for part in parts]
     sentences = (*speedup_sentences(workloads), *(part.verdict for part in parts))
+    title, first = joined([each.name for each in workloads]), workloads[0]
+    if first.ladder is not None and first.path is not None:
+        title = first.path.absolute().name
     return Report(
-        title=_name_of(workloads),
+        title=title,
         verdict=sentences,
         arms=tuple(dict.fromkeys(arm for each in workloads for arm in each.arms)),
         panels=tuple(_panels(parts, names, sentences)),
@@ -75,39 +78,35 @@ def _panels(
 ) -> Iterator[Panel]:
     """Yields the panels in their order; those about a search only if there is one."""
 
-    def blocks(make: Callable[[_WorkloadPart], Block]) -> tuple[Block, ...]:
-        return tuple(replace(make(part), title=part.title) for part in parts)
+    def blocks(make: Callable[..., Block], *more: Mapping[str, str]) -> tuple[Block, ...]:
+        return tuple(
+            replace(make(part.workload, part.prefix, *more), title=part.title) for part in parts
+        )
 
     workloads = [part.workload for part in parts]
+    pairs = {part.prefix: part.pairs for part in parts}
     searched = any(each.trials for each in workloads)
     yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names, sentences),))
-    costs = blocks(lambda part: cost_block(part.workload, part.prefix))
-    yield Panel("ledger", "Cost", "describes", costs)
-    arms = blocks(lambda part: arms_block(part.workload, part.prefix))
-    yield Panel("arms", "Arms", "tests", arms)
-    pairs = blocks(lambda part: pairs_block(part.workload, part.pairs, part.prefix))
-    yield Panel("pairs", "Pairs", "tests", pairs)
+    yield Panel("ledger", "Cost", "describes", blocks(cost_block))
+    yield Panel("arms", "Arms", "tests", blocks(arms_block))
+    of_pairs = blocks(lambda workload, prefix: pairs_block(workload, pairs[prefix], prefix))
+    yield Panel("pairs", "Pairs", "tests", of_pairs)
     if searched:
-        tuning = blocks(lambda part: tuning_block(part.workload, part.prefix))
-        yield Panel("tuning", "Tuning", "describes", tuning)
+        yield Panel("tuning", "Tuning", "describes", blocks(tuning_block))
         if any(each.cuts for each in workloads):
-            cuts = blocks(lambda part: cuts_block(part.workload, part.prefix))
-            yield Panel("cuts", "Trials that were stopped early", "describes", cuts)
-        rates = blocks(lambda part: learning_rate_block(part.workload, part.prefix, names))
+            yield Panel("cuts", "Trials that were stopped early", "describes", blocks(cuts_block))
+        rates = blocks(learning_rate_block, names)
         yield Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates)
-    targets = blocks(lambda part: targets_block(part.workload, part.prefix))
-    yield Panel("target", "Steps and time to a target", "tests", targets)
+    yield Panel("target", "Steps and time to a target", "tests", blocks(targets_block))
     if workloads[0].ladder is not None:
         yield Panel("ladder", "Ladder", "tests", (ladder_block(workloads),))
     elif len(parts) > 1:
         yield Panel("workloads", "Across workloads", "tests", (workloads_block(workloads),))
-    curves = blocks(lambda part: curves_block(part.workload, part.prefix))
-    yield Panel("curves", "Learning curves", "describes", curves)
+    yield Panel("curves", "Learning curves", "describes", blocks(curves_block))
     if searched:
-        axes = blocks(lambda part: axes_block(part.workload, part.prefix, names))
-        yield Panel("axes", "Search spaces", "describes", axes)
+        yield Panel("axes", "Search spaces", "describes", blocks(axes_block, names))
     yield Panel("trials", "Runs", "describes", ())
-    methods = blocks(lambda part: methods_block(part.workload, part.pairs, part.prefix))
+    methods = blocks(lambda workload, prefix: methods_block(workload, pairs[prefix], prefix))
     yield Panel("methods", "Methods", "describes", methods)
 
 
@@ -119,14 +118,6 @@ def _prefixes(names: Sequence[str]) -> list[str]:
         f"w{index}_{stem}_" if folded.count(stem.casefold()) > 1 or stem[0] == "_" else f"{stem}_"
         for index, stem in enumerate(stems, 1)
     ]
-
-
-def _name_of(workloads: Sequence[Workload]) -> str:
-    """Returns what a report is about: the name of a ladder, or those of its workloads."""
-    first = workloads[0]
-    if first.ladder is not None and first.path is not None:
-        return first.path.absolute().name
-    return joined([each.name for each in workloads])
 
 
 def _verdict_block(
@@ -169,8 +160,17 @@ def check_different(workloads: Sequence[Workload]) -> None:
         raise UserError(
             f"Two sweeps have the name {twice[0]!r}: rename the folder of one, or name each once."
         )
-    for one, two in itertools.combinations(workloads, 2):
-        ours, theirs = (dict(_identities(each)) for each in (one, two))
+    keys = ("config", "seed", "data_seed", "data")  # what the result of a run depends on
+    runs = [
+        {
+            tuple(str(run.fingerprint.get(key)) for key in keys): run.name
+            for run in (*each.trials, *each.finals)
+            if run.fingerprint
+        }
+        for each in workloads
+    ]
+    pairs = zip(workloads, runs, strict=True)
+    for (one, ours), (two, theirs) in itertools.combinations(pairs, 2):
         if common := [key for key in ours if key in theirs]:
             raise UserError(
                 f"{one.path} and {two.path} have {plural(len(common), 'run')} in common, of the"
@@ -178,14 +178,6 @@ def check_different(workloads: Sequence[Workload]) -> None:
                 f" {theirs[common[0]]}, which one report would count twice: report each alone, or"
                 " add to the first one with `python -m trainer sweep extend`."
             )
-
-
-def _identities(workload: Workload) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields what the result of each run depends on, and the name of the run."""
-    for run in (*workload.trials, *workload.finals):
-        if run.fingerprint:
-            keys = ("config", "seed", "data_seed", "data")
-            yield tuple(str(run.fingerprint.get(key)) for key in keys), run.name
 
 
 def read_workloads(

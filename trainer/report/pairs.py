@@ -88,6 +88,11 @@ class Pair:
     elsewhere: OtherTestSets | None = None
 
     @property
+    def arms(self) -> tuple[str, str]:
+        """The two arms, the better one first."""
+        return self.better, self.worse
+
+    @property
     def without_mean(self) -> bool:
         """Whether no mean is compared, because a unit diverged or collapsed."""
         return any(self.diverged) or any(self.collapsed)
@@ -122,12 +127,12 @@ class Standing:
 
 def standings(workload: Workload) -> list[Standing]:
     """Returns the arms with compared units, the best mean first."""
-    sign, found = workload.goal.sign, []
-    for arm in workload.arms:
-        values = workload.units_of(arm)
-        if values:
-            found.append(Standing(arm, values, mean_interval(list(values.values()))))
-    return sorted(found, key=lambda each: sign * each.mean.value)
+    found = [
+        Standing(arm, values, mean_interval(list(values.values())))
+        for arm in workload.arms
+        if (values := workload.units_of(arm))
+    ]
+    return sorted(found, key=lambda each: workload.goal.sign * each.mean.value)
 
 
 def compare_arms(workload: Workload) -> list[Pair]:
@@ -137,12 +142,10 @@ def compare_arms(workload: Workload) -> list[Pair]:
     # of the workload, and of other rungs of a ladder, also those of arms without results.
     judge = not reason_not_to_judge(workload)
     unknown = {run.arm for run in failed(workload)}
-    couples = itertools.combinations(standings(workload), 2)
-    only = workload.ablated
     return [
         _pair(a, b, workload, judge and not {a.arm, b.arm} & unknown)
-        for a, b in couples
-        if not only or only in (a.arm, b.arm)
+        for a, b in itertools.combinations(standings(workload), 2)
+        if not workload.ablated or workload.ablated in (a.arm, b.arm)
     ]
 
 
@@ -266,8 +269,7 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     if pair.without_mean:
         return pair
     differences = dict(zip(common[:n], x - y, strict=True))
-    elsewhere = other_test_sets(workload, pair.better, pair.worse, differences)
-    return replace(pair, elsewhere=elsewhere)
+    return replace(pair, elsewhere=other_test_sets(workload, *pair.arms, differences))
 
 
 def _initial(workload: Workload, arm: str) -> float:
@@ -347,9 +349,11 @@ def _earlier_look(
     )
     side = int(found.decided[0]) * workload.goal.sign
     order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
-    arms, units = (pair.better, pair.worse), order[: looks.last]
+    units = order[: looks.last]
     began = [
-        run.began for run in workload.finals if run.arm in arms and workload.unit_of(run) in units
+        run.began
+        for run in workload.finals
+        if run.arm in pair.arms and workload.unit_of(run) in units
     ]
     return EarlierLook(
         n=looks.last,
@@ -389,8 +393,7 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair
 def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
-    ends = (-high, -low) if goal.sign > 0 else (low, high)  # improvements are positive
-    return str(relevance(*ends, goal.relevant))
+    return str(relevance(*goal.gain(low, high), goal.relevant))
 
 
 def _known(value: float) -> float | None:

@@ -119,6 +119,10 @@ class Goal:
         """1 if the smallest value is the best, or else -1."""
         return 1 if self.better == "min" else -1
 
+    def gain(self, low: float, high: float) -> tuple[float, float]:
+        """Returns the interval of an improvement, which is positive, from that of a difference."""
+        return (-high, -low) if self.sign > 0 else (low, high)
+
     @property
     def words(self) -> str:
         """What is reported, such as "loss on the test split"."""

@@ -55,8 +55,8 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     if len(ordered) == 1:
         return (
             f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
-            f" {estimate_text(first.mean, unit(workload))}. There is nothing to compare it with."
-            + "".join(f" {each}" for each in (*_failed_runs(workload), *conditions(workload)))
+            f" {estimate_text(first.mean, workload.unit)}. There is nothing to compare it with."
+            + "".join(f" {each}" for each in _limits(workload))
         )
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
@@ -67,11 +67,6 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     # An arm without a mean, because a run has no value, may still be better by counting signs.
     best = next((each for each in ordered if each.arm not in beaten), first)
     return writer.judged(best.arm)
-
-
-def unit(workload: Workload) -> str:
-    """Returns what is compared in pairs: "search" or "seed"."""
-    return "search" if workload.searches > 1 else "seed"
 
 
 def _without_runs(workload: Workload) -> str:
@@ -111,6 +106,12 @@ def _failed_runs(workload: Workload) -> Iterator[str]:
     )
 
 
+def _limits(workload: Workload) -> Iterator[str]:
+    """Yields sentences about what limits a verdict besides its numbers."""
+    yield from _failed_runs(workload)
+    yield from conditions(workload)
+
+
 def recommended_units(workload: Workload) -> int:
     """Returns how many units of each arm a sweep of these arms should have, at least."""
     # From so many on, signs can decide, which are counted where a run diverges or collapses.
@@ -130,22 +131,22 @@ class _Writer:
 
     def judged(self, first: str) -> str:
         """Returns the verdict on judged arms; `first` is the best arm that no other one beats."""
-        involved = [pair for pair in self._pairs if first in (pair.better, pair.worse)]
+        involved = [pair for pair in self._pairs if first in pair.arms]
         against = [pair for pair in involved if pair.decided and pair.better == first]
         others = [pair for pair in involved if pair not in against]
-        if not others:
-            parts = [self._better(against), self._cost(against[0])]
-        else:
+        if others:
             parts = [self._no_first(first, others, against)]
-        parts += [*self._typical(against), *self._on_other_test_sets(against)]
+        else:
+            parts = [self._better(against), self._cost(against[0])]
         parts += [
+            self._typical(against),
+            *self._on_other_test_sets(against),
             self._meaning_of_collapsed(involved),
-            *_failed_runs(self._workload),
-            *conditions(self._workload),
+            *_limits(self._workload),
+            self._when_judged(involved[0]),
+            self._one_search(against),
         ]
-        parts.append(self._when_judged(involved[0]))
-        parts.append(self._one_search(against))
-        return " ".join(part for part in parts if part)
+        return " ".join(filter(None, parts))
 
     def ablation(self) -> str:
         """Returns the verdict on an arm that was compared with itself without each part."""
@@ -156,17 +157,16 @@ class _Writer:
             name, at = (pair.worse, 1) if ours else (pair.better, 0)
             bad = pair.diverged[at] + pair.collapsed[at]
             if pair.without_mean or pair.low is None or pair.high is None:
-                of = plural(pair.n, unit(self._workload))
-                found["lost"].append(
-                    f"{name} (diverged or collapsed in {bad} of {of})" if bad else name
-                )
+                of = plural(pair.n, self._workload.unit)
+                lost = f" (diverged or collapsed in {bad} of {of})" if bad else ""
+                found["lost"].append(f"{name}{lost}")
                 continue
-            ends = (-pair.high, -pair.low) if self._goal.sign > 0 else (pair.low, pair.high)
-            low, high = ends if ours else (-ends[1], -ends[0])
+            low, high = self._goal.gain(pair.low, pair.high)
+            low, high = (low, high) if ours else (-high, -low)
             gain = abs(pair.difference) if ours else -abs(pair.difference)
             kind = "open" if not pair.decided else "worse" if ours else "better"
             found[kind].append(f"{name} {shown(gain)} ({shown(low)} to {shown(high)})")
-        tests = f"paired t tests over {plural(max(p.n for p in self._pairs), unit(self._workload))}"
+        tests = f"paired t tests over {plural(max(p.n for p in self._pairs), self._workload.unit)}"
         parts = [
             f"By how much {self._subject(whole)} has a better mean {self._goal.words} than without"
             f" a part, with simultaneous 95% intervals ({tests})."
@@ -178,22 +178,20 @@ class _Writer:
             ("lost", "No interval:"),
         ):
             parts += [f"{text} {joined(found[kind])}."] if found[kind] else []
-        parts += [*_failed_runs(self._workload), *conditions(self._workload)]
-        parts.append(self._when_judged(self._pairs[0]))
+        parts += [*_limits(self._workload), self._when_judged(self._pairs[0])]
         if self._workload.searches == 1:
             parts.append(
                 "With one search an arm this is about the configurations that were found:"
                 f" `searches: {recommended_units(self._workload)}` is about the arms."
             )
-        return " ".join(part for part in parts if part)
+        return " ".join(filter(None, parts))
 
     def _better(self, against: Sequence[Pair]) -> str:
         """Says that an arm is better than all others, and names the closest of them."""
-        closest = against[0]
-        rest = ["", " and the other arm"]
-        more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
+        closest, rest = against[0], len(against) - 1
+        more = ["", " and the other arm", f" and the other {rest}"][min(rest, 2)]
         if closest.test == "" and closest.without_mean:
-            of_all = f"{plural(closest.n, unit(self._workload))}"
+            of_all = plural(closest.n, self._workload.unit)
             kinds = (closest.diverged[1], "diverged"), (closest.collapsed[1], "collapsed")
             what = " or ".join(word for count, word in kinds if count)
             return (
@@ -238,7 +236,7 @@ class _Writer:
         if closest.better != first and all(
             map(math.isfinite, self._workload.units_of(first).values())
         ):
-            units = plural(closest.n, f"compared {unit(self._workload)}")
+            units = plural(closest.n, f"compared {self._workload.unit}")
             but = "" if closest.without_mean else f", but not on the {units}"
             how = f"The mean of {first} is the best{but}. {how}"
         text += f" {how}"
@@ -260,7 +258,7 @@ class _Writer:
         """Says by how much the first arm of a pair is better, and how sure that is."""
         # `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has
         # named the arm.
-        units, words = plural(pair.n, unit(self._workload)), self._goal.words
+        units, words = plural(pair.n, self._workload.unit), self._goal.words
         test = f"no test with {units}"
         if pair.p is not None:
             all_pairs = f"all {count} pairs and " if (count := len(self._pairs)) > 1 else ""
@@ -274,7 +272,7 @@ class _Writer:
                 [
                     f"{count} of {arm} {word}"
                     for word, counts in kinds
-                    for count, arm in zip(counts, _arms(pair), strict=True)
+                    for count, arm in zip(counts, pair.arms, strict=True)
                     if count
                 ]
             )
@@ -296,8 +294,7 @@ class _Writer:
 
     def _ends(self, low: float, high: float) -> str:
         """Returns the interval of an improvement from that of better minus worse."""
-        ends = (-high, -low) if self._goal.sign > 0 else (low, high)
-        return f"{shown(ends[0])} to {shown(ends[1])}"
+        return " to ".join(map(shown, self._goal.gain(low, high)))
 
     def _would_decide(self, pair: Pair) -> str:
         """Says what the units find, or how many would find the difference that matters."""
@@ -305,33 +302,30 @@ class _Writer:
         if pair.without_mean:
             enough = recommended_units(workload)
             return f" Signs can decide from {enough} units on." if pair.n < enough else ""
-        if pair.p is None:
+        if pair.p is None or pair.low is None:  # without an interval, signs were counted
             return ""
-        units = "searches" if workload.searches > 1 else "seeds"
-        if pair.low is None:  # signs were counted
-            return ""
-        if relevant is None and pair.finds is not None:
+        if relevant is None:
+            if pair.finds is None:
+                return ""
             return (
-                f" With {plural(pair.n, unit(workload))}, a difference of {pair.finds:.2g} standard"
+                f" With {plural(pair.n, workload.unit)}, a difference of {pair.finds:.2g} standard"
                 " deviations is found with a power of 0.8."
             )
-        if relevant is None:
-            return ""
-        many = "more than 10,000"
+        many, has = "more than 10,000", ""
         if pair.needed is not None and pair.needed_range is not None:
             low, high = pair.needed_range
             many = f"about {pair.needed:,} ({low:,} to {high:,})"
-        text = f" The difference that matters, {shown(relevant)}, takes {many} {units} of a fresh"
-        text += " sweep (power 0.8)"
-        if pair.needed is not None and pair.needed <= pair.n:
-            text += f", and this one has {pair.n:,}"
-        return f"{text}."
+            has = f", and this one has {pair.n:,}" if pair.needed <= pair.n else ""
+        return (
+            f" The difference that matters, {shown(relevant)}, takes {many} {workload.unit_plural}"
+            f" of a fresh sweep (power 0.8){has}."
+        )
 
     # What limits it.
 
     def _cost(self, pair: Pair) -> str:
         """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
-        flops = [{run.flops for run in self._workload.finals_of(arm)} for arm in _arms(pair)]
+        flops = [{run.flops for run in self._workload.finals_of(arm)} for arm in pair.arms]
         if any(len(each) != 1 or not all(each) for each in flops):
             return ""
         ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
@@ -339,22 +333,23 @@ class _Writer:
             return ""
         return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
 
-    def _typical(self, against: Sequence[Pair]) -> list[str]:
+    def _typical(self, against: Sequence[Pair]) -> str:
         """Says that a claim is about typical units, and how many of them may fail unseen."""
         if not against or against[0].without_mean:
-            return []
-        n, units = against[0].n, "searches" if self._workload.searches > 1 else "seeds"
+            return ""
+        n, units = against[0].n, self._workload.unit_plural
         known = all(map(math.isfinite, against[0].initial))
-        failed = "collapsed or diverged" if known else "diverged"
+        bad = "collapsed or diverged" if known else "diverged"
         text = (
-            f"This is about typical {units}: none of the {n:,} of an arm {failed}, and up to"
+            f"This is about typical {units}: none of the {n:,} of an arm {bad}, and up to"
             f" {1 - 0.05 ** (1 / n):.0%} of its {units} may."
         )
-        unknown = (
-            f" Whether one collapsed is not known, because the {self._goal.words} before the first"
-            " step is not."
-        )
-        return [text + ("" if known else unknown)]
+        if not known:
+            text += (
+                f" Whether one collapsed is not known, because the {self._goal.words} before the"
+                " first step is not."
+            )
+        return text
 
     def _meaning_of_collapsed(self, pairs: Sequence[Pair]) -> str:
         """Says which units collapsed, if any did."""
@@ -362,7 +357,7 @@ class _Writer:
         if gone is None:
             return ""
         return (
-            f"A {unit(self._workload)} collapsed if its {self._goal.words} gained less than half of"
+            f"A {self._workload.unit} collapsed if its {self._goal.words} gained less than half of"
             " what that of the median one of the pair gained over the value before the first step,"
             f" {shown(gone.initial[0])}."
         )
@@ -378,7 +373,7 @@ class _Writer:
             low, high, examples = known.found.low, known.found.high, known.found.examples
             if low is None or high is None or not low <= 0 <= high:
                 continue
-            of = f" of {joined(list(_arms(pair)))}" if len(against) > 1 else ""
+            of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
             over = f"{'' if known.complete else 'the first '}{plural(examples, 'example')}"
             sentences.append(
                 f"On another test set of this size the order{of} may change (two-way interval"
@@ -393,7 +388,7 @@ class _Writer:
 
     def _when_judged(self, pair: Pair) -> str:
         """Says when the results were judged, unless that was once, as planned."""
-        units = "searches" if self._workload.searches > 1 else "seeds"
+        units = self._workload.unit_plural
         if self._workload.looks == "any":
             words = f"The results may be judged after any number of {units}, as the file says."
             return words if len(pair.looks) > 1 else ""
@@ -414,7 +409,7 @@ class _Writer:
 
     def _earlier(self, pair: Pair, look: EarlierLook) -> str:
         """Says what an earlier look decided."""
-        arms, p = " and ".join(_arms(pair)), "" if look.p is None else f" ({p_sentence(look.p)})"
+        arms, p = " and ".join(pair.arms), "" if look.p is None else f" ({p_sentence(look.p)})"
         what = f"{look.better} was better" if look.better else f"{arms} were not decided"
         when = f", with runs until {look.until}" if look.until else ""
         return f"at {look.n:,}{when}, {what}{p}"
@@ -423,7 +418,7 @@ class _Writer:
         """Says what one search an arm does not show, after a claim that an arm is better."""
         if self._workload.searches > 1 or not against:
             return ""
-        better, worse = _arms(against[0])
+        better, worse = against[0].arms
         if not any(trials_of_search(self._workload, arm) > 1 for arm in (better, worse)):
             return (
                 f"Nothing was searched for: this does not show that {better} is better than {worse}"
@@ -464,11 +459,11 @@ class _Writer:
             for each in ordered
         ]
         text = f"{why} The mean {self._goal.words}: {', '.join(means)}."
-        return " ".join([text, *_failed_runs(self._workload), *conditions(self._workload)])
+        return " ".join([text, *_limits(self._workload)])
 
     def _progress(self, ordered: Sequence[Standing]) -> str:
         """Says how many units have ended."""
-        what, total = unit(self._workload), len(self._workload.units)
+        what, total = self._workload.unit, len(self._workload.units)
         ended = min(len(each.values) for each in ordered)
         ended = 0 if len(ordered) < len(self._workload.arms) else ended
         if self._workload.rung and ended == total and self._workload.completed == 0:
@@ -486,10 +481,6 @@ class _Writer:
             return f"Not decided: there is no test with {plural(ended or 1, what)}."
         noun = plural(total, what).partition(" ")[2]
         return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
-
-
-def _arms(pair: Pair) -> tuple[str, str]:
-    return pair.better, pair.worse
 
 
 def estimate_text(estimate: Estimate, what: str = "seed") -> str:

@@ -137,7 +137,7 @@ def decision(pair: Pair) -> str:
 def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Figure | None:
     """Draws the differences to the arm with the best mean."""
     best = standings(workload)[0].arm
-    drawn = [_to(best, p) for p in pairs if best in (p.better, p.worse) and not p.without_mean]
+    drawn = [_to(best, p) for p in pairs if best in p.arms and not p.without_mean]
     if not drawn:
         return None
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
