@@ -37,8 +37,7 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
     from matplotlib.text import Text
 
     rows = sorted(holdings.parameters, key=lambda one: -_size(one))
-    more = len(rows) - len(rows[:_MOST])
-    rows = rows[:_MOST]
+    more, rows = len(rows) - len(rows[:_MOST]), rows[:_MOST]
     height = _ABOVE + _ROW * len(rows) + _BELOW
     with figure_file(file) as write:
         figure = Figure(figsize=(_WIDTH, height), dpi=150)
@@ -51,13 +50,14 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
             axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1), xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         for index, one in enumerate(rows):
-            names.text(0, index, _cut(one.held.path), va="center", fontsize=_TEXT)
-        heads = (
-            "parameter",
-            "dimensions, and into how many parts each is split",
-            "bytes of a device",
-        )
-        for axes, head in zip((names, dimensions, sizes), heads, strict=True):
+            path = printable(one.held.path)
+            path = path if len(path) <= _LONGEST else f"...{path[3 - _LONGEST :]}"
+            names.text(0, index, path, va="center", fontsize=_TEXT)
+        for axes, head in (
+            (names, "parameter"),
+            (dimensions, "dimensions, and into how many parts each is split"),
+            (sizes, "bytes of a device"),
+        ):
             axes.set_title(head, loc="left", fontsize=_TEXT, pad=18)
         _dimensions(dimensions, rows, holdings)
         _bytes(sizes, rows)
@@ -71,11 +71,6 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
 
 def _size(one: Parameter) -> int:
     return one.held.size + one.gradient + one.state
-
-
-def _cut(path: str) -> str:
-    path = printable(path)
-    return path if len(path) <= _LONGEST else f"...{path[3 - _LONGEST :]}"
 
 
 def _memory(axes: "Axes", holdings: Holdings, limit: int | None) -> None:
@@ -104,9 +99,8 @@ def _dimensions(axes: "Axes", rows: Sequence[Parameter], holdings: Holdings) -> 
     from matplotlib.patches import Rectangle
 
     most = max(1, *(len(one.held.shape) for one in rows))
-    singles = "fsdp", "tensor", "data"
     colors: dict[tuple[str, ...], str] = {
-        (name,): style(index).color for index, name in enumerate(singles)
+        (name,): style(index).color for index, name in enumerate(("fsdp", "tensor", "data"))
     }
     used: dict[tuple[str, ...], str] = {}
     for index, (held, _, _) in enumerate(rows):

@@ -23,7 +23,7 @@ from trainer.report.statistics import (
     looks_of_plan,
     seeds_for_power,
 )
-from trainer.report.sweep_results import read_sweep
+from trainer.report.sweep_results import planned_units, read_sweep
 from trainer.report.wording import joined, shown
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.ledger import began_late, compared_known, read_ledger
@@ -201,18 +201,18 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
     every = [*stored.revisions, revision]
     until = [every[: number + 1] for number in range(len(every))]
     planned = [*itertools.takewhile(lambda each: not compared_known(each, in_order), until)][-1][-1]
-    before, now = _units(stored.revisions[-1]), _units(revision)
+    before, now, first_units = map(planned_units, (stored.revisions[-1], revision, planned))
     arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
     if arms < 2 or now <= before or planned is revision or stored.looks == "any":
         return []
     if stored.skewed:
         return [
-            f"power: with skewed: true, only the {plural(_units(planned), noun)} of the plan are"
+            f"power: with skewed: true, only the {plural(first_units, noun)} of the plan are"
             " judged, and the added ones change no verdict."
         ]
-    looks = looks_of_plan(_units(planned), (now,))
+    looks = looks_of_plan(first_units, (now,))
     pairs = number_of_pairs(arms, revision.get("ablated", ""))
-    first = _effect(_units(planned), looks, pairs)
+    first = _effect(first_units, looks, pairs)
     later = _effect(now, looks, pairs, later=True)
     text = f"power: the results are judged again at {plural(now, noun)}, "
     if later is None:
@@ -221,19 +221,14 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
         text += f"which finds a difference of {later:.2g} {_DEVIATIONS} with a power of {POWER:g}"
     if first is not None:
         unit = f" {_DEVIATIONS}" if later is None else ""
-        text += f"; the planned look at {_units(planned):,} finds {first:.2g}{unit}"
+        text += f"; the planned look at {first_units:,} finds {first:.2g}{unit}"
     text += "."
-    if now < 2 * _units(planned):
+    if now < 2 * first_units:
         text += (
             f" Fewer than twice the planned number hardly help: extend to at least"
-            f" {2 * _units(planned):,}, or start a fresh sweep."
+            f" {2 * first_units:,}, or start a fresh sweep."
         )
     return [text]
-
-
-def _units(revision: Mapping[str, Any]) -> int:
-    searches = searches_of(revision)
-    return searches if searches > 1 else len(revision["final_seeds"] or revision["seeds"])
 
 
 def _noun(searches: int, final_seeds: Sequence[int]) -> str:

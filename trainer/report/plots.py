@@ -261,11 +261,6 @@ def _show_as_written(*texts: "Text") -> None:
         text.set_parse_math(False)  # a "$" in the name of a folder does not begin a formula
 
 
-def _label(name: str) -> str:
-    """Returns the label of a name; matplotlib hides labels that begin with an underscore."""
-    return printable(f" {name}" if name.startswith("_") else name)
-
-
 def _add_legend(figure: "Figure", names: list[str]) -> None:
     """Adds a legend to the right of the axes, and widens the figure by its width."""
     from matplotlib.lines import Line2D
@@ -274,8 +269,10 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
     for index, name in enumerate(names[:_NAMED]):
         look = style(index)
         dash: Any = (0, look.dash) if look.dash else "-"
+        # Matplotlib hides labels that begin with an underscore.
+        label = printable(f" {name}" if name.startswith("_") else name)
         handles.append(
-            Line2D([], [], color=look.color, linestyle=dash, marker=look.marker, label=_label(name))
+            Line2D([], [], color=look.color, linestyle=dash, marker=look.marker, label=label)
         )
     if len(names) > _NAMED:
         handles.append(Line2D([], [], color=_GREY, label=f"and {len(names) - _NAMED} more"))
@@ -404,9 +401,8 @@ def _labels(values: np.ndarray, log: bool) -> list[str]:
 
 def _legend(names: Sequence[str]) -> list[str]:
     """Returns lines with the mark and name of each curve, or of the first of many."""
-    shown = [f"{mark} {name}" for mark, name in zip(itertools.cycle(_MARKS), names, strict=False)][
-        : _MOST_NAMES if len(names) > _MOST_NAMES else None
-    ]
+    marked = zip(itertools.cycle(_MARKS), names[:_MOST_NAMES], strict=False)
+    shown = [f"{mark} {name}" for mark, name in marked]
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
     # Lines must not be broken at the spaces within names.

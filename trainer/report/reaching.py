@@ -29,7 +29,10 @@ def judge(workload: Workload, arm: str) -> Reached:
         )
     runs = _ended(workload, arm)
     steps, values = _values(workload, arm, runs)
-    return reached(rule, steps, values, _planned(workload, arm, len(runs)))
+    # None was planned of an arm that came later, or had another configuration compared before.
+    first, *later = workload.revisions
+    known = arm in first.arms and not any(arm in each.new_winners for each in later)
+    return reached(rule, steps, values, min(first.units, len(runs)) if known else 0)
 
 
 def means(workload: Workload, arm: str) -> dict[int, float]:
@@ -106,11 +109,3 @@ def _values(workload: Workload, arm: str, runs: Sequence[Result]) -> tuple[list[
         values = np.where(np.isfinite(curve.values), curve.values, worst)
         rows.append(np.concatenate([values, np.full(len(steps) - count, worst)]))
     return steps.astype(int).tolist(), np.stack(rows)
-
-
-def _planned(workload: Workload, arm: str, runs: int) -> int:
-    """Returns how many of an arm's runs were planned before any result; 0 for a later arm."""
-    # So it is for an arm of which another configuration was compared before.
-    first, *later = workload.revisions
-    known = arm in first.arms and not any(arm in each.new_winners for each in later)
-    return min(first.units, runs) if known else 0

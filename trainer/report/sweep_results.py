@@ -333,7 +333,7 @@ def _revision(
 ) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
-    searches, known = searches_of(content), content.get("known")
+    known = content.get("known")
     # Arm -> how many points it added, without new seeds of earlier points.
     added = Counter(arm for arm, _ in _points(content).difference(*map(_points, before)))
     changes = revision_changes(before[-1], content) if before else []
@@ -352,11 +352,17 @@ def _revision(
         compared_known=compared_known(revisions[:number], in_order, tested),
         changes=tuple(changes),
         arms=tuple(content["arms"]),
-        units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),
+        units=planned_units(content),
         new_winners=_new_winners(number, choices),
         points={arm: added[arm] for arm in content["arms"] if arm in added},
         spaces=_spaces(content),
     )
+
+
+def planned_units(revision: Mapping[str, Any]) -> int:
+    """Returns how many units a revision has: searches, or seeds if each arm is searched once."""
+    searches = searches_of(revision)
+    return searches if searches > 1 else len(revision["final_seeds"] or revision["seeds"])
 
 
 def _points(revision: Mapping[str, Any]) -> set[tuple[str, str]]:

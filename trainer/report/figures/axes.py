@@ -1,13 +1,13 @@
 """The ranges and ticks of the axes of a figure, the same in SVG, PDF and PNG."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.document import Axis, Figure, Series
+from trainer.report.document import Axis, Figure
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MARGIN = 0.03  # the part of the range that is added at each end
@@ -86,33 +86,19 @@ def scales(figure: Figure) -> tuple[Scale, Scale]:
     bands = [each for each in figure.series if each.kind == "band" and not each.faint]
     front = [each for each in figure.series if each.kind != "band" and not each.faint]
     groups = (front, bands, faint)
-    return (
-        _scale(figure.x, [_values(group, figure.x, _xs) for group in groups]),
-        _scale(figure.y, [_values(group, figure.y, _ys) for group in groups]),
-    )
+    x = [[s.x for s in group if s.kind != "rule" or not len(s.y)] for group in groups]
+    y = [[ends for s in group for ends in (s.y, s.high)] for group in groups]
+    return _scale(figure.x, x), _scale(figure.y, y)
 
 
-def _xs(series: Series) -> Iterator[ArrayLike]:
-    if series.kind != "rule" or not len(series.y):
-        yield series.x
-
-
-def _ys(series: Series) -> Iterator[ArrayLike]:
-    yield series.y
-    yield series.high
-
-
-def _values(
-    series: list[Series], axis: Axis, of: Callable[[Series], Iterator[ArrayLike]]
-) -> NDArray[np.float64]:
-    arrays = [np.asarray(values, np.float64) for each in series for values in of(each)]
-    values = np.concatenate([*arrays, np.zeros(0)])
-    return values[np.isfinite(values) & ((values > 0) | (not axis.log))]
-
-
-def _scale(axis: Axis, groups: list[NDArray[np.float64]]) -> Scale:
+def _scale(axis: Axis, values: Sequence[Sequence[ArrayLike]]) -> Scale:
+    # `values` are those of the series in front, of bands and of faint series.
     if axis.labels:
         return Scale(-0.5, len(axis.labels) - 0.5, False, axis.labels)
+    groups = []
+    for arrays in values:
+        joined = np.concatenate([*(np.asarray(each, np.float64) for each in arrays), np.zeros(0)])
+        groups.append(joined[np.isfinite(joined) & ((joined > 0) | (not axis.log))])
     if not any(group.size for group in groups):
         return Scale(1.0, 10.0, axis.log, empty=True)
     low, high = _range(*(np.log10(group) if axis.log else group for group in groups))
@@ -148,7 +134,7 @@ def _linear_ticks(low: float, high: float) -> list[Tick]:
     power = math.floor(math.log10(step) + 1e-9)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     values = [float(f"{i * step:.12g}") for i in range(first, last + 1)]
-    largest = max((abs(value) for value in values), default=0.0)
+    largest = max(map(abs, values), default=0.0)
     if largest >= 1e6 or largest < 1e-3:
         exponent = math.floor(math.log10(largest)) if largest else 0
         return [Tick(value, _scientific(value, exponent, power)) for value in values]

@@ -72,14 +72,9 @@ def _runs(columns: list[Pixels], draw: Callable[[NDArray[np.float64]], str]) -> 
 
 def _relative(points: NDArray[np.float64]) -> str:
     whole = np.round(points).astype(int)
-    (a, b), rest = whole[0], np.diff(whole, axis=0)
-    return f"M{a} {b}" + (f"l{_join(rest.ravel().tolist())}" if len(rest) else "h0")
-
-
-def _join(numbers: Sequence[int]) -> str:
-    return "".join(
-        str(n) if n < 0 or i == 0 else f" {n}" for i, n in enumerate(int(n) for n in numbers)
-    )
+    (a, b), rest = whole[0], np.diff(whole, axis=0).ravel().tolist()
+    numbers = "".join(str(n) if n < 0 or i == 0 else f" {n}" for i, n in enumerate(rest))
+    return f"M{a} {b}" + (f"l{numbers}" if rest else "h0")
 
 
 def _steps(run: NDArray[np.float64]) -> str:
@@ -200,7 +195,7 @@ def svg(figure: Figure, arms: Sequence[str], prefix: str = "") -> str:
         _opening(figure, prefix, at, at.height + rows[1], alone),
         f'<clipPath id="{prefix}-c"><path d="M{left - 8} {top - 8}H{right + 9}V{bottom + 8}'
         f'H{left - 8}z"/></clipPath>',
-        *([_markers(present, prefix)] if alone else []),
+        *(marker(arm, f"{prefix}-m{arm}", True) for arm in present if alone),
         *_axes(figure, at),
         f'<g class="data" fill="none" stroke-width="4" stroke-linejoin="round" '
         f'clip-path="url(#{prefix}-c)">',
@@ -277,32 +272,24 @@ def _text(text: str, x: int, y: int, anchor: str, kind: str = "", more: str = ""
     return f'<text{said} x="{x}" y="{y}"{anchored}{more}>{xml(text)}</text>'
 
 
-def _markers(present: Sequence[int], prefix: str) -> str:
-    return "".join(marker(arm, f"{prefix}-m{arm}", True) for arm in present)
-
-
 def _legend(
     figure: Figure, arms: Sequence[str], present: Sequence[int], height: int
 ) -> tuple[list[str], int]:
     parts, x, y = [], 0.0, height + 34
-    for arm in present:
-        width = 90 + len(arms[arm]) * _EM * TEXT
-        if x and x + width > WIDTH:
-            x, y = 0.0, y + 38
-        dash = " ".join(f"{4 * length:g}" for length in style(arm).dash)
-        dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(
-            f'<path d="M{x:.0f} {y - 9}h30h30" fill="none" stroke="{paint(arm, True)}" '
-            f'stroke-width="4"{dashed} marker-mid="url(#figure-m{arm})"/>'
-            + _text(arms[arm], round(x + 72), y, "start")
-        )
-        x += width + 30
-    for (kind, label), faint in figure.legend.items():
+    for each in (*present, *figure.legend.items()):
+        label = arms[each] if isinstance(each, int) else each[0][1]
         width = 90 + len(label) * _EM * TEXT
         if x and x + width > WIDTH:
             x, y = 0.0, y + 38
-        shown = sample(kind, faint, paint(None, True))
-        parts.append(f'<g transform="translate({x:.0f} {y - 21})">{shown}</g>')
+        if isinstance(each, int):
+            parts.append(
+                f'<path d="M{x:.0f} {y - 9}h30h30" fill="none" stroke="{paint(each, True)}" '
+                f'stroke-width="4"{dashes(each)} marker-mid="url(#figure-m{each})"/>'
+            )
+        else:
+            (kind, _), faint = each
+            shown = sample(kind, faint, paint(None, True))
+            parts.append(f'<g transform="translate({x:.0f} {y - 21})">{shown}</g>')
         parts.append(_text(label, round(x + 72), y, "start"))
         x += width + 30
     return parts, y + 20 - height if parts else 0
@@ -331,6 +318,12 @@ def paint(arm: int | None, alone: bool) -> str:
     if arm is None:
         return "#666" if alone else "var(--soft)"
     return style(arm).color if alone else f"var(--a{arm})"
+
+
+def dashes(arm: int) -> str:
+    """Returns the attribute for the dashes of an arm's lines; "" if these are solid."""
+    lengths = " ".join(f"{4 * length:g}" for length in style(arm).dash)
+    return f' stroke-dasharray="{lengths}"' if lengths else ""
 
 
 def marker(arm: int, name: str, alone: bool) -> str:
@@ -384,10 +377,9 @@ def _look(series: Series, arm: int | None, alone: bool) -> str:
         return f' stroke="{color}" stroke-width="3" stroke-dasharray="3 7" stroke-linecap="round"'
     if series.kind == "interval":
         return f' stroke="{color}"'
-    dash = "" if arm is None else " ".join(f"{4 * length:g}" for length in style(arm).dash)
-    dashed = f' stroke-dasharray="{dash}"' if dash and not series.faint else ""
-    thin = ' stroke-width="1.5" opacity=".35"' if series.faint else ""
-    return f' stroke="{color}"{dashed}{thin}'
+    if series.faint:
+        return f' stroke="{color}" stroke-width="1.5" opacity=".35"'
+    return f' stroke="{color}"{"" if arm is None else dashes(arm)}'
 
 
 def _marked(arm: int, alone: bool) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from trainer.report.document import Cell, Column, Figure, Table, text_of
 from trainer.report.figures.style import style
-from trainer.report.figures.svg import MARKERS, marker, sample, svg, xml
+from trainer.report.figures.svg import MARKERS, dashes, marker, sample, svg, xml
 from trainer.report.html.selection import embedded, figure_data
 
 _MANY = 8  # with more columns, a table has less space between them
@@ -63,11 +63,9 @@ def marks(arms: Sequence[str]) -> str:
 
 
 def _key(arm: int) -> str:
-    dash = " ".join(f"{4 * length:g}" for length in style(arm).dash)
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<symbol id="k{arm}" viewBox="0 0 60 24"><path d="M0 12h60" fill="none" '
-        f'stroke="var(--a{arm})" stroke-width="4"{dashed}/><path transform="translate(30 12)" '
+        f'stroke="var(--a{arm})" stroke-width="4"{dashes(arm)}/><path transform="translate(30 12)" '
         f'd="{MARKERS[style(arm).marker]}" fill="var(--a{arm})" stroke="var(--paper)" '
         'stroke-width="1.5"/></symbol>'
     )
