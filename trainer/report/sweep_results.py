@@ -215,10 +215,7 @@ def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
 
 
 def _completed(
-    plan: Plan,
-    choices: Sequence[Choice],
-    trials: Sequence[Result],
-    finals: Sequence[Result],
+    plan: Plan, choices: Sequence[Choice], trials: Sequence[Result], finals: Sequence[Result]
 ) -> int:
     """Returns the number of the last revision of which all runs have ended; 0 if none has."""
     if plan.final_seeds:

@@ -151,33 +151,29 @@ class _Writer:
     def ablation(self) -> str:
         """Returns the verdict on an arm that was compared with itself without each part."""
         whole = self._workload.ablated
-        found: dict[str, list[str]] = {"worse": [], "better": [], "open": [], "lost": []}
+        found: tuple[list[str], ...] = ([], [], [], [])
+        better, worse, undecided, lost = found
         for pair in self._pairs:
             ours = pair.better == whole
             name, at = (pair.worse, 1) if ours else (pair.better, 0)
             bad = pair.diverged[at] + pair.collapsed[at]
             if pair.without_mean or pair.low is None or pair.high is None:
                 of = plural(pair.n, self._workload.unit)
-                lost = f" (diverged or collapsed in {bad} of {of})" if bad else ""
-                found["lost"].append(f"{name}{lost}")
+                why = f" (diverged or collapsed in {bad} of {of})" if bad else ""
+                lost.append(f"{name}{why}")
                 continue
             low, high = self._goal.gain(pair.low, pair.high)
             low, high = (low, high) if ours else (-high, -low)
             gain = abs(pair.difference) if ours else -abs(pair.difference)
-            kind = "open" if not pair.decided else "worse" if ours else "better"
-            found[kind].append(f"{name} {shown(gain)} ({shown(low)} to {shown(high)})")
+            kind = undecided if not pair.decided else better if ours else worse
+            kind.append(f"{name} {shown(gain)} ({shown(low)} to {shown(high)})")
         tests = f"paired t tests over {plural(max(p.n for p in self._pairs), self._workload.unit)}"
         parts = [
             f"By how much {self._subject(whole)} has a better mean {self._goal.words} than without"
             f" a part, with simultaneous 95% intervals ({tests})."
         ]
-        for kind, text in (
-            ("worse", "It is better than"),
-            ("better", "It is worse than"),
-            ("open", "Not decided:"),
-            ("lost", "No interval:"),
-        ):
-            parts += [f"{text} {joined(found[kind])}."] if found[kind] else []
+        texts = "It is better than", "It is worse than", "Not decided:", "No interval:"
+        parts += [f"{text} {joined(x)}." for text, x in zip(texts, found, strict=True) if x]
         parts += [*_limits(self._workload), self._when_judged(self._pairs[0])]
         if self._workload.searches == 1:
             parts.append(
@@ -233,9 +229,8 @@ class _Writer:
             text = f"Not decided between {between.rstrip(',')}."
         of = f" of {closest.better}"
         how = f"The {self._size_and_test(closest, f' than that of {closest.worse}', of)}."
-        if closest.better != first and all(
-            map(math.isfinite, self._workload.units_of(first).values())
-        ):
+        with_mean = all(map(math.isfinite, self._workload.units_of(first).values()))
+        if closest.better != first and with_mean:
             units = plural(closest.n, f"compared {self._workload.unit}")
             but = "" if closest.without_mean else f", but not on the {units}"
             how = f"The mean of {first} is the best{but}. {how}"

@@ -54,14 +54,8 @@ def _files(report: Report, formats: Collection[str]) -> Iterator[tuple[str, str]
         yield "index.html", page(seen)
     if "markdown" in formats:
         pictures = {each.name: f"figures/{each.name}.png" for each in report.figures}
-        yield (
-            "report.md",
-            markdown(
-                seen,
-                pictures if "png" in formats else {},
-                tables if "csv" in formats else {},
-            ),
-        )
+        linked = tables if "csv" in formats else {}
+        yield "report.md", markdown(seen, pictures if "png" in formats else {}, linked)
     if "csv" in formats:
         yield from ((tables[table.name], csv_of(table)) for table in report.tables)
     if "latex" in formats:

@@ -82,9 +82,8 @@ def arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
     return f'<span class="arm" data-a="{arm}" tabindex="0">{key}{xml(arms[arm])}</span>'
 
 
-def table(shown: Table, arms: Sequence[str], caption: bool = True) -> str:
+def table(shown: Table, arms: Sequence[str]) -> str:
     """Returns a table, in a region that scrolls sideways if it is wide."""
-    title = f"<caption>{xml(shown.title)}</caption>" if caption else ""
     heads = "".join(f'<th scope="col">{xml(column.title)}</th>' for column in shown.columns)
     write = _short_row if len(shown.rows) > _LONG else row
     rows = "".join(write(cells, shown.columns, arms) for cells in shown.rows)
@@ -93,8 +92,8 @@ def table(shown: Table, arms: Sequence[str], caption: bool = True) -> str:
     note = f'<p class="note">{prose(shown.note)}</p>' if shown.note else ""
     return (
         f'<div class="table"><div class="scroll" role="region" tabindex="0" '
-        f'aria-label="{xml(shown.title)}"><table class="{aligned(shown.columns)}">{title}'
-        f"<thead><tr>{heads}</tr></thead>"
+        f'aria-label="{xml(shown.title)}"><table class="{aligned(shown.columns)}">'
+        f"<caption>{xml(shown.title)}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>{note}</div>"
     )
 

@@ -55,7 +55,22 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
     (2.0, -0.484, 4.484)
     """
-    return interval(sample(values), confidence)
+    array = sample(values)
+    n = len(array)
+    if not np.isfinite(array).all():
+        worst, best = bool((array == np.inf).any()), bool((array == -np.inf).any())
+        value = math.nan if worst and best else float(array[~np.isfinite(array)][0])
+        return Estimate(value, None, None, n, None)
+    value = float(array.mean())
+    if n == 1:
+        return Estimate(value, None, None, n, None)
+    if not spread(array):
+        return Estimate(value, None, None, n, 0.0)
+    from scipy import stats
+
+    test: Any = stats.ttest_1samp(array, 0.0)
+    low, high = test.confidence_interval(confidence)
+    return Estimate(value, float(low), float(high), n, float(array.std(ddof=1)))
 
 
 def one_sample(values: ArrayLike, target: float, better: str = "min") -> OneSample:
@@ -76,7 +91,7 @@ def one_sample(values: ArrayLike, target: float, better: str = "min") -> OneSamp
 
     side = "less" if direction(better) > 0 else "greater"
     array = sample(values)
-    estimate = interval(array, 0.95)
+    estimate = mean_interval(array)
     if estimate.low is None:
         return OneSample(len(array), estimate.value, estimate.deviation, None, None)
     result: Any = stats.ttest_1samp(array, target, alternative=side)
@@ -96,25 +111,6 @@ def iqm(values: ArrayLike) -> float:
     from scipy import stats
 
     return float(stats.trim_mean(sample(values), 0.25))
-
-
-def interval(values: NDArray, confidence: float) -> Estimate:
-    """Returns what `mean_interval` does, for values that `sample` has checked."""
-    n = len(values)
-    if not np.isfinite(values).all():
-        worst, best = bool((values == np.inf).any()), bool((values == -np.inf).any())
-        value = math.nan if worst and best else float(values[~np.isfinite(values)][0])
-        return Estimate(value, None, None, n, None)
-    value = float(values.mean())
-    if n == 1:
-        return Estimate(value, None, None, n, None)
-    if not spread(values):
-        return Estimate(value, None, None, n, 0.0)
-    from scipy import stats
-
-    test: Any = stats.ttest_1samp(values, 0.0)
-    low, high = test.confidence_interval(confidence)
-    return Estimate(value, float(low), float(high), n, float(values.std(ddof=1)))
 
 
 def sample(values: ArrayLike) -> NDArray[np.float64]:

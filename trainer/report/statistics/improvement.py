@@ -32,11 +32,7 @@ class Improvement:
 
 
 def probability_of_improvement(
-    a: ArrayLike,
-    b: ArrayLike,
-    paired: bool,
-    confidence: float = 0.95,
-    better: str = "min",
+    a: ArrayLike, b: ArrayLike, paired: bool, confidence: float = 0.95, better: str = "min"
 ) -> Improvement:
     """Estimates P(A > B): how often a run of one arm is better than a run of the other.
 

@@ -114,11 +114,7 @@ def needed_range(number: int, degrees: int) -> tuple[int, int]:
 
 
 def needed_unpaired(
-    a: ArrayLike,
-    b: ArrayLike,
-    size: float,
-    power: float = 0.8,
-    alpha: float = 0.05,
+    a: ArrayLike, b: ArrayLike, size: float, power: float = 0.8, alpha: float = 0.05
 ) -> int | None:
     """Returns the number of runs in each arm that would decide with different seeds; see `needed`.
 

@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainer.report.statistics.estimates import direction, sample
 
+_DRAWS = 2000  # of a bootstrap
+
 
 @dataclass(frozen=True)
 class Speedup:
@@ -83,32 +85,26 @@ def algoperf_score(
 
 
 def score_intervals(
-    runs: Sequence[Sequence[ArrayLike]],
-    r_max: float = 4.0,
-    confidence: float = 0.95,
-    draws: int = 2000,
+    runs: Sequence[Sequence[ArrayLike]], r_max: float = 4.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the ends, [arm] and [arm], of bootstrap intervals of the scores."""
+    """Returns the ends, [arm] and [arm], of 95% bootstrap intervals of the scores."""
     # `runs` are the times to the targets, [arm][workload]. The runs of each arm on each workload
     # are drawn again; the workloads stay, so that an interval says nothing about other workloads.
     # With few runs percentile intervals are too narrow: of the mean of five values they cover 85%.
     rng = np.random.default_rng(0)
     times = np.stack(
-        [
-            np.stack([_medians(sample(each), rng, draws) for each in of_arm], axis=-1)
-            for of_arm in runs
-        ],
+        [np.stack([_medians(sample(each), rng) for each in of_arm], axis=-1) for of_arm in runs],
         axis=1,
-    )  # [draws, arm, workload]
+    )  # [_DRAWS, arm, workload]
     scores = np.stack([algoperf_score(each, r_max) for each in times])
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
     return low, high
 
 
-def _medians(values: NDArray, rng: np.random.Generator, draws: int) -> NDArray:
-    """Returns medians of values drawn with replacement."""
-    return np.median(values[rng.integers(len(values), size=(draws, len(values)))], axis=1)
+def _medians(values: NDArray, rng: np.random.Generator) -> NDArray:
+    """Returns medians of values drawn with replacement, [_DRAWS]."""
+    return np.median(values[rng.integers(len(values), size=(_DRAWS, len(values)))], axis=1)
 
 
 def leave_one_out(

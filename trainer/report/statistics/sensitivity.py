@@ -69,13 +69,10 @@ def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool)
         raise ValueError(f"[{low}, {high}] is not the range of {'a log' if log else 'an'} axis.")
     if len(np.unique(array)) < 3:
         return None
-    best, start, end = float(array[best_index]), low, high
+    best = float(array[best_index])
     if not low < best < high:  # it may lie outside of a range that was changed later
         return "low" if best <= low else "high"
-    if log:
-        place = math.log(best / start) / math.log(end / start)
-    else:
-        place = (best - start) / (end - start)
+    place = math.log(best / low) / math.log(high / low) if log else (best - low) / (high - low)
     if place <= _EDGE:
         return "low"
     return "high" if place >= 1 - _EDGE else None
