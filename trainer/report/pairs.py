@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trainer.messages import plural
 from trainer.report.conditions import unlike_losses
+from trainer.report.document import finite
 from trainer.report.results import Goal, Result, Workload, planned_revision
 from trainer.report.statistics import (
     LEVEL,
@@ -187,11 +188,13 @@ def trials_of_search(workload: Workload, arm: str) -> int:
 def reason_not_to_judge(workload: Workload) -> str:
     """Returns why the arms must not be judged, in a sentence; "" if they may be."""
     if workload.faults:
-        what = "runs" if workload.path is None else "sweep"
-        check = f" `python -m trainer sweep check {workload.path}` names all of them."
+        what, check = "runs", ""
+        if workload.path is not None:
+            what = "sweep"
+            check = f" `python -m trainer sweep check {workload.path}` names all of them."
         return (
             f"The results are not judged, because files of the {what} disagree:"
-            f" {joined(workload.faults, _NAMED)}.{check if workload.path is not None else ''}"
+            f" {joined(workload.faults, _NAMED)}.{check}"
         )
     if workload.picked:
         return f"Not judged. {workload.picked}"
@@ -250,9 +253,8 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     # If the units of one arm contain those of the other, the other's missing units have not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
         return _unpaired(a, b, workload, judge)
-    looks = (
-        looks_of(workload, (a.arm, b.arm), workload.count_without_gap(common)) if judge else None
-    )
+    units = workload.count_without_gap(common)
+    looks = looks_of(workload, (a.arm, b.arm), units) if judge else None
     looks = looks and looks.deciding(comparisons_of(workload))
     n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
@@ -307,7 +309,7 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
     """Returns a pair with the decision of its looks, of which there is at least one."""
     goal, comparisons = workload.goal, comparisons_of(workload)
     found = decide([x, y], looks, goal.better, comparisons, pair.initial)
-    low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
+    low, high, p = (finite(float(each[0])) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
     if looks.planned is not None:
         t = "paired t test, then anytime-valid ones" if looks.later else "paired t test"
@@ -340,27 +342,15 @@ def _earlier_look(
     pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload
 ) -> EarlierLook:
     """Returns what the looks until one that is not the last say of a pair."""
-    found = decide(
-        [x[: looks.last], y[: looks.last]],
-        looks,
-        workload.goal.better,
-        comparisons_of(workload),
-        pair.initial,
-    )
+    values, comparisons = [x[: looks.last], y[: looks.last]], comparisons_of(workload)
+    found = decide(values, looks, workload.goal.better, comparisons, pair.initial)
     side = int(found.decided[0]) * workload.goal.sign
     order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
     units = order[: looks.last]
-    began = [
-        run.began
-        for run in workload.finals
-        if run.arm in pair.arms and workload.unit_of(run) in units
-    ]
-    return EarlierLook(
-        n=looks.last,
-        until=max(began, default="")[:10],
-        better=("", pair.worse, pair.better)[side],
-        p=_known(found.p[0]),
-    )
+    runs = [run for run in workload.finals if run.arm in pair.arms]
+    until = max((run.began for run in runs if workload.unit_of(run) in units), default="")[:10]
+    better = ("", pair.worse, pair.better)[side]
+    return EarlierLook(looks.last, until, better, finite(float(found.p[0])))
 
 
 def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
@@ -394,7 +384,3 @@ def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
     return str(relevance(*goal.gain(low, high), goal.relevant))
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

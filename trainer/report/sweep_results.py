@@ -379,11 +379,7 @@ def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
     if at == 0:
         return ()
     before, now = choices[at - 1].winners, choices[at].winners
-    changed = [
-        arm
-        for arm, search in now
-        if before.get((arm, search), now[arm, search]) != now[arm, search]
-    ]
+    changed = [arm for (arm, search), n in now.items() if before.get((arm, search), n) != n]
     return tuple(dict.fromkeys(changed))
 
 

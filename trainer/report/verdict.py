@@ -21,7 +21,7 @@ from trainer.report.pairs import (
     trials_of_search,
 )
 from trainer.report.results import Workload
-from trainer.report.statistics import PLANNED_LEVEL, Estimate, fewest_signs
+from trainer.report.statistics import PLANNED_LEVEL, fewest_signs
 from trainer.report.wording import joined, p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
@@ -53,11 +53,15 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         words = workload.goal.words
         return f"Not decided: every arm has runs without a value, so that none has a mean {words}."
     if len(ordered) == 1:
-        return (
+        mean, interval = first.mean, f"no interval with {plural(first.mean.n, workload.unit)}"
+        if mean.low is not None and mean.high is not None:
+            ends = f"{shown(mean.low)} to {shown(mean.high)}"
+            interval = f"95% interval {ends}, {plural(mean.n, workload.unit)}"
+        text = (
             f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
-            f" {estimate_text(first.mean, workload.unit)}. There is nothing to compare it with."
-            + "".join(f" {each}" for each in _limits(workload))
+            f" {shown(mean.value)} ({interval}). There is nothing to compare it with."
         )
+        return " ".join([text, *_limits(workload)])
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
         return writer.unjudged(ordered)
@@ -476,11 +480,3 @@ class _Writer:
             return f"Not decided: there is no test with {plural(ended or 1, what)}."
         noun = plural(total, what).partition(" ")[2]
         return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
-
-
-def estimate_text(estimate: Estimate, what: str = "seed") -> str:
-    """Returns a mean with its interval, in words; `what` is a noun for one of the values."""
-    if estimate.low is None or estimate.high is None:
-        return f"{shown(estimate.value)} (no interval with {plural(estimate.n, what)})"
-    interval = f"{shown(estimate.low)} to {shown(estimate.high)}"
-    return f"{shown(estimate.value)} (95% interval {interval}, {plural(estimate.n, what)})"
