@@ -11,7 +11,6 @@ from trainer.report.document import (
     Column,
     Columns,
     Figure,
-    Kind,
     Series,
     Table,
     columns_of,
@@ -71,22 +70,13 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
     )
     if why:
         warnings.append(f"Scores are over steps, because times cannot be trusted: {why}")
-    tables = (
-        _times_table(workloads, arms, times, "integer" if why else "seconds"),
-        _scores(arms, times, runs),
-        _pairs(arms, times),
-    )
-    return Block(
-        text=text, warnings=tuple(warnings), figures=(_profile(arms, times),), tables=tables
-    )
-
-
-def _times_table(
-    workloads: Sequence[Workload], arms: Sequence[str], times: NDArray, kind: Kind
-) -> Table:
+    kind = "integer" if why else "seconds"
     columns = Column("arm", "arm"), *columns_of([w.name for w in workloads], {"arm"}, kind)
     rows = tuple((arm, *map(finite, row)) for arm, row in zip(arms, times.tolist(), strict=True))
-    return Table("workloads_times", "Times to the targets", columns, rows, "– is a miss.")
+    of_times = Table("workloads_times", "Times to the targets", columns, rows, "– is a miss.")
+    tables = (of_times, _scores(arms, times, runs), _pairs(arms, times))
+    figures = (_profile(arms, times),)
+    return Block(text=text, warnings=tuple(warnings), figures=figures, tables=tables)
 
 
 def _scores(
