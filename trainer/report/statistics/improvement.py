@@ -11,10 +11,6 @@ from trainer.report.statistics.estimates import lower_is_better
 # The probability from which an improvement matters, as the paper recommends.
 MEANINGFUL = 0.75
 
-NOT_SIGNIFICANT = "not significant"
-NOT_MEANINGFUL = "significant, not meaningful"
-BETTER = "significant and meaningful"
-
 
 @dataclass(frozen=True)
 class Improvement:
@@ -79,9 +75,11 @@ def probability_of_improvement(
         wins = _wins(first[:, None], second[None, :])
         value = float(wins.mean())
         low, high = _wilson(wins, confidence)
-    if low <= 0.5:
-        return Improvement(value, low, high, NOT_SIGNIFICANT)
-    return Improvement(value, low, high, BETTER if high > MEANINGFUL else NOT_MEANINGFUL)
+    decision = "not significant"
+    if low > 0.5:
+        meaningful = high > MEANINGFUL
+        decision = "significant and meaningful" if meaningful else "significant, not meaningful"
+    return Improvement(value, low, high, decision)
 
 
 def _wins(first: NDArray, second: NDArray) -> NDArray[np.float64]:
