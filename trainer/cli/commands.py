@@ -4,7 +4,6 @@ Commands about one run are here; `find` imports the others from modules of their
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer import config as configs
 from trainer.cli.resolving import config_options, default_workdir, make_program, read_config
-from trainer.cli.terminal import show
+from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 
@@ -98,12 +97,12 @@ def _train(arguments: argparse.Namespace, config: Config, workdir: str, began: f
         one = 1 if arguments.trace else None
         program = make_program(config, arguments.vocabulary, steps_per_call=one)
         if one and program.experiment.steps > 1:
-            _log("--trace computes one step at a time: steps_per_call is 1.")
+            log("--trace computes one step at a time: steps_per_call is 1.")
         return Run(
             config,
             program,
             arguments.signals,
-            _log,
+            log,
             arguments.vocabulary,
             slow_lines=SlowLines(stacks=arguments.trace),
         )
@@ -126,7 +125,7 @@ def _train(arguments: argparse.Namespace, config: Config, workdir: str, began: f
         until=arguments.until,
         observe=_observer(arguments, workdir),
         began=began,
-        profile=Profile(arguments.profile, _log) if arguments.profile else None,
+        profile=Profile(arguments.profile, log) if arguments.profile else None,
     )
 
 
@@ -160,7 +159,7 @@ def verify(arguments: argparse.Namespace) -> int:
         config_options=config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,
-        log=_log,
+        log=log,
     )
     show("\n".join(verdict.lines))
     return DONE if verdict.same else FAILED
@@ -176,10 +175,6 @@ def replay(arguments: argparse.Namespace) -> int:
     lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
     show("\n".join(lines))
     return DONE if finite else FAILED
-
-
-def _log(line: str) -> None:
-    show(line, sys.stderr)
 
 
 def config(arguments: argparse.Namespace) -> int:

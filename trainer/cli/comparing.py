@@ -185,7 +185,6 @@ def _drawings(
     """Yields drawings of metrics of both sides, or of the side that has them."""
     from trainer.report.plots import draw_in_terminal
 
-    known = {final.name: final for final in metrics}
     for name in names:
         curves = {
             side: ([row["step"] for row in rows], [row[name] for row in rows])
@@ -195,10 +194,9 @@ def _drawings(
         if len(curves) < 2:
             lacks = "Neither A nor B" if not curves else "B" if "A" in curves else "A"
             has = "has" if not curves else "lacks"
-            common = ", ".join(
-                printable(each) for each, final in known.items() if final.a and final.b
-            )
-            yield f"\n{lacks} {has} the metric {name!r}. Both have: {common or 'none'}."
+            common = [printable(each.name) for each in metrics if each.a and each.b]
+            said = ", ".join(common) or "none"
+            yield f"\n{lacks} {has} the metric {name!r}. Both have: {said}."
         if curves:
             yield "\n" + draw_in_terminal(curves, f"{name} by step").rstrip("\n")
 

@@ -1,11 +1,10 @@
 """The command coordinate_check: compares changes of activations over widths."""
 
 import argparse
-import sys
 
 from trainer.cli.reporting import made_by, write_files
 from trainer.cli.resolving import config_options, ignore_optimizer_warnings, read_config
-from trainer.cli.terminal import show
+from trainer.cli.terminal import log, show
 from trainer.messages import DONE, FAILED
 
 
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.steps,
         arguments.keep_schedules,
         arguments.vocabulary,
-        log=lambda line: show(line, sys.stderr),
+        log=log,
     )
     for line in notes(found):
         show(line)

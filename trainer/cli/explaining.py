@@ -2,14 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.cli.resolving import make_program, read_config
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
-
-if TYPE_CHECKING:
-    from trainer.engine.explanation import Explanation
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,7 +13,7 @@ def run(arguments: argparse.Namespace) -> int:
     # The data need not be on this machine, if their shapes are known. With --devices, neither need
     # the devices.
     _simulate(arguments)
-    from trainer.engine.explanation import explain, with_compiled
+    from trainer.engine.explanation import explain, to_json, with_compiled
     from trainer.engine.plan_text import compiled_text, explained_text
     from trainer.report.plots import Line, draw_in_terminal, save_figure
     from trainer.train.continuation import begin_with
@@ -47,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         explanation = with_compiled(explanation, program)
         show("\n" + compiled_text(explanation), end="")
     if arguments.explanation:
-        _write(explanation, arguments.explanation)
+        # For `lockstep.explain`.
+        Path(arguments.explanation).write_text(to_json(explanation), encoding="utf-8")
     return DONE
 
 
@@ -74,10 +71,3 @@ def _simulate(arguments: argparse.Namespace) -> None:
             f" uses the devices of this machine: start python -m trainer explain."
         ) from error
     jax.config.update("jax_platforms", "cpu")
-
-
-def _write(explanation: "Explanation", file: str) -> None:
-    """Writes an explanation into a file, for `lockstep.explain`."""
-    from trainer.engine.explanation import to_json
-
-    Path(file).write_text(to_json(explanation), encoding="utf-8")

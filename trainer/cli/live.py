@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
-from trainer.cli.terminal import Redrawn, show
+from trainer.cli.terminal import Redrawn, log
 
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
 _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
@@ -45,12 +44,7 @@ class LiveView:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stop.set()
         if not self._quiet:
             self._thread.join(5)  # the disk may hang
@@ -63,7 +57,7 @@ class LiveView:
         """Prints a line, above the table if there is one."""
         with self._writing:
             if self._table is None:
-                show(line, sys.stderr)
+                log(line)
             else:
                 self._table.draw(self._lines, above=line)
 

@@ -7,7 +7,6 @@ takes some hundredths of a second each.
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 from optim.factories import recipes_within, takes_float
 from trainer.cli import docstrings
@@ -135,9 +134,10 @@ class Facts:
         """The optimizers inside that of `example`, whose cost is part of its own."""
         if self.example is None or self.is_part:
             return []
-        names = dict.fromkeys(_names(_config(f"optimizer: {self.example}").root))
+        calls = _calls(_config(f"optimizer: {self.example}").root)
         known = {name for family in FAMILIES.values() for name in family}
-        return [name for name in names if name in known - {self.name, "optax.chain"}]
+        known -= {self.name, "optax.chain"}
+        return [name for name in dict.fromkeys(name for _, name in calls) if name in known]
 
     @cached_property
     def config(self) -> Config | None:
@@ -162,7 +162,7 @@ class Facts:
         """The path of the call of this function in `config`; of the chain that a part is in."""
         assert self.config is not None
         name = _CHAIN[1:] if self.is_part else self.name
-        return next(_paths(self.config.root, name))
+        return next(path for path, called in _calls(self.config.root) if called == name)
 
 
 def families(packages: Sequence[str] = ()) -> dict[str, list[Facts]]:
@@ -243,16 +243,9 @@ def _config(text: str) -> Config:
     return to_config(Node(Call("experiment", node.value), node.source))
 
 
-def _names(tree: Tree) -> Iterator[str]:
+def _calls(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the path and the name of each call."""
     if isinstance(tree, Call):
-        yield tree.name
-    for child in child_trees(tree).values():
-        yield from _names(child)
-
-
-def _paths(tree: Any, name: str, path: str = "") -> Iterator[str]:
-    """Yields the paths of the calls of a function."""
-    if isinstance(tree, Call) and tree.name == name:
-        yield path
+        yield path, tree.name
     for key, child in child_trees(tree).items():
-        yield from _paths(child, name, join(path, key))
+        yield from _calls(child, join(path, key))

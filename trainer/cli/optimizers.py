@@ -102,7 +102,8 @@ def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
     if others:
         yield f"Of the same name: {', '.join(others)}."
     yield f"\nFamily: {facts.family}."
-    yield from _needed(facts)
+    for need in facts.cost.needs if facts.cost else ():
+        yield from _wrapped(f"Needs: {NEEDS.get(need, need)}.", "  ", first="")
     yield from _costs(facts)
     for reference in facts.references:
         yield from _wrapped(f"Paper: {reference.text}", "  ", first="")
@@ -117,11 +118,6 @@ def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
         return
     yield from _config(facts)
     yield from _spaces(facts)
-
-
-def _needed(facts: "Facts") -> Iterator[str]:
-    for need in facts.cost.needs if facts.cost else ():
-        yield from _wrapped(f"Needs: {NEEDS.get(need, need)}.", "  ", first="")
 
 
 def _costs(facts: "Facts") -> Iterator[str]:
@@ -141,28 +137,20 @@ def _costs(facts: "Facts") -> Iterator[str]:
 
 
 def _arguments(facts: "Facts") -> Iterator[str]:
+    from trainer.cli.docstrings import summary
     from trainer.config.schema import argument_docs
 
     if not facts.function.parameters:
         yield "  none"
     schedules = facts.schedules()
-    described = argument_docs(_plain(facts.function.call))
+    call = facts.function.call
+    described = argument_docs(call.func if isinstance(call, partial) else call)
     for name, parameter in facts.function.parameters.items():
         kind = _kind(facts.function, name, schedules)
         default = "required" if parameter.required else f"default {_default(parameter)}"
         yield f"  {name}: {default}{f'; {kind}' if kind else ''}"
         if text := described.get(name):
-            yield from _wrapped(_first_sentence(text), "      ")
-
-
-def _first_sentence(text: str) -> str:
-    from trainer.cli.docstrings import summary
-
-    return summary(text)
-
-
-def _plain(call: Any) -> Any:
-    return call.func if isinstance(call, partial) else call
+            yield from _wrapped(summary(text), "      ")
 
 
 def _kind(function: "Function", name: str, schedules: dict[str, bool]) -> str:

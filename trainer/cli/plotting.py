@@ -18,17 +18,17 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.workdirs, metric, x, arguments.smoothing, each_run=arguments.each_run
     )
     left_out = _left_out(lines, arguments)
-    title = metric + _runs(lines) + _smoothed(arguments)
+    smoothed = f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
+    of_what = _runs(lines) + smoothed
     if arguments.figure:
         band = describe_bands(lines.values())
-        title = f"{title}\n{band}" if band else title
+        title = f"{metric}{of_what}\n{band}" if band else metric + of_what
         save_figure(lines, arguments.figure, title, x, metric, arguments.log_x, arguments.log_y)
         show(f"{metric} is drawn in {arguments.figure}.")
     else:
         drawn = {name: line.curve for name, line in lines.items()}
         axes = {"log_x": arguments.log_x, "log_y": arguments.log_y}
-        title = f"{metric} by {x}{_runs(lines)}{_smoothed(arguments)}"
-        show(draw_in_terminal(drawn, title, **axes), end="")
+        show(draw_in_terminal(drawn, f"{metric} by {x}{of_what}", **axes), end="")
     if left_out:
         show(left_out)
     return DONE
@@ -38,10 +38,6 @@ def _runs(lines: Mapping[str, Line]) -> str:
     counts = [line.runs for line in lines.values()]
     low, high = min(counts), max(counts)
     return f", mean of {f'{low} to ' if low < high else ''}{high} runs" if high > 1 else ""
-
-
-def _smoothed(arguments: argparse.Namespace) -> str:
-    return f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
 
 
 def _left_out(lines: Mapping[str, Line], arguments: argparse.Namespace) -> str:

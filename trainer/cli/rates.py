@@ -1,11 +1,10 @@
 """The command rate_test: raises a learning rate until training diverges."""
 
 import argparse
-import sys
 
 from trainer.cli.reporting import made_by, write_files
 from trainer.cli.resolving import config_options, ignore_optimizer_warnings, read_config
-from trainer.cli.terminal import show
+from trainer.cli.terminal import log, show
 from trainer.messages import DONE, UserError
 
 
@@ -28,13 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         path = rate_of_group(config, arguments.group, arguments.vocabulary)
     rates = Rates(path, arguments.low, arguments.high, arguments.steps)
-    tested = rate_test(
-        config,
-        rates,
-        arguments.seeds,
-        arguments.vocabulary,
-        log=lambda line: show(line, sys.stderr),
-    )
+    tested = rate_test(config, rates, arguments.seeds, arguments.vocabulary, log=log)
     for line in [*notes(tested), "", *sentences(tested)]:
         show(line)
     if pasted := yaml(tested):
@@ -45,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         show("\n".join(pasted))
     if arguments.output:
         title = f"Range test of {', '.join(arguments.files)}"
-        write_files(
-            make_report(tested, title, made_by("rate_test", _words(arguments, path))), arguments
-        )
+        made = made_by("rate_test", _words(arguments, path))
+        write_files(make_report(tested, title, made), arguments)
     return DONE
 
 

@@ -22,7 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.folders, arguments.metric, arguments.mode, arguments.target
     )
     folder = Path(arguments.output or default_folder(arguments.folders))
-    made_report = make_report(workloads, folder, made_by("report", _words(arguments)))
+    words = [*arguments.folders, *given(arguments, "metric", "mode", "target")]
+    made_report = make_report(workloads, folder, made_by("report", words))
     files = write(made_report, folder, arguments.formats or FORMATS)
     for sentence in made_report.verdict:
         show(sentence)
@@ -32,13 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _words(arguments: argparse.Namespace) -> list[str]:
-    """Returns what follows "report" in the command that computes the same report."""
-    words = list(arguments.folders)
-    for name in ("metric", "mode", "target"):
-        value = getattr(arguments, name)
-        words += [] if value is None else [f"--{name}={value}"]
-    return words
+def given(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Returns options with their values, as they are written, without those that are None."""
+    values = {name: getattr(arguments, name) for name in names}
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def made_by(command: str, words: Sequence[str]) -> str:

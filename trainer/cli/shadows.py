@@ -1,17 +1,16 @@
 """The command shadow: compares what another optimizer would do at each point of a run."""
 
 import argparse
-import sys
 
 from trainer import config as configs
-from trainer.cli.reporting import made_by, write_files
+from trainer.cli.reporting import given, made_by, write_files
 from trainer.cli.resolving import (
     config_options,
     ignore_optimizer_warnings,
     read_config,
     search_paths,
 )
-from trainer.cli.terminal import show
+from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 
@@ -28,18 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.studies.shadow_report import make_report, notes, printed, sentences
 
     ignore_optimizer_warnings()
-    found = shadow(
-        config,
-        other,
-        arguments.steps,
-        arguments.every,
-        arguments.vocabulary,
-        log=lambda line: show(line, sys.stderr),
-    )
+    found = shadow(config, other, arguments.steps, arguments.every, arguments.vocabulary, log=log)
     for line in [*notes(found), "", *printed(found), "", *sentences(found)]:
         show(line)
     if arguments.output:
-        title = f"{_named(arguments)} along the path of {', '.join(arguments.files)}"
+        named = ", ".join([*arguments.shadow, *arguments.shadow_sets])
+        title = f"{named} along the path of {', '.join(arguments.files)}"
         write_files(make_report(found, title, made_by("shadow", _words(arguments))), arguments)
     return FAILED if found.ended else DONE
 
@@ -72,17 +65,11 @@ def _of_optimizer(text: str) -> bool:
     return text.partition("=")[0].strip().partition(".")[0] == "optimizer"
 
 
-def _named(arguments: argparse.Namespace) -> str:
-    """Returns what the other optimizer is called in the title."""
-    return ", ".join([*arguments.shadow, *arguments.shadow_sets])
-
-
 def _words(arguments: argparse.Namespace) -> list[str]:
     """Returns the options that decide what is computed."""
     return [
         *config_options(arguments),
         *(f"--shadow={file}" for file in arguments.shadow),
         *(f"--shadow_set={text}" for text in arguments.shadow_sets),
-        *([] if arguments.steps is None else [f"--steps={arguments.steps}"]),
-        *([] if arguments.every is None else [f"--every={arguments.every}"]),
+        *given(arguments, "steps", "every"),
     ]

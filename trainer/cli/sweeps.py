@@ -19,7 +19,7 @@ from trainer.cli.resolving import (
     read_config,
     search_paths,
 )
-from trainer.cli.terminal import show
+from trainer.cli.terminal import log, show
 from trainer.config.vocabulary import SWEEP
 from trainer.config.wording import listing
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
@@ -85,11 +85,11 @@ def _start(arguments: argparse.Namespace) -> int:
         if code == DONE and status.without_winner:
             code = FAILED
     except (UserError, OSError) as error:  # must not change the exit code of the sweep
-        _log(f"The results cannot be shown: {error}")
+        log(f"The results cannot be shown: {error}")
     if code == STOPPED:
         words = work_command(folder, arguments.vocabulary)
         command = join([*words, *allowed_changes(arguments)])
-        _log(
+        log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
             f" command again to go on, or python {command}."
         )
@@ -109,10 +109,9 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
 def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     """Plans a sweep in another process, and returns the exit code of that process."""
     # Its memory and GPU are then free for the workers.
-    options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
-    options.append(f"--locks={arguments.locks}")
+    options = [f"--workdir={folder}", "--plan_only", f"--locks={arguments.locks}"]
     options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
-    command = [sys.executable, "-m", "trainer", "sweep", *options]
+    command = [sys.executable, "-m", "trainer", "sweep", *config_options(arguments), *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
 
@@ -121,7 +120,7 @@ def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings
     words = _worker_words(folder, arguments)
     _, lines = slurm.submit(folder, words, arguments.workers, settings)
     for line in lines:
-        _log(line)
+        log(line)
     return DONE
 
 
@@ -160,9 +159,7 @@ def _dry_run(
     plan = find_programs(definition, plan, arguments.vocabulary)
     needs = []
     for number, program in enumerate(plan.programs, 1):
-        _log(
-            f"Compiling and timing program {number:,} of {len(plan.programs):,} ({program.first})."
-        )
+        log(f"Compiling and timing program {number:,} of {len(plan.programs):,} ({program.first}).")
         needs.append(measure(plan, program))
     show(render(definition, plan, needs, power), end="")
     return DONE
@@ -271,10 +268,6 @@ def _check_results(arguments: argparse.Namespace) -> int:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
     show("\n".join(report_of(evidence)))
     return MISTAKE if evidence.faults else DONE
-
-
-def _log(line: str) -> None:
-    show(line, sys.stderr)
 
 
 def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:

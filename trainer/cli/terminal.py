@@ -18,6 +18,11 @@ def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     print(printable(text, keep=_KEPT), file=stream or sys.stdout, end=end, flush=True)
 
 
+def log(line: str) -> None:
+    """Prints a line to stderr."""
+    show(line, sys.stderr)
+
+
 class Redrawn:
     """Lines at the end of a terminal that are redrawn in place, below all other lines."""
 
