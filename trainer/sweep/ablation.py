@@ -5,6 +5,7 @@ whole one is. Start with the fields of `Ablation`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from trainer.config import Call, Config, ConfigError, Source, Tree, join
 from trainer.config.wording import known_names, listing
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _REASONS = 4  # arms of which a message says why they do not build
 _CHAIN = "optim.chain"
 _NOTHING = Call("optax.identity", {})
@@ -42,11 +42,7 @@ class Ablation:
                 "ablate takes nothing out: name the path of a chain in parts, or write settings."
             )
         for name, values in self.settings.items():
-            if not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"settings has the name {name!r}, which cannot be that of a folder: use"
-                    " letters, digits, '_', '-' and '.', beginning with a letter or digit."
-                )
+            check_name("settings", name)
             if not values:
                 raise ValueError(f"settings changes nothing for {name!r}: give it a path.")
 
@@ -54,6 +50,15 @@ class Ablation:
     def paths(self) -> tuple[str, ...]:
         """The paths of chains."""
         return (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+
+
+def check_name(argument: str, name: str) -> None:
+    """Raises ValueError if a folder cannot have the name that an argument gives an arm."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ValueError(
+            f"{argument} has the name {name!r}, which cannot be that of a folder: use letters,"
+            " digits, '_', '-' and '.', beginning with a letter or digit."
+        )
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,9 @@ def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> l
     # places in its file. Raises ConfigError if a path is not that of a chain, two arms have one
     # name, `keep` has a name that no arm has, or nothing is left.
     source = sweep.argument_source("ablate") or sweep.sources[""]
-    found: list[Removal] = []
-    for path in ablation.paths:
-        found += _of_chain(path, title, config, sweep.argument_source("ablate.parts") or source)
-    found = _numbered(found)
-    found += [Removal(name, values) for name, values in ablation.settings.items()]
+    place = sweep.argument_source("ablate.parts") or source
+    parts = [part for path in ablation.paths for part in _of_chain(path, title, config, place)]
+    found = [*_numbered(parts), *(Removal(*each) for each in ablation.settings.items())]
     names = [each.name for each in found]
     for name in ablation.keep:
         if name not in names:
@@ -100,21 +103,15 @@ def parts_needed(found: Mapping[str, str], sweep: Config) -> ConfigError:
     """Returns an error that names the arms without a part that cannot be built without it."""
     # `found` is name of such an arm -> why it does not build, where the whole one does, as a
     # sentence; `sweep` is the config of the sweep, for the place in its file.
-    names = list(found)
-    reasons = [f"{name}: {why}" for name, why in found.items()]
-    more = [f"and {len(names) - _REASONS} more"] if len(names) > _REASONS else []
-    text = "\n  ".join(
-        [
-            f"ablate takes out {'a part' if len(names) == 1 else 'parts'} that others need:",
-            *reasons[:_REASONS],
-            *more,
-        ]
+    reasons = [f"  {name}: {why}\n" for name, why in found.items()]
+    if len(reasons) > _REASONS:
+        reasons[_REASONS:] = [f"  and {len(reasons) - _REASONS} more\n"]
+    return ConfigError(
+        f"ablate takes out {'a part' if len(found) == 1 else 'parts'} that others need:\n"
+        f"{''.join(reasons)}Add keep: [{', '.join(found)}] to ablate, or take out such a part"
+        " together with what needs it, as an arm below settings.",
+        sweep.argument_source("ablate") or sweep.sources[""],
     )
-    text += (
-        f"\nAdd keep: [{', '.join(names)}] to ablate, or take out such a part together with what"
-        " needs it, as an arm below settings."
-    )
-    return ConfigError(text, sweep.argument_source("ablate") or sweep.sources[""])
 
 
 def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator[Removal]:
@@ -135,22 +132,18 @@ def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator
         parts = chain.kwargs.get(side) or []
         for index, part in enumerate(parts if isinstance(parts, list) else ()):
             if isinstance(part, Call) and part.name != _NOTHING.name:
-                inner = part.kwargs.get("around")
-                left = inner if isinstance(inner, Call) else _NOTHING
+                inner, place = part.kwargs.get("around"), join(join(path, side), index)
                 name = f"no_{part.name.rpartition('.')[2]}"
-                place = join(join(path, side), index)
-                yield Removal(name, {place: left})
+                yield Removal(name, {place: inner if isinstance(inner, Call) else _NOTHING})
                 if isinstance(inner, Call):
                     name = f"no_{inner.name.rpartition('.')[2]}"
                     yield Removal(name, {join(place, "around"): None})
 
 
-def _numbered(found: Sequence[Removal]) -> list[Removal]:
+def _numbered(found: Sequence[Removal]) -> Iterator[Removal]:
     """Numbers parts of the same name: "no_momentum", "no_momentum_2"."""
-    counts: dict[str, int] = {}
-    numbered = []
+    counts = Counter[str]()
     for each in found:
-        counts[each.name] = counts.get(each.name, 0) + 1
+        counts[each.name] += 1
         more = f"_{counts[each.name]}" if counts[each.name] > 1 else ""
-        numbered.append(Removal(f"{each.name}{more}", each.values))
-    return numbered
+        yield Removal(f"{each.name}{more}", each.values)

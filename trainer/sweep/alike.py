@@ -1,6 +1,6 @@
 """Compares the configs of arms, and says whether they have the same loss."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from trainer.config import Call, Tree
@@ -48,10 +48,9 @@ def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeL
 
 def _common_metric(trees: Mapping[str, Call]) -> str:
     """Returns the first metric that all arms compute; "accuracy" as an example if there is none."""
-    of_arms = [tree.kwargs.get("metrics") for tree in trees.values()]
-    names = [list(child_trees(metrics)) if metrics else [] for metrics in of_arms]
-    common = [name for name in names[0] if all(name in each for each in names)] if names else []
-    return next(iter(common), "accuracy")
+    of_arms = [list(child_trees(tree.kwargs.get("metrics"))) for tree in trees.values()]
+    first = of_arms[0] if of_arms else []
+    return next((name for name in first if all(name in each for each in of_arms)), "accuracy")
 
 
 def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
@@ -86,8 +85,12 @@ def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
 
 def values_text(values: Mapping[str, str]) -> str:
     """Returns values with the arms that have them: "64 (muon) and 128 (adamw, sgd)"."""
+    return joined(with_arms(values))
+
+
+def with_arms(values: Mapping[str, str]) -> list[str]:
+    """Returns each different value with the arms that have it: "128 (adamw, sgd)"."""
     arms: dict[str, list[str]] = {}
     for arm, value in values.items():
         arms.setdefault(value, []).append(arm)
-    texts: Sequence[str] = [f"{value} ({', '.join(of)})" for value, of in arms.items()]
-    return joined(texts)
+    return [f"{value} ({', '.join(of)})" for value, of in arms.items()]

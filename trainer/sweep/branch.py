@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import Call, Config
+from trainer.sweep.alike import with_arms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +65,8 @@ class PlannedBranch:
 
 def states_text(configs: Mapping[str, Call]) -> str:
     """Says with which state the optimizer of each arm begins: "that of the run (adamw)"."""
-    arms: dict[str, list[str]] = {}
-    for name, root in configs.items():
-        options: Any = root.kwargs["warm_start"]
-        arms.setdefault(describe_options(options), []).append(name)
-    return "; ".join(f"{text} ({', '.join(names)})" for text, names in arms.items())
+    starts = {name: describe_options(root.kwargs["warm_start"]) for name, root in configs.items()}
+    return "; ".join(with_arms(starts))
 
 
 def describe_options(options: Mapping[str, Any]) -> str:

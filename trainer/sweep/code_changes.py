@@ -59,15 +59,16 @@ def check_code(
     names = code.differing({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
     if changed and "code" not in allowed:
-        lines = [f"  {name} (since {_since(file.after)})" for name, file in changed.items()]
+        lines = []
+        for name, (_, after) in changed.items():
+            since = f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
+            lines.append(f"  {name} (since {since})\n")
         if len(lines) > _SHOWN:
-            lines[_SHOWN - 1 :] = [f"  and {len(lines) - _SHOWN + 1} more"]
+            lines[_SHOWN - 1 :] = [f"  and {len(lines) - _SHOWN + 1} more\n"]
         raise CodeChanged(
             f"The code of the sweep in {folder} was changed, so that its trials would not be"
-            " compared under equal conditions:\n"
-            + "\n".join(lines)
-            + "\nRestore the code, or start"
-            f" a sweep with the new one in another --workdir; or go on with {ALLOWED}: the ledger"
+            f" compared under equal conditions:\n{''.join(lines)}Restore the code, or start a"
+            f" sweep with the new one in another --workdir; or go on with {ALLOWED}: the ledger"
             " notes it, and the report says which trials ran after the change."
         )
     return {name: file.hash for name, file in changed.items()}
@@ -79,12 +80,7 @@ def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequenc
     try:
         check_code(folder, Recorder(folder), found, allowed)
     except OSError as error:
-        name = error.filename or folder
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
-
-
-def _since(after: int) -> str:
-    return f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
+        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
 def note_code(
@@ -104,7 +100,7 @@ def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
     """Yields the allowed changes of the code from a ledger, in order; none without a ledger."""
     ended = set[str]()
     for entry in () if ledger is None else ledger.entries:
-        content: Mapping[str, Any] = entry.content
+        content = entry.content
         if entry.event == "trial":
             ended.add(content["trial"])
         elif entry.event == "code" and content["changed"]:
@@ -141,11 +137,8 @@ def sentences(changes: Sequence[CodeChange]) -> list[str]:
         >>> sentences([CodeChange({"lab/nets.py": "0f"}, 12)])
         ['The code was changed after 12 trials had ended, as was allowed: lab/nets.py.']
     """
-    return [
-        f"The code was changed {_when(after)}, as was allowed: {listing(list(files))}."
-        for files, after in changes
-    ]
-
-
-def _when(after: int) -> str:
-    return f"after {plural(after, 'trial')} had ended" if after else "before a trial had ended"
+    lines = []
+    for files, after in changes:
+        when = f"after {plural(after, 'trial')}" if after else "before a trial"
+        lines.append(f"The code was changed {when} had ended, as was allowed: {listing([*files])}.")
+    return lines

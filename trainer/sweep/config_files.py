@@ -7,7 +7,6 @@ are put into a template instead, which the trials of an arm share.
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from trainer.config import Config, Source, Tree, file_text, full_text, replace
 from trainer.config.yaml_writer import scalar_text
@@ -29,7 +28,9 @@ class ConfigFiles:
 
     def __init__(self, vocabulary: Sequence[str] = ()):
         self._vocabulary = vocabulary
-        self._templates: dict[tuple[str, ...], _Template] = {}  # by arm and paths
+        # By arm and paths: the config of the arm, and name -> texts and, between them, numbers of
+        # values.
+        self._templates: dict[tuple[str, ...], tuple[Config, dict[str, list[str]]]] = {}
 
     def write(self, trial: Trial, folder: Path) -> None:
         """Writes the files of a trial into `folder`."""
@@ -42,30 +43,21 @@ class ConfigFiles:
         if not all(map(_is_plain, values.values())):
             return {name: text(trial.config, self._vocabulary) for name, text in _FILES.items()}
         key = (trial.arm, *values)
-        template = self._templates.get(key)
-        if template is None or template.base is not trial.base:  # read again after an extension
-            template = self._templates[key] = self._template(trial.base, list(values))
+        base, template = self._templates.get(key, (None, {}))
+        if base is not trial.base:  # it has none yet, or was read again after an extension
+            marks = {path: _MARK.format(index) for index, path in enumerate(values)}
+            marked = replace(trial.base, marks, Source("a trial"))
+            texts = {name: text(marked, self._vocabulary) for name, text in _FILES.items()}
+            template = {name: _MARKED.split(text) for name, text in texts.items()}
+            self._templates[key] = trial.base, template
         plain = [scalar_text(value) for value in values.values()]
         return {
             # Parts with an odd index are indices of `plain`.
             name: "".join(
                 plain[int(part)] if index % 2 else part for index, part in enumerate(parts)
             )
-            for name, parts in template.files.items()
+            for name, parts in template.items()
         }
-
-    def _template(self, base: Config, paths: Sequence[str]) -> "_Template":
-        marks = {path: _MARK.format(index) for index, path in enumerate(paths)}
-        marked = replace(base, marks, Source("a trial"))
-        texts = {name: text(marked, self._vocabulary) for name, text in _FILES.items()}
-        return _Template(base, {name: _MARKED.split(text) for name, text in texts.items()})
-
-
-class _Template(NamedTuple):
-    """The files of the trials of an arm: name -> texts and, between them, numbers of values."""
-
-    base: Config
-    files: dict[str, list[str]]
 
 
 def _is_plain(value: Tree) -> bool:

@@ -1,13 +1,12 @@
 """What the file of a sweep says: the fields of `Sweep`. `trainer.sweep.reading` reads it."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.config.wording import known_names
-from trainer.sweep.ablation import Ablation
+from trainer.sweep.ablation import Ablation, check_name
 from trainer.sweep.branch import Branch
 from trainer.sweep.confounders import Kind
 from trainer.sweep.ladder import Ladder
@@ -16,7 +15,6 @@ from trainer.sweep.spaces import Space
 from trainer.sweep.target_rule import LASTING, RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
 
-_ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
 _FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
 # A file name has at most 255 bytes. Files and folders are named after arms; the other 55 are for
@@ -354,11 +352,7 @@ class Sweep:
             )
         lower: dict[str, str] = {}
         for name in map(str, self.arms):
-            if not _ARM.fullmatch(name):
-                raise ValueError(
-                    f"arms has the name {name!r}, which cannot be that of a folder: use letters,"
-                    " digits, '_', '-' and '.', beginning with a letter or digit."
-                )
+            check_name("arms", name)
             if len(name) > _LONGEST_NAME:
                 raise ValueError(
                     f"arms has a name of {len(name)} characters, {name[:20]}..., after which files"
