@@ -140,11 +140,10 @@ def _comparable(side: Side) -> Any:
     def marked(tree: Tree, path: str) -> Any:
         if path in searched:
             return Call(_SEARCHED, {}) if isinstance(tree, Call) else _SEARCHED
-        inner = {key: join(path, key) for key in child_trees(tree)}
         children = {
-            key: marked(child, inner[key])
+            key: marked(child, inner)
             for key, child in child_trees(tree).items()
-            if inner[key] not in left_out
+            if (inner := join(path, key)) not in left_out
         }
         if isinstance(tree, Call):
             return Call(tree.name, children, tree.partial)

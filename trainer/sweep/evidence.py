@@ -8,7 +8,7 @@ with `examine`.
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,9 +105,12 @@ class _Examination:
         self._absent = 0
         self._plan = self._read_plan()
         # Waves are read before the ledger, which has the trials of those that end meanwhile.
-        self._waved = set(_trials_of_waves(folder))
+        self._waved = set[str]()
+        for file in folder.glob("waves/*.json"):
+            with contextlib.suppress(DamagedFile, FileNotFoundError):
+                self._waved |= set(read_wave(file)["trials"])
         self._results = sorted(results_in(folder))
-        self._outcomes = outcomes
+        self._outcomes = outcomes or {}
         self._ledger = read_ledger(folder)
 
     def _read_plan(self) -> Plan | None:
@@ -132,10 +135,12 @@ class _Examination:
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
-        for name, why in wrong_waiting(self._folder, self._plan) if self._plan else ():
-            self._fault(name, why)
-        self._check_choices(CUTS_FILE, lambda plan: wrong_cuts(self._folder, plan))
-        self._check_choices(FINAL_FILE, self._wrong_winners)
+        if self._plan is not None:
+            for name, why in wrong_waiting(self._folder, self._plan):
+                self._fault(name, why)
+            self._check_choices(CUTS_FILE, wrong_cuts(self._folder, self._plan))
+            winners = wrong_choices(self._folder, self._plan, self._outcome)
+            self._check_choices(FINAL_FILE, winners)
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -210,9 +215,9 @@ class _Examination:
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
         for name in sorted(gone):
-            if is_waiting(self._folder, name):  # its worker was killed before it moved the trial
-                continue
-            self._fault(name, "it is missing, and ledger.jsonl has its files")
+            # If it waits, its worker was killed before it moved the trial.
+            if not is_waiting(self._folder, name):
+                self._fault(name, "it is missing, and ledger.jsonl has its files")
         for name, digest in (wanted | files).items():
             if name.rpartition("/")[0] not in gone:
                 self._check_digest(name, digest)
@@ -286,9 +291,7 @@ class _Examination:
     # Results against each other.
 
     def _outcome(self, name: str) -> Summary | None:
-        if self._outcomes is not None and name in self._outcomes:
-            return self._outcomes[name]
-        return read_outcome(self._folder / name)
+        return self._outcomes.get(name) or read_outcome(self._folder / name)
 
     def _check_rows(self, name: str) -> None:
         """Checks the summary of a trial against its rows."""
@@ -299,31 +302,16 @@ class _Examination:
         wrong = list(unlike_rows(self._folder / name, outcome))
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            self._fault(
-                f"{name}/{SUMMARY_FILE}",
-                f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}",
-            )
+            why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
+            self._fault(f"{name}/{SUMMARY_FILE}", why)
 
-    def _check_choices(self, name: str, wrong: Callable[[Plan], Iterable[str]]) -> None:
-        """Checks a file of what was chosen by the results against the plan and the results."""
-        # `wrong` yields what differs, as parts of sentences.
-        if self._plan is None or not (self._folder / name).exists():
-            return
+    def _check_choices(self, name: str, wrong: Iterable[str]) -> None:
+        """Adds what is wrong with a file of what was chosen by the results."""
         try:
-            for why in wrong(self._plan):
+            for why in wrong:
                 self._fault(name, why)
         except DamagedFile as error:
             self._fault(name, error.fault)
-
-    def _wrong_winners(self, plan: Plan) -> Iterator[str]:
-        trials = {trial.folder: self._outcome(trial.folder) for trial in plan.trials}
-        return wrong_choices(self._folder, plan, trials)
-
-
-def _trials_of_waves(folder: Path) -> Iterator[str]:
-    for file in folder.glob("waves/*.json"):
-        with contextlib.suppress(DamagedFile, FileNotFoundError):
-            yield from read_wave(file)["trials"]
 
 
 def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
@@ -339,12 +327,11 @@ def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
         if not _same(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
-        if not name.startswith("perf/") or value is None:
-            continue
-        if not _same(newest.get(name, 0.0), value):
+        measured = name.startswith("perf/") and value is not None
+        if measured and not _same(newest.get(name, 0.0), value):
             yield name
+    of_mode = {"min": min, "max": max}
     for name, modes in outcome.best.items():
-        of_mode = {"min": min, "max": max}
         for mode, best in modes.items():
             if not finite[name] or not _same(of_mode[mode](finite[name]), best.value):
                 yield f"best {name}"

@@ -7,7 +7,7 @@ revision of plan.json, which also records which results were known when it was w
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,7 @@ from trainer.workdir.changes import indented
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import as_dataclass, as_json
 
-
-@dataclass(frozen=True)
-class _Point:
-    """A point of a search: its number, and its values as they are encoded."""
-
-    number: int
-    values: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        return _key(self.values)
+_Points = dict[int, dict[str, Any]]  # number of a point -> its values as they are encoded
 
 
 def _key(values: Mapping[str, Any]) -> str:
@@ -124,13 +114,11 @@ def make_extension(
             f" Nothing in {folder} was changed."
         )
     changed = _changes(stored, plan)
-    points: dict[ArmSearch, list[_Point]] = {}
+    points: dict[ArmSearch, _Points] = {}
     for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):
-        old, new = (
-            _points([t for t in trials if (t.arm, t.search) == (arm.name, search)])
-            for trials in (stored.trials, plan.trials)
-        )
-        points[arm.name, search], lost = _extended_points(arm, search, old, new)
+        key = arm.name, search
+        old, new = _points(stored, key), _points(plan, key)
+        points[key], lost = _extended_points(arm, search, old, new)
         changed += lost
     if changed:
         raise UserError(
@@ -139,23 +127,13 @@ def make_extension(
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
-    runs = [
-        (
-            Trial(
-                arm,
-                point.number,
-                seed_of_search(seed, plan.offsets[search]),
-                {},
-                plan.arms[arm].config,
-                search=search,
-            ),
-            point.values,
-        )
-        for (arm, search), of_search in points.items()
-        for point in of_search
-        for seed in plan.seeds
-    ]
-    added = [(trial, values) for trial, values in runs if trial.name not in had]
+    added: list[tuple[Trial, dict[str, Any]]] = []
+    for (arm, search), of_search in points.items():
+        seeds = [seed_of_search(seed, plan.offsets[search]) for seed in plan.seeds]
+        for (number, values), seed in itertools.product(of_search.items(), seeds):
+            trial = Trial(arm, number, seed, {}, plan.arms[arm].config, search=search)
+            if trial.name not in had:
+                added.append((trial, values))
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
         _refuse_nothing(folder, stored, content)
@@ -175,9 +153,10 @@ def make_extension(
     return revision | {"digest": digest_of(revision)}
 
 
-def _points(trials: Sequence[Trial]) -> list[_Point]:
-    found = {trial.number: trial for trial in trials}
-    return [_Point(number, encoded(found[number].values)) for number in sorted(found)]
+def _points(plan: Plan, search: ArmSearch) -> _Points:
+    """Returns the points of a search of an arm, sorted by their numbers, which begin with 0."""
+    found = {t.number: t.values for t in plan.trials if (t.arm, t.search) == search}
+    return {number: encoded(found[number]) for number in sorted(found)}
 
 
 def _changes(stored: Plan, plan: Plan) -> list[str]:
@@ -215,25 +194,25 @@ def _changes(stored: Plan, plan: Plan) -> list[str]:
 
 
 def _extended_points(
-    arm: ArmConfig, search: int, old: Sequence[_Point], new: Sequence[_Point]
-) -> tuple[list[_Point], list[str]]:
+    arm: ArmConfig, search: int, old: _Points, new: _Points
+) -> tuple[_Points, list[str]]:
     """Returns the points of a search with those that a file adds, and lines about removed ones."""
     line = f"trials of {arm.name}: {len(old):,} -> {len(new):,}"
     if len(new) < len(old):
-        return [], [line]
+        return {}, [line]
     if 0 < len(old) < len(new) and not arm.method.chooser.grows:
         why = f"the first {len(old):,} points of {arm.method.text} change"
-        return [], [f"{line} ({why}: raise searches instead)"]
+        return {}, [f"{line} ({why}: raise searches instead)"]
     if isinstance(arm.method, Sampled):
-        return [*old, *new[len(old) :]], []
-    keys, theirs = {point.key for point in old}, {point.key for point in new}
-    lost = [point for point in old if point.key not in theirs]
+        return new | old, []
+    keys, theirs = ({_key(values) for values in points.values()} for points in (old, new))
+    lost = [number for number, values in old.items() if _key(values) not in theirs]
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        name = f"{arm.name}/{point_name(search, lost[0].number)}"
-        return [], [f"trial {name} ({shown(lost[0].values)}){more}: present -> (absent)"]
-    fresh = [point for point in new if point.key not in keys]
-    return [*old, *(_Point(n, point.values) for n, point in enumerate(fresh, len(old)))], []
+        name = f"{arm.name}/{point_name(search, lost[0])}"
+        return {}, [f"trial {name} ({shown(old[lost[0]])}){more}: present -> (absent)"]
+    fresh = [values for values in new.values() if _key(values) not in keys]
+    return old | dict(enumerate(fresh, len(old))), []
 
 
 def _refuse_nothing(folder: Path, stored: Plan, content: Mapping[str, Any]) -> None:
@@ -262,16 +241,14 @@ def _programs(
         for trial in map(plan.by_name.__getitem__, program.trials):
             of_file[trial.arm, _key(encoded(trial.values))] = program
     of_name = {name: program for program in stored.programs for name in program.trials}
-    names: dict[int, list[str]] = {}
-    programs: dict[int, SharedProgram] = {}
+    found: dict[int, tuple[SharedProgram, list[str]]] = {}
     for trial, values in added:
         program = of_file.get((trial.arm, _key(values)))
         if program is None:  # the point is of a space that the file no longer has
             seed = seed_of_search(stored.seeds[0], stored.offsets[trial.search])
             program = of_name[replace(trial, seed=seed).name]
-        programs.setdefault(id(program), program)
-        names.setdefault(id(program), []).append(trial.name)
-    return [replace(program, trials=tuple(names[key])) for key, program in programs.items()]
+        found.setdefault(id(program), (program, []))[1].append(trial.name)
+    return [replace(program, trials=tuple(names)) for program, names in found.values()]
 
 
 def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedProgram]) -> None:
@@ -378,13 +355,6 @@ def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
 def _program_lines(programs: Sequence[SharedProgram]) -> list[str]:
     rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
     for each in programs:
-        rows.append(
-            (
-                f"{len(each.trials):,}",
-                f"{each.updates:,}",
-                f"{each.batch_size:,}",
-                f"{each.flops:,}",
-                each.trials[0],
-            )
-        )
+        numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
+        rows.append((*(f"{number:,}" for number in numbers), each.trials[0]))
     return table(rows, right=(0, 1, 2, 3))

@@ -98,8 +98,7 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
     for (arm, _), points in sorted(rank(plan, outcomes).items(), key=lambda item: item[0][1]):
         number, value = next(iter(points.items()))
         # A search of which every point diverged has no winner.
-        winner = _Winner(number=number, value=value) if math.isfinite(value) else None
-        winners[arm].append(winner)
+        winners[arm].append(_Winner(number=number, value=value) if math.isfinite(value) else None)
     moved = [arm for arm in plan.arms if arm not in plan.searched]
     points = {(t.arm, t.search, t.number): t.values for t in plan.trials} if moved else {}
     for arm, search in itertools.product(moved, range(len(plan.offsets))):
@@ -164,14 +163,15 @@ def trials_until(plan: Plan, revision: int) -> Sequence[Trial]:
 
 
 def wrong_choices(
-    folder: Path, plan: Plan, outcomes: Mapping[str, Summary | None]
+    folder: Path, plan: Plan, outcome: Callable[[str], Summary | None]
 ) -> Iterator[str]:
     """Yields what in final.json differs from the ranking of trials, as parts of sentences."""
-    # Raises DamagedFile as `read_choices` does.
+    # `outcome` takes the folder of a trial. Raises DamagedFile as `read_choices` does.
     read_choices(folder, plan)
     for each in _read(folder):
         revisions, trials = plan.revisions[: each["revision"]], trials_until(plan, each["revision"])
-        if any(outcomes.get(trial.folder) is None for trial in trials):
+        outcomes = {trial.folder: outcome(trial.folder) for trial in trials}
+        if None in outcomes.values():
             continue  # one was removed, to be computed again
         arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
         then = replace(plan, arms=arms, trials=trials, revisions=revisions)
