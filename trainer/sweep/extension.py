@@ -296,7 +296,11 @@ def render_extension(
     lines += [*_arms(stored, revision), tuned_line(tunings), *unlike, ""]
     programs = [as_dataclass(each, SharedProgram) for each in revision["programs"]]
     if programs:
-        lines += _program_lines(programs)
+        rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
+        for each in programs:
+            numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
+            rows.append((*(f"{number:,}" for number in numbers), each.trials[0]))
+        lines += table(rows, right=(0, 1, 2, 3))
     lines += revision["reasons"]
     lines += revision_changes(stored.revisions[-1], revision)
     steps = sum(each.updates * len(each.trials) for each in programs)
@@ -350,11 +354,3 @@ def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
         trials = [*stored.of_arm(name), *added]
         found[name] = tuning_of(trials, config.root, linked_of(revisions, name))
     return found
-
-
-def _program_lines(programs: Sequence[SharedProgram]) -> list[str]:
-    rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
-    for each in programs:
-        numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
-        rows.append((*(f"{number:,}" for number in numbers), each.trials[0]))
-    return table(rows, right=(0, 1, 2, 3))

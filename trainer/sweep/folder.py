@@ -10,9 +10,11 @@ import contextlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -108,10 +110,8 @@ class SweepFolder:
         """Returns the trials that have a result, by their folders."""
         known = self.trials()
         levels = {name.partition("/")[0]: name.count("/") for name in known}
-        names = (
-            name for top, count in levels.items() for name in paths_below(self.path, top, count)
-        )
-        return {name for name in names if name in known}
+        found = (paths_below(self.path, top, count) for top, count in levels.items())
+        return known.keys() & chain.from_iterable(found)
 
     def final_trials(self) -> dict[str, Trial]:
         """Returns the final trials by their folders; none before the winners are known."""
@@ -128,26 +128,23 @@ class SweepFolder:
 
     def is_complete(self) -> bool:
         """Returns whether every trial has a result, those on final seeds included."""
-        self.final_trials()
-        if self.plan.final_seeds and self._final is None:
-            return False
-        return self.finished() == set(self.trials())
+        known = self.trials()
+        chosen = self._final is not None or not self.plan.final_seeds
+        return chosen and self.finished() == set(known)
 
     def program_of(self, trial: Trial) -> int:
         """Returns the index in the plan of a trial's program."""
-        name = self._tuning_name(trial) if trial.final else trial.name
-        return self._program_of[trial.arm if name not in self._program_of else name]
+        name = trial.name
+        if trial.final:  # it differs from its winner in the seed only
+            seed = seed_of_search(self.plan.seeds[0], self.plan.offsets[trial.search])
+            name = f"{trial.arm}/{trial.point}/{seed}"
+        return self._program_of[name if name in self._program_of else trial.arm]
 
     def identity_of(self, trial: Trial) -> Callable[[], RunIdentity]:
         """Returns a function that returns what loggers call a trial; it may use a file."""
         return lambda: identity_of_trial(
             self.path, trial.folder, trial.arm, hparams(trial.config.root)
         )
-
-    def _tuning_name(self, trial: Trial) -> str:
-        # A final trial differs from its winner in the seed only.
-        seed = seed_of_search(self.plan.seeds[0], self.plan.offsets[trial.search])
-        return f"{trial.arm}/{trial.point}/{seed}"
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
@@ -235,8 +232,8 @@ class SweepFolder:
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
         self.final_trials()
-        known = self._final is not None
-        if known or not self.plan.final_seeds or not set(self._tuning) <= self.finished():
+        chosen = self._final is not None or not self.plan.final_seeds
+        if chosen or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
         damaged = [name for name, outcome in outcomes.items() if outcome is None]
@@ -262,11 +259,8 @@ class SweepFolder:
             return None
         # Take the arm with the largest share of trials left, so that all arms advance together.
         phase = [trial for trial in trials.values() if trial.final == left[0].final]
-        share = {
-            arm: sum(trial.arm == arm for trial in left) / sum(trial.arm == arm for trial in phase)
-            for arm in dict.fromkeys(trial.arm for trial in left)
-        }
-        arm = max(share, key=lambda name: share[name])
+        planned, rest = (Counter(trial.arm for trial in of) for of in (phase, left))
+        arm = max(rest, key=lambda name: rest[name] / planned[name])
         first = next(trial for trial in left if trial.arm == arm)
         program, limits = self.program_of(first), self.limits.read()
         start = starts.get(first.folder)
@@ -328,7 +322,7 @@ class SweepFolder:
             names, until = content["trials"], content.get("until")
             gone = not set(names) <= set(known)
             if gone or all(self.has_moved(known[name], until) for name in names):
-                self._ledger.add_trials(self._events(content["trials"]))
+                self._ledger.add_trials(self._events(names))
                 remove(set_aside(file))
                 return None
             self.presence.announce(file.stem)
@@ -360,7 +354,7 @@ class SweepFolder:
                 stream = stack.enter_context(_opened(file))
                 if not self.presence.take(file.stem, stream.fileno()):
                     return
-            self._log(f"{error}")
+            self._log(str(error))
             remove(set_aside(file))
 
     def record(self, claim: Claim) -> None:
@@ -384,20 +378,19 @@ class SweepFolder:
         if found:
             self._waves.mkdir(mode=0o700, exist_ok=True)
             self.limits.forget_faults(found)
-        removed = []
         with self.presence.exclusive():
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             still = [name for name in found if self._has_failed(name)]
             winners = self._chosen_among(still)
-            self._ledger.add_trials(self._events([*still, *winners]))
+            again = list(dict.fromkeys((*still, *winners)))
+            self._ledger.add_trials(self._events(again))
             if winners:
                 (self.path / FINAL_FILE).unlink()
                 self._final = None
-            for name in dict.fromkeys((*still, *winners)):
-                removed.append(set_aside_result(self.path / name, self._waves))
+            removed = [set_aside_result(self.path / name, self._waves) for name in again]
         for each in removed:
             remove(each)
-        return [*dict.fromkeys((*still, *winners))]
+        return again
 
     def _chosen_among(self, failed: Sequence[str]) -> list[str]:
         """Returns the runs of winners that were chosen from searches with failed trials."""
@@ -424,9 +417,10 @@ class SweepFolder:
                 " after winners had been chosen without them: these cannot be chosen again."
                 " Compute the sweep anew in another folder. Nothing was changed."
             )
-        for arm in plan.arms if plan.ladder else ():  # those that take what was found below
-            of = () if plan.ladder is None or arm in plan.searched else plan.ladder.sources(arm)
-            lost |= {(arm, search) for source, search in lost if source in of}
+        if plan.ladder is not None:
+            for arm in plan.arms.keys() - plan.searched:  # those that take what was found below
+                of = plan.ladder.sources(arm)
+                lost |= {(arm, search) for source, search in lost if source in of}
         return [name for name, trial in finals.items() if (trial.arm, trial.search) in lost]
 
     def _has_failed(self, trial: str) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -28,8 +28,7 @@ class _Content(TypedDict):
 
 def useful_width(operations: int) -> int:
     """Returns the number of trials, with so many FLOPs each, beyond which a wave gains nothing."""
-    operations = max(1, operations)
-    return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // operations))
+    return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // max(1, operations)))
 
 
 def wave_width(trials: int, *most: int) -> int:
@@ -68,39 +67,32 @@ class Limits:
     def halve_width(self, program: int, width: int) -> None:
         """Makes later waves of a program at most half as wide as one that cannot be computed."""
         # The width of that one is at least 2.
-
-        def halve(limits: dict[str, Any]) -> None:
+        with self._changing() as limits:
             limits["widths"][str(program)] = width // 2
-
-        self._change(halve)
 
     def compute_alone(self, folder: str) -> None:
         """Lets a trial be computed as a run of its own, after a rollback in its wave."""
-        self._change(lambda limits: limits["alone"].append(folder))
+        with self._changing() as limits:
+            limits["alone"].append(folder)
 
     def has_failed(self, folder: str) -> bool:
         """Counts an error of a trial; returns whether it has failed for good."""
-        count = 0
-
-        def add(limits: dict[str, Any]) -> None:
-            nonlocal count
+        with self._changing() as limits:
             count = limits["faults"][folder] = limits["faults"].get(folder, 0) + 1
-
-        self._change(add)
         return count >= MOST_ERRORS
 
     def forget_faults(self, folders: Collection[str]) -> None:
         """Forgets the errors of trials that are to be computed again."""
+        with self._changing() as limits:
+            for folder in folders:
+                limits["faults"].pop(folder, None)
 
-        def forget(limits: dict[str, Any]) -> None:
-            limits["faults"] = {k: x for k, x in limits["faults"].items() if k not in folders}
-
-        self._change(forget)
-
-    def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """Yields the limits, and writes what the caller makes of them."""
         with self._exclusive():
             limits = self.read()
-            change(limits)
+            yield limits
             if self.path.is_dir():
                 remove(set_aside(self.path))
             replace_file(self.path, json.dumps(limits).encode())
