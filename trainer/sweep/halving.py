@@ -29,7 +29,7 @@ from trainer.writers.files import (
     sync_file_system,
 )
 from trainer.writers.json_files import DamagedFile, as_dataclass, as_json, damaged, read_json
-from trainer.writers.summary import SUMMARY_FILE, Summary, read_summary
+from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 CUTS_FILE = "cuts.json"
 _WAITING = "waiting"
@@ -63,8 +63,7 @@ def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> in
     # `programs` are those of the arm; if trials are cut, all have the same number of steps.
     cuts = plan.arms[arm].cuts
     if cuts is None:
-        counts = [sum(x.partition("/")[0] == arm for x in each.trials) for each in programs]
-        return sum(n * each.updates for n, each in zip(counts, programs, strict=True))
+        return sum(x.updates for x in programs for name in x.trials if name.startswith(f"{arm}/"))
     program = next(each for each in programs if arm in each.arms)
     points = plan.counts[arm]
     steps = cuts.total(points, program.steps) - points * (program.first_step or 0)
@@ -160,7 +159,7 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
     """Yields what in cuts.json differs from the rows of the trials, as parts of sentences."""
     # Raises DamagedFile as `read_cuts` does.
     points, cuts = _by_point(plan), read_cuts(folder, plan)
-    waiting = _waiting_in(folder, _by_name(points))
+    waiting = _waiting_in(folder, _by_name(plan))
     for key, of_search in cuts.items():
         for cut in of_search:
             candidates = {number: points[key][number] for number in cut.order}
@@ -168,9 +167,8 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
             if found is None:
                 continue
             again = cut_of(plan, key, cut.step, found)
-            if (again.order, again.kept) != (cut.order, cut.kept) or not all(
-                map(is_same_value, again.values, cut.values)
-            ):
+            same = (again.order, again.kept) == (cut.order, cut.kept)
+            if not (same and all(map(is_same_value, again.values, cut.values))):
                 yield (
                     f"its order of {cut.arm} in search {cut.search} at step {cut.step} is not that"
                     " of the rows"
@@ -179,8 +177,7 @@ def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
 
 def wrong_waiting(folder: Path, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yields the files of waiting trials that differ from their results, and how."""
-    trials = _by_name(_by_point(plan))
-    for name, step in _waiting_in(folder, trials).items():
+    for name, step in _waiting_in(folder, _by_name(plan)).items():
         place = folder / _WAITING / str(step) / name.partition("/")[2]
         try:
             _check_rows(place, step, plan.goal)
@@ -188,21 +185,19 @@ def wrong_waiting(folder: Path, plan: Plan) -> Iterator[tuple[str, str]]:
             yield (place.relative_to(folder) / "metrics.jsonl").as_posix(), error.fault
 
 
-_ByPoint = dict[ArmSearch, dict[int, list[Trial]]]
+def _by_name(plan: Plan) -> dict[str, Trial]:
+    """Returns the trials of the searches that are cut, by their names."""
+    cuts = plan.cuts
+    return {trial.name: trial for trial in plan.trials if trial.arm in cuts}
 
 
-def _by_point(plan: Plan) -> _ByPoint:
+def _by_point(plan: Plan) -> dict[ArmSearch, dict[int, list[Trial]]]:
     """Returns the trials of each point of the searches that are cut."""
-    found: _ByPoint = {}
-    for trial in plan.trials:
-        if trial.arm in plan.cuts:
-            points = found.setdefault((trial.arm, trial.search), {})
-            points.setdefault(trial.number, []).append(trial)
+    found: dict[ArmSearch, dict[int, list[Trial]]] = {}
+    for trial in _by_name(plan).values():
+        points = found.setdefault((trial.arm, trial.search), {})
+        points.setdefault(trial.number, []).append(trial)
     return found
-
-
-def _by_name(points: _ByPoint) -> dict[str, Trial]:
-    return {t.name: t for of in points.values() for trials in of.values() for t in trials}
 
 
 def _waiting_in(folder: Path, trials: Mapping[str, Trial]) -> dict[str, int]:
@@ -261,8 +256,7 @@ class Halving:
     ):
         self._folder, self._plan = folder, plan
         self._record_cuts, self._record_trials = record_cuts, record_trials
-        self._points = _by_point(plan)
-        self._trials = _by_name(self._points)
+        self._points, self._trials = _by_point(plan), _by_name(plan)
 
     def waiting(self) -> dict[str, int]:
         """Returns folder of a trial -> the cut at which it waits, of those that have not ended."""
@@ -341,7 +335,10 @@ class Halving:
                 why = "it is missing or damaged"
                 advice = f"remove {place}, and the trial is computed again."
                 raise damaged(place / SUMMARY_FILE, why, advice)
-            replace_file(place / SUMMARY_FILE, _pruned(summary, cut).text().encode())
+            of = plural(len(cut.order), "point")
+            why = f"It was cut at step {step:,}, where {cut.kept:,} of {of} of its search went on."
+            pruned = replace(summary, end="pruned", why=why)
+            replace_file(place / SUMMARY_FILE, pruned.text().encode())
             if self._plan.checkpoints == "none":
                 shutil.rmtree(place / "checkpoints", ignore_errors=True)
             remove_temporaries(place)  # of a process that was killed
@@ -362,9 +359,3 @@ class Halving:
             for name in list(paths_below(self._folder, _WAITING, levels)):
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(self._folder / name)
-
-
-def _pruned(summary: Summary, cut: Cut) -> Summary:
-    of = plural(len(cut.order), "point")
-    why = f"It was cut at step {cut.step:,}, where {cut.kept:,} of {of} of its search went on."
-    return replace(summary, end="pruned", why=why)

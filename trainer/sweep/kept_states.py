@@ -5,7 +5,6 @@ is of one step and its state, and blocks of steps end where a state is kept, so 
 begins with such a state writes the rows that follow it, at any step.
 """
 
-from collections.abc import Sequence
 from math import ceil, log10
 
 from trainer.config import ConfigError
@@ -85,12 +84,9 @@ def kept_line(plan: Plan) -> list[str]:
     """Returns a line of the plan about the states that are kept; none if none are."""
     if not plan.segments:
         return []
-    steps = dict.fromkeys(_kept(plan, program) for program in plan.programs)
+    every = dict.fromkeys(_kept(plan, program) for program in plan.programs)
+    steps = " or ".join(listing([f"{step:,}" for step in each], 12) for each in every)
     return [
-        f"claims: each run keeps its states after steps {' or '.join(map(_listed, steps))};"
+        f"claims: each run keeps its states after steps {steps};"
         f" together at most {kept_bytes(plan):,} bytes"
     ]
-
-
-def _listed(steps: Sequence[int]) -> str:
-    return listing([f"{step:,}" for step in steps], 12)
