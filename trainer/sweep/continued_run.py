@@ -10,13 +10,10 @@ from optim import Optimizer
 from optim.factories import name_of
 from optim.paths import flatten
 from trainer import checkpoint
-from trainer.config import Builder, Config, ConfigError, Source, Tree, load, replace
+from trainer.config import Builder, Config, ConfigError, Source, load, replace
 from trainer.engine.experiment import as_optimizer, units_of
 from trainer.engine.loading import load_located
 from trainer.sweep.branch import Branch, PlannedBranch
-
-# Entries of warm_start that are those of the sweep in every arm.
-_FIXED = ("from", "step", "continue", "sha256")
 
 
 class ContinuedRun:
@@ -36,12 +33,13 @@ class ContinuedRun:
         try:
             digest = checkpoint.leaves_digest(folder, branch.at)
         except checkpoint.CorruptCheckpoint as error:
-            self._refuse(
-                "at", f"The checkpoint of step {branch.at} in {folder} is damaged: {error}."
-            )
+            what = f"The checkpoint of step {branch.at} in {folder} is damaged"
+            self._refuse("at", f"{what}: {error}.")
         except (checkpoint.CheckpointError, OSError) as error:
             self._refuse("at", str(error))
         self.planned = PlannedBranch(folder, branch.at, digest)
+        # Entries of warm_start that are those of the sweep in every arm.
+        self._fixed = {"from": folder, "step": branch.at, "continue": True, "sha256": digest}
         try:
             self._config = load([self.config_file])
             program = load_located(self._config, vocabulary)
@@ -55,32 +53,21 @@ class ContinuedRun:
         raise ConfigError(text, self._source(key))
 
     def _source(self, key: str = "run") -> Source:
-        found = self._sweep.argument_source(f"branch.{key}") or self._sweep.argument_source(
-            "branch"
-        )
-        return found or self._sweep.sources[""]
-
-    @property
-    def _options(self) -> dict[str, Tree]:
-        planned = self.planned
-        return {
-            "from": planned.run,
-            "step": planned.at,
-            "continue": True,
-            "sha256": planned.sha256,
-        }
+        sweep = self._sweep
+        found = sweep.argument_source(f"branch.{key}") or sweep.argument_source("branch")
+        return found or sweep.sources[""]
 
     def continue_with(self, config: Config) -> Config:
         """Returns the config of an arm, which continues the run; what `set` says comes later."""
-        return replace(config, {"warm_start": dict(self._options)}, self._source())
+        return replace(config, {"warm_start": dict(self._fixed)}, self._source())
 
     def choose_states(self, config: Config, title: str) -> Config:
         """Returns an arm's config with its optimizer's state, unless it says that itself."""
         # `title` is the arm as the subject of a sentence. Raises ConfigError if it begins
         # otherwise.
         start: Any = config.root.kwargs.get("warm_start")
-        fixed = self._options
-        if not isinstance(start, dict) or any(start.get(key) != fixed[key] for key in _FIXED):
+        fixed = self._fixed
+        if not isinstance(start, dict) or any(start.get(key) != x for key, x in fixed.items()):
             raise ConfigError(
                 f"{title} sets another warm_start than the branch of the sweep: set only"
                 " warm_start.optimizer and warm_start.follow, or remove branch.",
@@ -102,7 +89,7 @@ class ContinuedRun:
         """Raises ConfigError if the space of an arm has what the branch sets for all arms."""
         # `places` is path of the space -> its path in the config of the sweep.
         for path, place in places.items():
-            if path in ("warm_start", *(f"warm_start.{key}" for key in _FIXED)):
+            if path in ("warm_start", *(f"warm_start.{key}" for key in self._fixed)):
                 raise ConfigError(
                     f"{title} searches {path!r}, which the branch sets for all trials: remove it.",
                     self._sweep.argument_source(place),

@@ -27,26 +27,23 @@ def read_settings(
     # `option` is that of the command line, such as "--slurm". `named` takes a key and its source,
     # and returns the name of the setting. `example` is a key with a value. Raises ConfigError if
     # the file cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
-    values = _read_file(file, named, ": ".join(example)) if file is not None else {}
+    values: dict[str, Setting] = {}
+    if file is not None:
+        content, _ = read_text(file, None)
+        check_text(content, Source(file))
+        root = read(content, Source(file, 1))
+        if root is None or not isinstance(root.value, dict):
+            why = f"This must be a mapping, such as {': '.join(example)}."
+            raise ConfigError(why, Source(file, 1))
+        for key, node in root.value.items():
+            name = named(str(key), node.argument_source)
+            if name in values:
+                raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
+            values[name] = Setting(plain(node), node.source)
     for text in texts:
         source = Source(f"{option} {text}")
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"A setting is KEY=VALUE, such as {'='.join(example)}.", source)
         values[named(key, source)] = Setting(value, source)
-    return values
-
-
-def _read_file(file: str, named: Callable[[str, Source], str], example: str) -> dict[str, Setting]:
-    text, _ = read_text(file, None)
-    check_text(text, Source(file))
-    root = read(text, Source(file, 1))
-    if root is None or not isinstance(root.value, dict):
-        raise ConfigError(f"This must be a mapping, such as {example}.", Source(file, 1))
-    values: dict[str, Setting] = {}
-    for key, node in root.value.items():
-        name = named(str(key), node.argument_source)
-        if name in values:
-            raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
-        values[name] = Setting(plain(node), node.source)
     return values

@@ -223,8 +223,7 @@ def _is_event(content: Mapping[str, Any]) -> bool:
         "final": {"files": dict},
     }
     wanted = kinds.get(str(content.get("event")), {})
-    typed = bool(wanted) and all(type(content.get(k)) is x for k, x in wanted.items())
-    if not typed:
+    if not wanted or any(type(content.get(k)) is not x for k, x in wanted.items()):
         return False
     if content["event"] == "initial":
         texts, numbers = content["arms"], content["values"].values()
@@ -257,18 +256,20 @@ class Recorder:
         self._look()
         if self._revision >= revision:
             return
-        event = {"event": "plan", "revision": revision, "digest": digest}
-        event["files"] = dict(_digests_of_plan(self._folder))
+        folder = self._folder
+        files = [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]
+        event: dict[str, Any] = {"event": "plan", "revision": revision, "digest": digest}
+        event["files"] = {x.relative_to(folder).as_posix(): file_digest(x) for x in files}
         if self._read:
-            return append(self._folder, [event])
-        found = sorted(results_in(self._folder))
+            return append(folder, [event])
+        found = sorted(results_in(folder))
         if found:
             event["found"] = len(found)
-        events = [event, *(trial_event(self._folder / name, name) for name in found)]
+        events = [event, *(trial_event(folder / name, name) for name in found)]
         for name in _EVENTS:
             with contextlib.suppress(FileNotFoundError):
-                events.append(_file_event(name, (self._folder / name).read_bytes()))
-        append(self._folder, events)
+                events.append(_file_event(name, (folder / name).read_bytes()))
+        append(folder, events)
 
     def code(self) -> Mapping[str, KnownFile]:
         """Returns the files of the user's code that the sweep ran with last, by their names."""
@@ -355,7 +356,7 @@ def _computation(event: Mapping[str, Any]) -> list[str | None]:
 def trial_event(place: Path, name: str) -> dict[str, Any]:
     """Returns the event of a trial that ended."""
     # `place` has its files, and `name` is its folder in that of the sweep.
-    event = {"event": "trial", "trial": name, "files": dict(digests(place))}
+    event = {"event": "trial", "trial": name, "files": digests(place)}
     outcome = read_outcome(place)
     return event if outcome is None else {**event, "end": outcome.end}
 
@@ -372,16 +373,9 @@ def results_in(folder: Path) -> Iterator[str]:
             yield from paths_below(folder, name, 3 if name == "trials" else 2)
 
 
-def _digests_of_plan(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the paths and the digests of the files of the plan."""
-    for file in [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]:
-        yield file.relative_to(folder).as_posix(), file_digest(file)
-
-
-def digests(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the path and SHA-256 of each file in a trial's folder that the ledger has, sorted."""
-    for name in sorted(files_in(folder)):
-        yield name, file_digest(folder / name)
+def digests(folder: Path) -> dict[str, str]:
+    """Returns path -> SHA-256 for the files in a trial's folder that the ledger has, sorted."""
+    return {name: file_digest(folder / name) for name in sorted(files_in(folder))}
 
 
 def files_in(folder: Path, below: str = "") -> Iterator[str]:
