@@ -195,7 +195,7 @@ def read_ledger(folder: Path) -> Ledger | None:
         if content["before"] != head and not damage:
             damage = f"what stood before line {number} was changed or removed"
         head = content["hash"]
-        entries.append(Entry(number, str(content.get("event")), content))
+        entries.append(Entry(number, content["event"], content))
     return Ledger(tuple(entries), damage, head, torn)
 
 
@@ -203,8 +203,8 @@ def _checked(line: bytes) -> dict[str, Any] | None:
     """Returns what a line says; None if it is not as it was written."""
     try:
         content = json.loads(line)
-        rest = {key: value for key, value in content.items() if key != "hash"}
-        same = _line({k: v for k, v in rest.items() if k != "before"}, rest["before"])
+        event = {key: value for key, value in content.items() if key not in ("hash", "before")}
+        same = _line(event, content["before"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return content if same == line + b"\n" and _is_event(content) else None
