@@ -22,12 +22,7 @@ from trainer.sweep.definition import Goal
 from trainer.sweep.final import ArmSearch, is_same_value
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
-from trainer.writers.files import (
-    paths_below,
-    remove_temporaries,
-    replace_file,
-    sync_file_system,
-)
+from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
 from trainer.writers.json_files import DamagedFile, as_dataclass, as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
