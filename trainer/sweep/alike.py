@@ -76,7 +76,7 @@ def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
     """Yields the path and value of each argument below `path`, and the function of each call."""
     if isinstance(tree, Call):
         yield path, tree.name
-    children: Mapping[str, Tree] = child_trees(tree)
+    children = child_trees(tree)
     if not children and not isinstance(tree, Call):
         yield path, tree if isinstance(tree, str) else brief(tree)
     for key, value in children.items():

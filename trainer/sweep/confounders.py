@@ -369,8 +369,7 @@ def _apart(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
             if side.tree is not None and (found := _range(side, path))
         }
         apart: dict[str, str] = {}
-        for one, other in itertools.combinations(of, 2):
-            a, b = of[one], of[other]
+        for (one, a), (other, b) in itertools.combinations(of.items(), 2):
             overlap = max(a.low, b.low) <= min(a.high, b.high) or a.texts & b.texts
             if one[1:] == other[1:] != () and not overlap:
                 apart |= {one[0]: a.text, other[0]: b.text}

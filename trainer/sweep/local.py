@@ -90,17 +90,14 @@ class _Worker:
         here: str | None,
         log: Callable[[str], None],
     ):
+        self._command, self._here = list(command), here
         self._environment = {**os.environ, **environment}
-        self._here = here
-        self.code: int | None = None
-        self._command = list(command)
-        self._name = name
-        self._log = log
+        self._name, self._log = name, log
         self._restarts, self._given_up = Restarts(), False
         self._start()
 
     def _start(self) -> None:
-        self.code = None
+        self.code: int | None = None
         self._restarts.begin()
         self._process = subprocess.Popen(
             self._command,
@@ -174,8 +171,6 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     settings = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
     if workers > len(gpus):
         # jax takes three quarters of the memory of a GPU when it starts.
-        share = 0.9 / math.ceil(workers / len(gpus))
-        settings["XLA_PYTHON_CLIENT_MEM_FRACTION"] = os.environ.get(
-            "XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}"
-        )
+        share, name = 0.9 / math.ceil(workers / len(gpus)), "XLA_PYTHON_CLIENT_MEM_FRACTION"
+        settings[name] = os.environ.get(name, f"{share:.2f}")
     return settings
