@@ -22,10 +22,11 @@ from trainer.sweep.code_changes import (
     versions_in,
 )
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
-from trainer.sweep.halving import CUTS_FILE, is_waiting, wrong_cuts, wrong_waiting
+from trainer.sweep.halving import is_waiting, wrong_cuts, wrong_waiting
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     CHECKPOINTS,
+    CUTS_FILE,
     LEDGER_FILE,
     Ledger,
     began_late,

@@ -22,8 +22,8 @@ from trainer.config import hparams
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials, read_choices
-from trainer.sweep.halving import CUTS_FILE, Halving, waiting_folder
-from trainer.sweep.ledger import Recorder, trial_event
+from trainer.sweep.halving import Halving, waiting_folder
+from trainer.sweep.ledger import CUTS_FILE, Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
@@ -77,12 +77,7 @@ class SweepFolder:
     def _read_plan(self) -> None:
         self._plan_version = self._stat_plan()
         self.plan = read_plan(self.path)
-        self.halving = Halving(
-            self.path,
-            self.plan,
-            record_cuts=partial(self._ledger.add_file, CUTS_FILE),
-            record_trials=self._ledger.add_moving,
-        )
+        self.halving = Halving(self.path, self.plan, self._ledger)
         self._program_of = {
             name: index
             for index, program in enumerate(self.plan.programs)

@@ -13,20 +13,20 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
 from trainer.sweep.final import ArmSearch, is_same_value
+from trainer.sweep.ledger import CUTS_FILE, Recorder, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
 from trainer.writers.json_files import DamagedFile, as_dataclass, as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
-CUTS_FILE = "cuts.json"
 _WAITING = "waiting"
 _ADVICE = "it names the trials that go on. Remove it, and they are chosen again from the rows."
 
@@ -239,18 +239,11 @@ def _check_rows(place: Path, step: int, goal: Goal) -> None:
 class Halving:
     """The trials of a sweep that are stopped early; its lock is needed for changes."""
 
-    # `record_cuts` takes the content of cuts.json before it is written, and `record_trials` the
-    # trials that are pruned before they are moved: folder of a trial -> where its files are.
+    # The ledger gets the content of cuts.json before it is written, and the trials that are pruned
+    # before they are moved.
 
-    def __init__(
-        self,
-        folder: Path,
-        plan: Plan,
-        record_cuts: Callable[[bytes], None],
-        record_trials: Callable[[Mapping[str, Path]], None],
-    ):
-        self._folder, self._plan = folder, plan
-        self._record_cuts, self._record_trials = record_cuts, record_trials
+    def __init__(self, folder: Path, plan: Plan, ledger: Recorder):
+        self._folder, self._plan, self._ledger = folder, plan, ledger
         self._points, self._trials = _by_point(plan), _by_name(plan)
 
     def waiting(self) -> dict[str, int]:
@@ -289,10 +282,10 @@ class Halving:
                 cuts.setdefault((cut.arm, cut.search), []).append(cut)
             every = [as_json(cut) for of in cuts.values() for cut in of]
             text = "[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n"
-            self._record_cuts(text.encode())
+            self._ledger.add_file(CUTS_FILE, text.encode())
             replace_file(self._folder / CUTS_FILE, text.encode())
         if pruned := self._end_others(waiting, cuts):
-            self._record_trials(pruned)
+            self._ledger.add_trials(trial_event(place, name) for name, place in pruned.items())
             for name, place in pruned.items():
                 (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.rename(place, self._folder / name)

@@ -31,12 +31,11 @@ from typing import Any, NamedTuple
 from trainer.messages import plural
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
-from trainer.sweep.halving import CUTS_FILE
 from trainer.sweep.plan import searches_of
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
-LEDGER_FILE = "ledger.jsonl"
+LEDGER_FILE, CUTS_FILE = "ledger.jsonl", "cuts.json"
 _EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
 CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
 # These tell two computations of a trial apart. run.json has times to the second: a small run that
@@ -310,10 +309,6 @@ class Recorder:
         if new := self.without_initial(arms):
             event = {"event": "initial", "trial": trial, "arms": new, "values": dict(values)}
             append(self._folder, [event])
-
-    def add_moving(self, trials: Mapping[str, Path]) -> None:
-        """Adds trials that are about to be moved: their folders, and where they are now."""
-        self.add_trials(trial_event(place, name) for name, place in trials.items())
 
     def add_file(self, name: str, content: bytes) -> None:
         """Adds the content that cuts.json or final.json is about to get."""
