@@ -22,6 +22,7 @@ from trainer.sweep.ledger import Recorder, known_results, read_ledger, results_i
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     Plan,
+    PlannedArm,
     SharedProgram,
     Trial,
     point_name,
@@ -33,7 +34,7 @@ from trainer.sweep.plan_differences import config_line, revision_changes, shown
 from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import ArmConfig, Definition
-from trainer.sweep.tuned import Tuning, linked_of, tuned_line, tuning_of
+from trainer.sweep.tuned import Tuning, tuned_line
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import replace_file
@@ -312,9 +313,7 @@ def render_extension(
         f"known before: the results of {len(known['finished']):,} of {len(stored.trials):,} runs;"
         f" the winners {were} chosen",
         *power,
-        *warning_lines(
-            merge_warnings(each["warnings"] for each in revision["programs"]), revision["arms"]
-        ),
+        *warning_lines(merge_warnings(each.warnings for each in programs), revision["arms"]),
         "",
         f"plan {revision['digest']}",
     ]
@@ -341,16 +340,12 @@ def _arms(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
 
 def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
     """Returns how each arm is tuned by the trials of a plan and those of a further revision."""
-    decoder, revisions = Decoder(), [*stored.revisions, revision]
-    found = {}
-    for name in revision["arms"]:
-        # All trials of an arm that the revision adds have the same paths.
-        config = stored.arms[name].config if name in stored.arms else Config(Call("", {}), {})
-        added = [
-            Trial(name, number, seed, decoder.values(values), config, search=sum(search))
-            for arm, number, seed, values, *search in revision["trials"]
-            if arm == name
-        ]
-        trials = [*stored.of_arm(name), *added]
-        found[name] = tuning_of(trials, config.root, linked_of(revisions, name))
-    return found
+    # All trials of an arm that the revision adds have the same paths: its config is not asked.
+    new = PlannedArm(Config(Call("", {}), {}), "", {})
+    arms = {name: stored.arms.get(name, new) for name in revision["arms"]}
+    decoder, revisions = Decoder(), (*stored.revisions, revision)
+    added = [
+        Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
+        for arm, number, seed, values, *search in revision["trials"]
+    ]
+    return replace(stored, arms=arms, trials=(*stored.trials, *added), revisions=revisions).tunings
