@@ -22,13 +22,14 @@ from trainer.sweep.code_changes import (
     versions_in,
 )
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
-from trainer.sweep.halving import is_waiting, wrong_cuts, wrong_waiting
+from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     CHECKPOINTS,
     CUTS_FILE,
     LEDGER_FILE,
     Ledger,
+    Recorder,
     began_late,
     file_digest,
     files_in,
@@ -137,9 +138,10 @@ class _Examination:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
         if self._plan is not None:
-            for name, why in wrong_waiting(self._folder, self._plan):
+            halving = Halving(self._folder, self._plan, Recorder(self._folder))
+            for name, why in halving.wrong_waiting():
                 self._fault(name, why)
-            self._check_choices(CUTS_FILE, wrong_cuts(self._folder, self._plan))
+            self._check_choices(CUTS_FILE, halving.wrong_cuts())
             winners = wrong_choices(self._folder, self._plan, self._outcome)
             self._check_choices(FINAL_FILE, winners)
         return Evidence(

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,80 +150,6 @@ def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
     return found
 
 
-def wrong_cuts(folder: Path, plan: Plan) -> Iterator[str]:
-    """Yields what in cuts.json differs from the rows of the trials, as parts of sentences."""
-    # Raises DamagedFile as `read_cuts` does.
-    points, cuts = _by_point(plan), read_cuts(folder, plan)
-    waiting = _waiting_in(folder, _by_name(plan))
-    for key, of_search in cuts.items():
-        for cut in of_search:
-            candidates = {number: points[key][number] for number in cut.order}
-            found = _arrived(folder, candidates, cut.step, waiting)
-            if found is None:
-                continue
-            again = cut_of(plan, key, cut.step, found)
-            same = (again.order, again.kept) == (cut.order, cut.kept)
-            if not (same and all(map(is_same_value, again.values, cut.values))):
-                yield (
-                    f"its order of {cut.arm} in search {cut.search} at step {cut.step} is not that"
-                    " of the rows"
-                )
-
-
-def wrong_waiting(folder: Path, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yields the files of waiting trials that differ from their results, and how."""
-    for name, step in _waiting_in(folder, _by_name(plan)).items():
-        place = folder / _WAITING / str(step) / name.partition("/")[2]
-        try:
-            _check_rows(place, step, plan.goal)
-        except DamagedFile as error:
-            yield (place.relative_to(folder) / "metrics.jsonl").as_posix(), error.fault
-
-
-def _by_name(plan: Plan) -> dict[str, Trial]:
-    """Returns the trials of the searches that are cut, by their names."""
-    cuts = plan.cuts
-    return {trial.name: trial for trial in plan.trials if trial.arm in cuts}
-
-
-def _by_point(plan: Plan) -> dict[ArmSearch, dict[int, list[Trial]]]:
-    """Returns the trials of each point of the searches that are cut."""
-    found: dict[ArmSearch, dict[int, list[Trial]]] = {}
-    for trial in _by_name(plan).values():
-        points = found.setdefault((trial.arm, trial.search), {})
-        points.setdefault(trial.number, []).append(trial)
-    return found
-
-
-def _waiting_in(folder: Path, trials: Mapping[str, Trial]) -> dict[str, int]:
-    """Returns what `Halving.waiting` does; `trials` are those that may wait, by their names."""
-    found: dict[str, int] = {}
-    for name in paths_below(folder, _WAITING, 4) if trials else ():
-        _, step, trial = name.split("/", 2)
-        if trial in trials and step.isdecimal():
-            key = trials[trial].folder
-            found[key] = max(int(step), found.get(key, 0))
-    return {name: at for name, at in found.items() if not (folder / name).exists()}
-
-
-def _arrived(
-    folder: Path, points: Mapping[int, Sequence[Trial]], step: int, waiting: Mapping[str, int]
-) -> dict[int, list[Path]] | None:
-    """Returns number of a point -> the folders of its trials, all at a step or ended; or None."""
-    # None if a trial has not come so far, or was removed to be computed again. `waiting` is what
-    # `_waiting_in` returns.
-    found: dict[int, list[Path]] = {}
-    for number, trials in points.items():
-        for trial in trials:
-            at = waiting.get(trial.folder)
-            ended = at is None and (folder / trial.folder).exists()
-            if not ended and (at is None or at < step):
-                return None
-            place = folder / trial.folder if at is None else waiting_folder(folder, trial, at)
-            found.setdefault(number, []).append(place)
-    return found
-
-
 def _check_rows(place: Path, step: int, goal: Goal) -> None:
     """Raises DamagedFile if the rows of a trial that waits at a step are not its results there."""
     summary = read_summary(place)
@@ -244,11 +170,61 @@ class Halving:
 
     def __init__(self, folder: Path, plan: Plan, ledger: Recorder):
         self._folder, self._plan, self._ledger = folder, plan, ledger
-        self._points, self._trials = _by_point(plan), _by_name(plan)
+        cuts = plan.cuts
+        self._trials = {trial.name: trial for trial in plan.trials if trial.arm in cuts}
+        # search -> number of a point -> its trials
+        self._points: dict[ArmSearch, dict[int, list[Trial]]] = {}
+        for trial in self._trials.values():
+            points = self._points.setdefault((trial.arm, trial.search), {})
+            points.setdefault(trial.number, []).append(trial)
 
     def waiting(self) -> dict[str, int]:
         """Returns folder of a trial -> the cut at which it waits, of those that have not ended."""
-        return _waiting_in(self._folder, self._trials)
+        found: dict[str, int] = {}
+        for name in paths_below(self._folder, _WAITING, 4) if self._trials else ():
+            _, step, point = name.split("/", 2)
+            if (trial := self._trials.get(point)) and step.isdecimal():
+                found[trial.folder] = max(int(step), found.get(trial.folder, 0))
+        return {name: at for name, at in found.items() if not (self._folder / name).exists()}
+
+    def wrong_waiting(self) -> Iterator[tuple[str, str]]:
+        """Yields the files of waiting trials that differ from their results, and how."""
+        for name, step in self.waiting().items():
+            place = self._folder / _WAITING / str(step) / name.partition("/")[2]
+            try:
+                _check_rows(place, step, self._plan.goal)
+            except DamagedFile as error:
+                yield (place.relative_to(self._folder) / "metrics.jsonl").as_posix(), error.fault
+
+    def wrong_cuts(self) -> Iterator[str]:
+        """Yields what in cuts.json differs from the rows of the trials, as parts of sentences."""
+        # Raises DamagedFile as `read_cuts` does.
+        cuts, waiting = read_cuts(self._folder, self._plan), self.waiting()
+        for cut in itertools.chain.from_iterable(cuts.values()):
+            key = cut.arm, cut.search
+            found = self._arrived(key, cut.order, cut.step, waiting)
+            if found is None:
+                continue
+            again = cut_of(self._plan, key, cut.step, found)
+            same = (again.order, again.kept) == (cut.order, cut.kept)
+            if not (same and all(map(is_same_value, again.values, cut.values))):
+                where = f"{cut.arm} in search {cut.search} at step {cut.step}"
+                yield f"its order of {where} is not that of the rows"
+
+    def _arrived(
+        self, key: ArmSearch, numbers: Iterable[int], step: int, waiting: Mapping[str, int]
+    ) -> dict[int, list[Path]] | None:
+        """Returns point -> the folders of its trials, all of them at a step or ended; or None."""
+        # Points of a search, by their numbers. None if a trial has not come so far, or was removed
+        # to be computed again.
+        found: dict[int, list[Path]] = {number: [] for number in numbers}
+        for number, places in found.items():
+            for trial in self._points[key][number]:
+                at, place = waiting.get(trial.folder), self._folder / trial.folder
+                if not (place.exists() if at is None else at >= step):
+                    return None
+                places.append(place if at is None else waiting_folder(self._folder, trial, at))
+        return found
 
     def until(self, trial: Trial, start: int) -> int | None:
         """Returns the step to which a trial is computed from another one; None for the last."""
@@ -296,11 +272,11 @@ class Halving:
         self, key: ArmSearch, known: Sequence[Cut], waiting: Mapping[str, int]
     ) -> Iterator[Cut]:
         """Yields the cuts of a search that can be made now, besides those that are known."""
-        points, last = self._points[key], known[-1] if known else None
+        last = known[-1] if known else None
         cuts = self._plan.cuts[key[0]]
         while (step := cuts.after(last.step if last else 0)) is not None:
-            candidates = {n: points[n] for n in (last.going_on if last else points)}
-            found = _arrived(self._folder, candidates, step, waiting)
+            numbers = last.going_on if last else self._points[key]
+            found = self._arrived(key, numbers, step, waiting)
             if not found:  # a trial is missing, or all have diverged
                 return
             for place in itertools.chain.from_iterable(found.values()):
