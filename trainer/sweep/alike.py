@@ -25,8 +25,12 @@ def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeL
     """Returns why the losses of arms cannot be compared; None if all are one function."""
     # `trees` are the configs of the arms with their defaults; `searched` has the config paths in
     # which the trials of an arm differ.
+    of_arms = [list(child_trees(tree.kwargs.get("metrics"))) for tree in trees.values()]
+    first = of_arms[0] if of_arms else []
+    common = (name for name in first if all(name in each for each in of_arms))
     which = "both" if len(trees) == 2 else "all of them"
-    named = f"name a metric that {which} compute, such as {_common_metric(trees)}"
+    # If they have none in common, it is an example.
+    named = f"name a metric that {which} compute, such as {next(common, 'accuracy')}"
     for path in searched:
         if path.split(".")[0] == "loss":
             return UnlikeLoss(
@@ -46,13 +50,6 @@ def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeL
     return None
 
 
-def _common_metric(trees: Mapping[str, Call]) -> str:
-    """Returns the first metric that all arms compute; "accuracy" as an example if there is none."""
-    of_arms = [list(child_trees(tree.kwargs.get("metrics"))) for tree in trees.values()]
-    first = of_arms[0] if of_arms else []
-    return next((name for name in first if all(name in each for each in of_arms)), "accuracy")
-
-
 def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`."""
     # The value is "absent" where the arm has no such argument, and "given" where it has entries
@@ -60,16 +57,14 @@ def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dic
     paths = dict.fromkeys(path for each in found.values() for path in each)
     different: dict[str, dict[str, str]] = {}
     for path in paths:
-        values = {arm: _value_at(path, each) for arm, each in found.items()}
+        values = {}
+        for arm, each in found.items():
+            below = any(other.startswith(f"{path}.") for other in each)
+            values[arm] = each.get(path, "given" if below else "absent")
         inside = any(path.startswith(f"{parent}.") for parent in different)
         if len(set(values.values())) > 1 and not inside:
             different[path] = values
     return different
-
-
-def _value_at(path: str, values: Mapping[str, str]) -> str:
-    below = any(each.startswith(f"{path}.") for each in values)
-    return values.get(path, "given" if below else "absent")
 
 
 def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
