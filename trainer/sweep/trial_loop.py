@@ -1,13 +1,13 @@
 """One trial among those of a wave: the loop of a run, which is advanced by a block at a time."""
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from trainer import writers
 from trainer.checkpoint import Checkpoints
-from trainer.config import Config, hparams
+from trainer.config import hparams
 from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -16,6 +16,7 @@ from trainer.sweep.definition import Goal
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
+from trainer.sweep.wave import Wave, named_writers
 from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
@@ -26,9 +27,10 @@ from trainer.train.rollback import RollbackLog, RollbackTarget
 from trainer.train.rows import Results
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
-from trainer.writers import Reporter, RunIdentity
 from trainer.writers.files import replace_file
 from trainer.writers.summary import Summary
+
+End = Ended | RollbackTarget | Halted
 
 
 class WaveConsensus:
@@ -79,8 +81,7 @@ class TrialCheckpoints:
         self._every = keep == "best"
         self._own = None
         if keep != "none":
-            best = int(keep == "best")
-            mode = goal.better
+            best, mode = int(keep == "best"), goal.better
             self._own = Checkpoints(
                 directory, keep_latest=1, keep_best=best, best_mode=mode, log=log, fence=fence
             )
@@ -88,6 +89,7 @@ class TrialCheckpoints:
         self._at_starts = Checkpoints(
             directory.with_name(SEGMENTS), keep_best=0, keep_always=starts, log=log, fence=fence
         )
+        self._all = [self._at_starts, *([] if self._own is None else [self._own])]
 
     @property
     def error(self) -> str | None:
@@ -96,9 +98,8 @@ class TrialCheckpoints:
 
     def resume(self, step: int) -> None:
         """Removes the trial's own checkpoints after the step from which it resumes."""
-        self._at_starts.discard_after(step)
-        if self._own is not None:
-            self._own.discard_after(step)
+        for each in self._all:
+            each.discard_after(step)
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> bool:
         """Hands over a state; see `Checkpoints.save`."""
@@ -111,8 +112,9 @@ class TrialCheckpoints:
 
     def latest(self) -> int | None:
         """Returns the step of the newest state that was handed over."""
-        own = self._own is not None and self._step == self._last
-        return self._own.latest() if own and self._own is not None else self._step
+        if self._own is not None and self._step == self._last:
+            return self._own.latest()
+        return self._step
 
     def record_metric(self, step: int, metric: float) -> None:
         """Does nothing: every evaluated state is saved with its metric."""
@@ -124,24 +126,21 @@ class TrialCheckpoints:
 
     def wait(self) -> None:
         """Waits for the saves of the trial's own checkpoints."""
-        self._at_starts.wait()
-        if self._own is not None:
-            self._own.wait()
+        for each in self._all:
+            each.wait()
 
     def close(self) -> None:
         """Waits for the saves in progress, and ends the threads."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._at_starts.close)
-            if self._own is not None:
-                stack.callback(self._own.close)
+            for each in self._all:
+                stack.callback(each.close)
 
 
 class TrialLoop:
     """A trial that is computed side by side with others."""
 
-    # `state` is donated; `restored` is its step, or None for the first state. `until` is the cut at
-    # which it stops, None for the last step; `segments` is 0 for none. `fence` is called before
-    # anything is written. `clock`, that of the wave, adds up the share of one trial.
+    # `state` is donated; `restored` is its step, or None for the first state. The trial stops at
+    # the cut of the wave, if that has one. `clock`, the wave's, adds up the share of one trial.
 
     def __init__(
         self,
@@ -149,37 +148,28 @@ class TrialLoop:
         program: Program,
         state: State,
         restored: int | None,
-        *,
-        folder: Path,
-        until: int | None,
-        keep: str,
-        segments: int,
-        goal: Goal,
+        wave: Wave,
         consensus: WaveConsensus,
         watchdog: Watchdog,
-        fence: Callable[[], None],
-        log: Callable[[str], None],
-        vocabulary: Sequence[str],
         clock: Clock,
-        identity: Callable[[], RunIdentity],
-        reporter: Reporter,
-        per_example: bool = False,
     ):
+        setting, sweep, until = wave.setting, wave.setting.folder, wave.claim.until
+        experiment, plan = program.experiment, sweep.plan
         self.trial = trial
         self.program = program
-        experiment = program.experiment
         self.step = experiment.first_step if restored is None else restored
         self.lines: list[str] = []
+        folder, fence = wave.staged(trial), wave.workdir.check_fence
         folder.mkdir(parents=True, exist_ok=True)
 
         def write(name: str, text: str) -> None:
             replace_file(folder / name, text.encode(), fence)
 
         def warn(line: str) -> None:
-            log(f"{trial.folder}: {line}")
+            setting.log(f"{trial.folder}: {line}")
 
         self._folder, self._fence, self._warn, self._clock = folder, fence, warn, clock
-        self._per_example, self._watchdog = per_example, watchdog
+        self._per_example, self._watchdog = plan.keeps_examples(trial), watchdog
         self._results = Results()
         self._writer = writers.create(
             named_writers(trial.config),
@@ -190,22 +180,23 @@ class TrialLoop:
             log=warn,
             fence=fence,
             also=[self._results],
-            identity=identity,
-            reporter=reporter,
+            identity=sweep.identity_of(trial),
+            reporter=setting.reporter,
         )
         if restored is None:
             self._writer.write_hparams(hparams(trial.config.root))
         else:
             self._results.read(folder)  # of steps that an earlier process computed
+        keep = plan.checkpoints
         keep = "final" if keep == "none" and until is not None else keep
         last = until or experiment.steps
-        starts = kept_steps(experiment.steps, segments, experiment.first_step)
+        starts = kept_steps(experiment.steps, plan.segments, experiment.first_step)
         self.checkpoints = TrialCheckpoints(
-            folder / "checkpoints", keep, starts, last, self._metric_at, goal, warn, fence
+            folder / "checkpoints", keep, starts, last, self._metric_at, plan.goal, warn, fence
         )
         self.checkpoints.resume(restored or 0)
-        self._goal, self._experiment, self._until = goal, experiment, until
-        self._loop = Loop(
+        self._goal, self._experiment = plan.goal, experiment
+        loop = Loop(
             program,
             self.checkpoints,
             self._writer,
@@ -220,12 +211,12 @@ class TrialLoop:
             until=until,
             also_save=starts,
             observe=self._observe,
-            vocabulary=vocabulary,
+            vocabulary=setting.vocabulary,
             seconds=self._results.seconds_at(self.step),
             noise_scale=self._results.noise_scale,
             clock=clock,
         )
-        self._run = self._loop.run(state)
+        self._run = loop.run(state)
         self.block: Block | None = None
 
     def _observe(self, step: int, *_: Any) -> None:
@@ -235,26 +226,23 @@ class TrialLoop:
         evaluated = self._experiment.evaluates(step)
         return self._results.newest.get(self._goal.row) if evaluated else None
 
-    def begin(self) -> Ended | RollbackTarget | Halted | None:
-        """Asks for the first block; returns how the trial ended, or None if it has not."""
-        return self._go(lambda: next(self._run))
+    def compute(self) -> End | None:
+        """Computes `block`, and proceeds."""
+        assert self.block is not None, "a trial that has ended takes no turn"
+        return self.proceed(self.program.advance(*self.block))
 
-    def proceed(self, computed: Computed) -> Ended | RollbackTarget | Halted | None:
+    def proceed(self, computed: Computed | None = None) -> End | None:
         """Does what follows `block`, and asks for the next one; None if the trial has not ended."""
-        # `computed` is what `Program.advance` returned for the block.
-        return self._go(lambda: self._run.send(computed))
-
-    def _go(self, proceed: Callable[[], Block]) -> Ended | RollbackTarget | Halted | None:
+        # `computed` is what `Program.advance` returned for the block; None before the first one.
         try:
-            self.block = proceed()
+            self.block = next(self._run) if computed is None else self._run.send(computed)
         except StopIteration as end:
             return end.value
         return None
 
     def outcome(self, end: Ended | Halted) -> Summary:
         """Returns the outcome of a trial that ended, and closes its files."""
-        # `end` is what `begin` or `proceed` returned. Raises OSError if the results could not be
-        # written.
+        # `end` is what `proceed` returned. Raises OSError if the results could not be written.
         try:
             if isinstance(end, Ended) and end.code not in (DONE, STOPPED):
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
@@ -290,10 +278,3 @@ class TrialLoop:
         with contextlib.ExitStack() as stack:
             for each in (self.checkpoints, self._writer, self._run):
                 stack.callback(each.close)
-
-
-def named_writers(config: Config) -> list[str]:
-    """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
-    # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
-    named = config.root.kwargs.get("writers") or ()
-    return [name for name in named if name != "console"]

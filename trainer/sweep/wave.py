@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from trainer.checkpoint import (
     misfits,
 )
 from trainer.config import Config
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
+from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
@@ -38,7 +41,7 @@ from trainer.sweep.halving import waiting_folder
 from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
-from trainer.sweep.trial_loop import named_writers
+from trainer.sweep.programs import is_number
 from trainer.sweep.wave_check import check_folder, check_rows
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rows import Results
@@ -51,7 +54,7 @@ from trainer.workdir import Workdir, fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
 from trainer.workdir.record import now
-from trainer.writers import RunIdentity
+from trainer.writers import Reporter
 from trainer.writers.files import (
     make_folder,
     remove_temporaries,
@@ -75,57 +78,88 @@ _BETWEEN_REPORTS = 2.0  # seconds
 _OF_THE_MACHINE = ("command", "config_files")
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the waves of a worker have in common."""
+
+    folder: SweepFolder
+    vocabulary: Sequence[str]
+    signals: StopSignals
+    log: Callable[[str], None]
+    # adds the user's code that this process has imported to the ledger, and returns it: file ->
+    # hash
+    note_code: Callable[[], Mapping[str, str]]
+    allow_changed: Sequence[str]  # what may differ from the processes before: "code" or nothing
+    slow_lines: SlowLines
+    reporter: Reporter
+    config_files: ConfigFiles
+
+
+@dataclass
+class Prepared:
+    """A compiled program, and the values of its inputs in each arm."""
+
+    program: Program
+    plan: str
+    data_fingerprint: str
+    vocabulary: Sequence[str]
+    values: dict[str, Mapping[str, float]]
+    evaluated: bool = False  # whether the ledger has the metrics of its first state, if any
+    vmapped: Vmapped | None = None
+    difference: float = 0.0
+
+    def of_trial(self, trial: Trial) -> Program:
+        """Returns the compiled program with the values and seeds of a trial."""
+        if trial.arm not in self.values:
+            # Another arm may have other values where its space has none.
+            other = load_located(trial.config, self.vocabulary)
+            self.values[trial.arm] = other.inputs.values
+        own = {path: x for path, x in trial.values.items() if is_number(x)}
+        values = {
+            path: float(own.get(path, value))  # type: ignore[arg-type]
+            for path, value in self.values[trial.arm].items()
+        }
+        data_seed: Any = trial.config.root.kwargs.get("data_seed")
+        program = self.program.with_values(values, trial.seed, data_seed)
+        start: Any = trial.config.root.kwargs.get("warm_start")
+        return program if start is None else program.starting_with(start)
+
+
 class Wave:
     """A wave that this process computes."""
 
-    # `code` returns the user's code that this process has imported, file -> hash. `take_over` takes
-    # the folder from the process that has its lock: who has the wave is decided by other means.
-    # Raises RunChanged for other code or settings; DamagedFile for a damaged folder.
+    # With --locks=heartbeat it takes the folder from the process that has its lock (`take_over`):
+    # who has the wave is decided by other means. Raises RunChanged for other code or settings;
+    # DamagedFile for a damaged folder.
 
-    def __init__(
-        self,
-        folder: SweepFolder,
-        claim: Claim,
-        *,
-        plan: str,
-        vocabulary: Sequence[str],
-        data: Any,
-        data_fingerprint: str,
-        code: Callable[[], Mapping[str, str]],
-        config_files: ConfigFiles,
-        allow_changed: Sequence[str],
-        log: Callable[[str], None],
-        take_over: bool = False,
-    ):
+    def __init__(self, setting: Setting, claim: Claim, prepared: Prepared):
         check_folder(claim)
-        self.claim = claim
-        self.take_over = take_over
+        self.setting, self.claim, self.prepared = setting, claim, prepared
         self.path = claim.path
-        self._folder = folder
-        self._config_files = config_files
-        self._code = code
+        self.take_over = setting.folder.presence.mode == "heartbeat"
+        self._folder = setting.folder
         first = claim.trials[0].config
-        others = itertools.islice(folder.path.glob("trials/*/*/*/run.json"), 1)
+        others = itertools.islice(self._folder.path.glob("trials/*/*/*/run.json"), 1)
         threads = use_openblas_threads(claim.path, *(record.parent for record in others))
         # Once for all trials: it asks git and reads what is installed, which would take most of the
         # time of a short trial.
         self._common = fingerprint(
-            data=data_fingerprint,
-            batch_size=data.batch_size,
-            code=code(),
+            data=prepared.data_fingerprint,
+            batch_size=prepared.program.experiment.data.batch_size,
+            code=setting.note_code(),
             openblas_threads=threads,
         )
-        folder.note_environment(environment(self._common))
+        self._folder.note_environment(environment(self._common))
         self.workdir = Workdir(
             claim.path,
             first.root,
-            plan=plan,
+            plan=prepared.plan,
             files=[dataclasses.asdict(file) for file in first.files],
             fingerprint=self._fingerprint(first) | {"code": self._comparable(self._common["code"])},
-            commits=commits(vocabulary),
-            allow_changed=allow_changed,
-            log=log,
-            take_over=take_over,
+            commits=commits(setting.vocabulary),
+            allow_changed=setting.allow_changed,
+            log=setting.log,
+            take_over=self.take_over,
         )
         self._reported = 0.0
 
@@ -199,7 +233,7 @@ class Wave:
         # Trials without an outcome are claimed again. `outcomes` are those of the trials that ended
         # since the last call of `write_outcome`.
         self.workdir.check_fence()
-        self._common["code"] = self._code()  # with what was imported during the wave
+        self._common["code"] = self.setting.note_code()  # with what was imported during the wave
         self.workdir.record(exit="done", ended=now())
         for trial in self.claim.trials:
             if trial in outcomes or self._outcome(trial) is not None:
@@ -223,10 +257,16 @@ class Wave:
         staged.mkdir(parents=True, exist_ok=True)
         if len(self.workdir.lineage) > 1:
             remove_temporaries(staged)  # of a process that was killed
-        if self.claim.alone:
-            self._strip(staged)
-        self._config_files.write(trial, staged)
-        lineage = self._lineage_before(trial) + [
+        if self.claim.alone:  # without what the folder of a run has besides that of a trial
+            if self._folder.plan.checkpoints == "none":
+                shutil.rmtree(staged / "checkpoints", ignore_errors=True)
+            for name in ("lock", "epoch"):
+                (staged / name).unlink(missing_ok=True)
+        self.setting.config_files.write(trial, staged)
+        # First what the record has of its waves before the cut at which it waited.
+        before = read_record(self._waited(trial) / "run.json") if self.claim.start else None
+        lineage = [] if before is None else list(before["lineage"])
+        lineage += [
             {key: entry[key] for key in entry if key not in _OF_THE_MACHINE}
             | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
@@ -240,20 +280,6 @@ class Wave:
             "sweep": {"trial": trial.folder, "plan": self._folder.plan.digest},
         }
         (staged / "run.json").write_text(json.dumps(content, indent=1) + "\n")
-
-    def _lineage_before(self, trial: Trial) -> list[dict[str, Any]]:
-        """Returns what the record of a trial has of its waves before the cut at which it waited."""
-        if not self.claim.start:
-            return []
-        record = read_record(self._waited(trial) / "run.json")
-        return [] if record is None else list(record["lineage"])
-
-    def _strip(self, staged: Path) -> None:
-        """Removes what the folder of a run has besides that of a trial."""
-        if self._folder.plan.checkpoints == "none":
-            shutil.rmtree(staged / "checkpoints", ignore_errors=True)
-        for name in ("lock", "epoch"):
-            (staged / name).unlink(missing_ok=True)
 
     def _move(self, trial: Trial) -> None:
         target, outcome = self._folder.path / trial.folder, self._outcome(trial)
@@ -329,22 +355,14 @@ class Wave:
             os.replace(temporary, self.path / "progress.json")
 
 
-def run_alone(
-    wave: Wave,
-    program: Program,
-    signals: StopSignals,
-    log: Callable[[str], None],
-    vocabulary: Sequence[str],
-    slow_lines: SlowLines,
-    identity: Callable[[], RunIdentity],
-    per_example: bool = False,
-) -> int:
+def run_alone(wave: Wave) -> int:
     """Computes the one trial of a wave by `Run`, in the trial's folder; returns an exit code."""
-    # The program is compiled, and has the trial's values and seeds. The code is DONE if the trial
-    # has a result, STOPPED if it is saved, and FAILED if the disk cannot be written.
+    # The code is DONE if the trial has a result, STOPPED if it is saved, and FAILED if the disk
+    # cannot be written. Raises DamagedFile if every checkpoint was damaged: the trial then begins
+    # anew.
     (trial,) = wave.claim.trials
-    staged = wave.staged(trial)
-    experiment = program.experiment
+    setting, program = wave.setting, wave.prepared.of_trial(trial)
+    staged, experiment = wave.staged(trial), program.experiment
     object.__setattr__(experiment, "writers", tuple(named_writers(trial.config)))
     newest = wave.newest_checkpoint()
     if newest is not None:
@@ -355,12 +373,12 @@ def run_alone(
     run = Run(
         trial.config,
         program,
-        signals,
-        log,
-        vocabulary,
+        setting.signals,
+        setting.log,
+        setting.vocabulary,
         compiled=True,
-        slow_lines=slow_lines,
-        identity=identity,
+        slow_lines=setting.slow_lines,
+        identity=setting.folder.identity_of(trial),
     )
     # The run writes no summary.json, because a run that failed is tried again, and a trial with a
     # summary is not. It allows changed code, because the wave has compared the code.
@@ -369,15 +387,19 @@ def run_alone(
     if start := recorded_start(staged):  # the trial gets the record of the wave
         wave.workdir.record(**start)
     if code == FAILED:
-        _check_not_lost(staged / "checkpoints")
+        try:
+            check_not_lost(staged / "checkpoints")
+        except CheckpointError as error:
+            why = "every checkpoint is damaged"
+            raise damaged(staged / "checkpoints", why, "remove it.") from error
     if code == STOPPED:
         return STOPPED
     if run.ended is None or (code == FAILED and run.ended.end != "diverged"):
         return FAILED
     results = Results().read(staged)
-    if code == DONE and per_example:
+    if code == DONE and setting.folder.plan.keeps_examples(trial):
         state = restore_of(program, staged, experiment.steps)
-        fence = wave.workdir.check_fence
+        fence, log = wave.workdir.check_fence, setting.log
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # The outcome is written before the checkpoints are removed: a run without both begins anew.
     wave.write_outcome(trial, results.summary(run.ended, experiment))
@@ -385,9 +407,8 @@ def run_alone(
     return DONE
 
 
-def _check_not_lost(folder: Path) -> None:
-    """Raises DamagedFile if every checkpoint was damaged: the trial then begins anew."""
-    try:
-        check_not_lost(folder)
-    except CheckpointError as error:
-        raise damaged(folder, "every checkpoint is damaged", "remove it.") from error
+def named_writers(config: Config) -> list[str]:
+    """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
+    # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
+    named = config.root.kwargs.get("writers") or ()
+    return [name for name in named if name != "console"]

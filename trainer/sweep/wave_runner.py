@@ -8,7 +8,7 @@ would gain little: see `benchmarks.sweep`. Start with `WaveRunner.run`.
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
@@ -18,63 +18,35 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
-from trainer.sweep.definition import Goal
 from trainer.sweep.faults import is_trial_error
-from trainer.sweep.folder import SweepFolder
 from trainer.sweep.plan import Trial
-from trainer.sweep.trial_loop import TrialLoop, WaveConsensus
+from trainer.sweep.trial_loop import End, TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.continuation import Continuation, begin_with
-from trainer.train.loop_interface import Ended, Halted
 from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
-from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
-from trainer.train.watchdog import SlowLines, Watchdog
-from trainer.writers import Reporter
+from trainer.train.watchdog import Watchdog
 from trainer.writers.files import sync_file_system
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import Summary
-
-End = Ended | RollbackTarget | Halted
 
 
 class WaveRunner:
     """The trials of a wave."""
 
-    # `program` is the compiled program of all of them; `program_of` returns it with the values and
-    # seeds of a trial. `vmapped` computes a block of all trials at once; None computes one after
-    # another.
+    # `vmapped` computes a block of all trials at once; None computes one after another.
 
-    def __init__(
-        self,
-        program: Program,
-        program_of: Callable[[Trial], Program],
-        wave: Wave,
-        folder: SweepFolder,
-        signals: StopSignals,
-        log: Callable[[str], None],
-        slow_lines: SlowLines,
-        reporter: Reporter,
-        vocabulary: Sequence[str] = (),
-        vmapped: Vmapped | None = None,
-    ):
-        self._vmapped = vmapped
+    def __init__(self, wave: Wave, vmapped: Vmapped | None = None):
+        self._wave, self._vmapped = wave, vmapped
+        self._setting, self._log = wave.setting, wave.setting.log
         # One clock for all trials, which share the time of their wave.
         self._clock = Clock(running=False)
-        self._program = program
-        self._program_of = program_of
-        self._wave = wave
-        self._folder = folder
-        self._goal: Goal = folder.plan.goal
-        self._signals = signals
-        self._log = log
-        self._slow_lines = slow_lines
-        self._vocabulary = vocabulary
-        self._reporter = reporter
+        # The compiled program of all trials, and what returns it with the values of one.
+        self._program, self._program_of = wave.prepared.program, wave.prepared.of_trial
         self._consensus = WaveConsensus()
         self._trial_loops: list[TrialLoop] = []
         self._ended: dict[Trial, Summary] = {}  # not yet on the disk
@@ -93,7 +65,7 @@ class WaveRunner:
                 fence=wave.workdir.check_fence,
                 before_commit=lambda: sync_file_system(wave.path),
             ) as checkpoints,
-            Watchdog(experiment.watchdog, self._log, self._slow_lines) as watchdog,
+            Watchdog(experiment.watchdog, self._log, self._setting.slow_lines) as watchdog,
         ):
             try:
                 restored, states = self._first_states(checkpoints)
@@ -150,7 +122,7 @@ class WaveRunner:
         for trial, program in programs.items():
             key = repr(program.experiment.warm_start)
             if key not in starts:
-                starts[key] = begin_with(program, trial.config, self._vocabulary)
+                starts[key] = begin_with(program, trial.config, self._setting.vocabulary)
                 self._log(starts[key].describe())
             states[trial] = starts[key].first_state(program)
         number = max(each.number for each in starts.values())
@@ -189,24 +161,14 @@ class WaveRunner:
                 program,
                 states[trial],
                 restored,
-                folder=self._wave.staged(trial),
-                until=self._wave.claim.until,
-                keep=self._folder.plan.checkpoints,
-                segments=self._folder.plan.segments,
-                goal=self._goal,
-                consensus=self._consensus,
-                watchdog=watchdog,
-                fence=self._wave.workdir.check_fence,
-                log=self._log,
-                vocabulary=self._vocabulary,
-                clock=self._clock,
-                identity=self._folder.identity_of(trial),
-                reporter=self._reporter,
-                per_example=self._folder.plan.keeps_examples(trial),
+                self._wave,
+                self._consensus,
+                watchdog,
+                self._clock,
             )
             self._trial_loops.append(trial_loop)
         for trial_loop in list(self._trial_loops):
-            self._advance_trial(trial_loop, trial_loop.begin)
+            self._advance_trial(trial_loop, trial_loop.proceed)
 
     # Blocks.
 
@@ -216,7 +178,7 @@ class WaveRunner:
         steps = self._wave.claim.until or self._program.experiment.steps
         began, first = time.monotonic(), step
         while self._trial_loops:
-            stop = self._signals.received
+            stop = self._setting.signals.received
             consensus.save = stop is not None or autosave.due()
             self._compute_blocks()
             if not self._trial_loops:
@@ -245,7 +207,7 @@ class WaveRunner:
         with self._clock.running():
             if self._vmapped is None:
                 for trial_loop in trial_loops:
-                    self._advance_trial(trial_loop, partial(_compute_block, trial_loop))
+                    self._advance_trial(trial_loop, trial_loop.compute)
                 return
             computed = self._vmapped.advance(
                 [trial_loop.block for trial_loop in trial_loops if trial_loop.block]
@@ -263,7 +225,7 @@ class WaveRunner:
             self._trial_loops.remove(trial_loop)
             if isinstance(end, RollbackTarget):
                 trial_loop.close()
-                self._folder.limits.compute_alone(trial.folder)
+                self._setting.folder.limits.compute_alone(trial.folder)
                 self._log(f"{trial.folder}: {trial_loop.lines[-1]} It is computed alone.")
                 return
             outcome = trial_loop.outcome(end)
@@ -283,7 +245,7 @@ class WaveRunner:
             self._trial_loops.remove(trial_loop)
         trial_loop.close()
         why = wording.cause(error)
-        if self._folder.limits.has_failed(trial.folder):
+        if self._setting.folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
             self._ended[trial] = trial_loop.failed(why)
         else:
@@ -321,8 +283,3 @@ class WaveRunner:
         for trial_loop in self._trial_loops:
             trial_loop.tell_stopped(text)
         return STOPPED
-
-
-def _compute_block(trial_loop: TrialLoop) -> End | None:
-    assert trial_loop.block is not None, "a trial that has ended takes no turn"
-    return trial_loop.proceed(trial_loop.program.advance(*trial_loop.block))
