@@ -37,6 +37,19 @@ TO_FINAL_SEEDS = 10_000
 # Each search has a block of so many seeds, enough for its trials and its final runs, however many
 # seeds are added later.
 _BLOCK = 2 * TO_FINAL_SEEDS
+# Entries of a revision that are left out where they have these values: plans of earlier versions
+# lack them, and equal files have equal plans.
+OPTIONAL: Mapping[str, Any] = {
+    "looks": "planned",
+    "skewed": False,
+    "per_example": True,
+    "offsets": [0],
+    "ladder": None,
+    "branch": None,
+    "ablated": "",
+    "segments": 0,
+    "differs": [],
+}
 
 
 def point_name(search: int, number: int) -> str:
@@ -227,9 +240,8 @@ class Plan:
             return self.of_arm(name)
         source, base = ladder.sources(name)[-1], self.arms[name].config
         return [
-            dataclasses.replace(each, arm=name, values=values, base=base)
-            for each in self.of_arm(source)
-            for values in (ladder.expected(name, each.values),)
+            dataclasses.replace(x, arm=name, values=ladder.expected(name, x.values), base=base)
+            for x in self.of_arm(source)
         ]
 
     def keeps_examples(self, trial: Trial) -> bool:
@@ -238,20 +250,11 @@ class Plan:
 
     def content(self) -> dict[str, Any]:
         """Returns what the sweep's file says, as JSON can have it."""
-        # Entries that plans of earlier versions lack are left out where they have their defaults,
-        # so that equal files have equal plans.
         goal = self.goal
         aim = {"metric": goal.metric, "mode": goal.better, "select_on": goal.select_on}
         aim |= {"target": goal.target}
         given = {name: getattr(goal, name) for name in ("relevant", "rule", "sigma")}
-        rule = {"looks": self.looks} if self.looks != "planned" else {}
-        rule |= {"skewed": True} if self.skewed else {}
-        rule |= {} if self.per_example else {"per_example": False}
-        rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
-        rule |= {"ladder": as_json(self.ladder)} if self.ladder is not None else {}
-        rule |= {"branch": as_json(self.branch)} if self.branch is not None else {}
-        rest = {"ablated": self.ablated, "segments": self.segments, "differs": list(self.differs)}
-        rule |= {name: value for name, value in rest.items() if value}
+        optional = {name: as_json(getattr(self, name)) for name in OPTIONAL}
         return {
             "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
@@ -260,7 +263,7 @@ class Plan:
             "budgets": self.budgets,
             "checkpoints": self.checkpoints,
             "vmap": self.vmap,
-            **rule,
+            **{name: x for name, x in optional.items() if x != OPTIONAL[name]},
             "trials": [trial_entry(t, encoded(t.values)) for t in self.trials],
         }
 
@@ -276,11 +279,10 @@ class Plan:
         return {
             name: tuning_of(
                 self.of_arm(name),
-                arm.config.root,
-                linked_of(self.revisions, name) if self.revisions else [arm.linked],
+                self.arms[name].config.root,
+                linked_of(self.revisions, name) if self.revisions else [self.arms[name].linked],
             )
-            for name, arm in self.arms.items()
-            if name in self.searched
+            for name in self.searched
         }
 
     @property
@@ -291,7 +293,7 @@ class Plan:
 
 def searches_of(revision: Mapping[str, Any]) -> int:
     """Returns how many searches each arm has in a revision."""
-    return len(revision.get("offsets", (0,)))
+    return len(revision.get("offsets", OPTIONAL["offsets"]))
 
 
 def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from trainer.config import Config, diff
 from trainer.config.wording import listing
 from trainer.sweep.encoding import encoded
-from trainer.sweep.plan import Plan, Trial
+from trainer.sweep.plan import OPTIONAL, Plan, Trial, searches_of
 
 
 def differences(stored: Plan, plan: Plan) -> list[str]:
@@ -32,20 +32,11 @@ def differences(stored: Plan, plan: Plan) -> list[str]:
 
 def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Lists differences in entries that a plan has only where they are not the default."""
-    searches = [len(each.get("offsets", [0])) for each in (old, new)]
-    lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
-    for key, usual in (
-        ("looks", "planned"),
-        ("skewed", False),
-        ("per_example", True),
-        ("ladder", None),
-        ("branch", None),
-        ("ablated", ""),
-        ("segments", 0),
-        ("differs", []),
-    ):
+    before, after = searches_of(old), searches_of(new)
+    lines = [f"searches: {before} -> {after}"] if before != after else []
+    for key, usual in OPTIONAL.items():
         before, after = old.get(key, usual), new.get(key, usual)
-        if before != after:
+        if before != after and key != "offsets":
             lines.append(f"{key}: {shown(before)} -> {shown(after)}")
     return lines
 

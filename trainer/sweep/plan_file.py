@@ -27,7 +27,7 @@ from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Cuts
-from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
+from trainer.sweep.plan import OPTIONAL, Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.plan_differences import differences
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.reading import Definition
@@ -53,6 +53,9 @@ _DIGESTED = (
     "follows",
 )
 _ADVICE = "restore it from a copy, or start the sweep in another --workdir."
+# Attributes of a plan that are the entries of its last revision.
+_AS_THEY_ARE = ("budgets", "checkpoints", "vmap", "looks", "skewed", "per_example")
+_AS_THEY_ARE += ("ablated", "segments")
 # Names that a process of the sweep may have written before plan.json, which is the last.
 _OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
 
@@ -258,13 +261,13 @@ def work_command(folder: Path, vocabulary: Sequence[str]) -> list[str]:
 
 
 def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
-    revisions, last = content["revisions"], content["revisions"][-1]
-    before = None
+    revisions, before = content["revisions"], None
     for number, revision in enumerate(revisions, 1):
         if digest_of(revision) != revision["digest"] or revision.get("follows") != before:
             why = f"the digest of its revision {number} differs"
             raise damaged(folder / "plan.json", why, _ADVICE)
         before = revision["digest"]
+    last = {**OPTIONAL, **revisions[-1]}
     linked = last.get("linked", {})
     arms = {
         name: _arm(folder, name, entry, linked.get(name, ()))
@@ -276,33 +279,20 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         for revision in revisions
         for arm, number, seed, values, *search in revision["trials"]
     )
-    programs = tuple(
-        as_dataclass(program, SharedProgram)
-        for revision in revisions
-        for program in revision["programs"]
-    )
+    programs = tuple(as_dataclass(x, SharedProgram) for each in revisions for x in each["programs"])
     if sorted(trial.name for trial in trials) != sorted(x for p in programs for x in p.trials):
         raise ValueError("its programs and its trials differ")
+    own: dict[str, Any] = {name: last[name] for name in _AS_THEY_ARE}
+    own |= {name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")}
     return Plan(
         arms=arms,
         trials=trials,
         programs=programs,
         reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
         goal=Goal(**last["goal"]),
-        seeds=tuple(last["seeds"]),
-        final_seeds=tuple(last["final_seeds"]),
-        budgets=last["budgets"],
-        checkpoints=last["checkpoints"],
-        vmap=last["vmap"],
-        looks=last.get("looks", "planned"),
-        skewed=last.get("skewed", False),
-        offsets=tuple(last.get("offsets", (0,))),
-        per_example=last.get("per_example", True),
-        ladder=as_dataclass(last["ladder"], PlannedLadder) if "ladder" in last else None,
-        branch=as_dataclass(last["branch"], PlannedBranch) if "branch" in last else None,
-        ablated=last.get("ablated", ""),
-        segments=last.get("segments", 0),
-        differs=tuple(last.get("differs", ())),
+        **own,
+        ladder=as_dataclass(last["ladder"], PlannedLadder | None),
+        branch=as_dataclass(last["branch"], PlannedBranch | None),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revisions=tuple(revisions),
     )
