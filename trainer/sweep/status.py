@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import join, quote
 
@@ -84,7 +84,12 @@ class SweepReader:
     # Raises UserError if the folder is not that of a sweep, or its plan is damaged.
 
     def __init__(self, path: Path):
-        _check_folder(path)
+        if not (path / "plan.json").exists():
+            above = next((x for x in path.absolute().parents if (x / "plan.json").exists()), None)
+            if above is not None:
+                raise UserError(
+                    f"{path} is in the folder of a sweep, which is {above}: name that one."
+                )
         self.path = path
         self._outcomes: dict[str, Summary] = {}
         self._folder = SweepFolder(path)
@@ -133,9 +138,7 @@ class SweepReader:
         staged = self._staged(waves)
         outcomes = staged | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
-        ranked = self._rank()
         arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.searched]
-        arms = [_with_best(arm, ranked) for arm in arms]
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
         ended = {*self._outcomes, *unreadable}
@@ -198,26 +201,31 @@ class SweepReader:
         outcomes: Mapping[str, Summary],
     ) -> ArmStatus:
         of_arm = [trial for trial in trials if trial.arm == arm]
-        ends = [outcomes[t.folder].end for t in of_arm if t.folder in outcomes]
-        at = {
-            trial.folder: self.program_of(trial).updates_until(self._step(trial, in_wave))
-            for trial in of_arm
-        }
-        steps = sum(self.program_of(trial).updates for trial in of_arm)
-        if arm in self.plan.cuts and not of_arm[0].final:
-            steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
-            at |= {
-                trial.folder: self.program_of(trial).updates_until(outcomes[trial.folder].step)
-                for trial in of_arm
-                if trial.folder in outcomes
-            }
-            steps_done = steps if len(ends) == len(of_arm) else min(steps, sum(at.values()))
-        else:
-            ended = (self.program_of(t).updates for t in of_arm if t.folder in outcomes)
-            steps_done = sum(ended) + sum(x for name, x in at.items() if name not in outcomes)
-        held = {wave.name: wave for t in of_arm if (wave := in_wave.get(t.folder)) and wave.held}
         final = bool(of_arm[0].final)  # the same for all of them
-        values = [_value(outcomes.get(t.folder), self.plan) for t in of_arm] if final else []
+        cut = arm in self.plan.cuts and not final
+        ends = [outcomes[t.folder].end for t in of_arm if t.folder in outcomes]
+        steps = steps_done = 0
+        for trial in of_arm:
+            program, outcome = self.program_of(trial), outcomes.get(trial.folder)
+            steps += program.updates
+            if outcome is None:
+                steps_done += program.updates_until(self._step(trial, in_wave))
+            else:
+                steps_done += program.updates_until(outcome.step) if cut else program.updates
+        if cut:
+            steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
+            steps_done = steps if len(ends) == len(of_arm) else min(steps, steps_done)
+        held = {wave.name: wave for t in of_arm if (wave := in_wave.get(t.folder)) and wave.held}
+        if final:
+            best = {trial.search: trial.number for trial in of_arm}
+            found = [outcomes.get(trial.folder) for trial in of_arm]
+            values = [None if each is None else each.value(self.plan.goal.row) for each in found]
+        else:
+            ranked = [(key, of) for key, of in self._rank().items() if key[0] == arm and of]
+            first = {search: next(iter(points.items())) for (_, search), points in ranked}
+            finite = {search: of for search, of in first.items() if math.isfinite(of[1])}
+            best = {search: number for search, (number, _) in finite.items()}
+            values = [value for _, value in finite.values()]
         return ArmStatus(
             arm=arm,
             final=final,
@@ -228,7 +236,7 @@ class SweepReader:
             failed=ends.count("failed"),
             steps=steps,
             steps_done=steps_done,
-            best={trial.search: trial.number for trial in of_arm} if final else {},
+            best=best,
             value=mean(values),
             pruned=ends.count("pruned"),
             waiting=sum(t.folder in self._waiting and t.folder not in in_wave for t in of_arm),
@@ -289,31 +297,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _value(outcome: Summary | None, plan: Plan) -> float | None:
-    return None if outcome is None else outcome.value(plan.goal.row)
-
-
-def _with_best(arm: ArmStatus, ranked: Mapping[ArmSearch, Mapping[int, float]]) -> ArmStatus:
-    """Adds the best points of an arm."""
-    best = {
-        search: next(iter(points.items()))
-        for (name, search), points in ranked.items()
-        if name == arm.arm and points
-    }
-    best = {search: found for search, found in best.items() if math.isfinite(found[1])}
-    numbers = {search: number for search, (number, _) in best.items()}
-    return replace(arm, best=numbers, value=mean([value for _, value in best.values()]))
-
-
-def _check_folder(path: Path) -> None:
-    """Raises UserError for a folder without a plan; the message names one above that has it."""
-    if (path / "plan.json").exists():
-        return
-    for above in path.absolute().parents:
-        if (above / "plan.json").exists():
-            raise UserError(f"{path} is in the folder of a sweep, which is {above}: name that one.")
-
-
 _SHOWN = 5  # runs that failed or diverged
 _LONGEST = 200  # characters of a reason
 
@@ -354,14 +337,9 @@ def progress_line(status: Status) -> str:
         return f"{text}: the sweep is complete"
     if ended == runs:
         text += ", and the final ones follow"
-    if diverged := sum(arm.diverged for arm in status.arms):
-        text += f", {diverged:,} diverged"
-    if failed := sum(arm.failed for arm in status.arms):
-        text += f", {failed:,} failed"
-    if pruned := sum(arm.pruned for arm in status.arms):
-        text += f", {pruned:,} pruned"
-    if running := sum(arm.running for arm in status.arms):
-        text += f", {running:,} running"
+    for name in ("diverged", "failed", "pruned", "running"):
+        if count := sum(getattr(arm, name) for arm in status.arms):
+            text += f", {count:,} {name}"
     if status.seconds is not None:
         text += f", ETA {duration(status.seconds)}"
     return text
@@ -467,19 +445,16 @@ def _final(outcome: Summary | None, row: str) -> float | str:
 def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
     at = quote(str(folder))
     if status.complete:
+        # The best trial of the first arm that has one.
+        best = next((name for arm in status.arms for name in arm.points), "ARM/NUMBER")
         return [
-            f"python -m trainer sweep show {at} {_to_show(status)}",
+            f"python -m trainer sweep show {at} {best}",
             f"python -m trainer plot {at} --figure=FILE",
         ]
     if not any(wave.moving for wave in status.waves):
         command = join(work_command(folder, plan.vocabulary))
         return [f"No process computes it now: python {command} goes on."]
     return []
-
-
-def _to_show(status: Status) -> str:
-    """Returns the best trial of the first arm that has one, as `sweep show` takes it."""
-    return next((name for arm in status.arms for name in arm.points), "ARM/NUMBER")
 
 
 def shown(value: float | None) -> str:
