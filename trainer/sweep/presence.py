@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -175,27 +175,21 @@ class Presence:
         # A process that is just beginning checks this one itself.
         if not lives or (record.get("new") and not self._new):
             return
+        changed = f"The sweep in {self._sweep} is changed by {locks.describe_holder(record)}"
         if record.get("locks") != self.mode:
-            raise UserError(self._other_mode(record))
+            raise UserError(
+                f"{changed} with --locks={record.get('locks')}, and by this process with"
+                f" --locks={self.mode}: use the same for all."
+            )
         if self.mode == "flock":
             time.sleep(_DYING)
             if not locks.has_ended(record) and not locks.is_locked(file) and file.exists():
-                raise UserError(self._unseen(record))
-
-    def _other_mode(self, record: Mapping[str, Any]) -> str:
-        return (
-            f"The sweep in {self._sweep} is changed by {locks.describe_holder(record)} with"
-            f" --locks={record.get('locks')}, and by this process with --locks={self.mode}: use the"
-            " same for all."
-        )
-
-    def _unseen(self, record: Mapping[str, Any]) -> str:
-        return (
-            f"The sweep in {self._sweep} is changed by {locks.describe_holder(record)}, and this"
-            f" process on {socket.gethostname()} does not see its locks, so that both would compute"
-            " the same trials: the file system shows locks to one machine only. Stop all workers of"
-            " this sweep, and start them again with --locks=heartbeat."
-        )
+                raise UserError(
+                    f"{changed}, and this process on {socket.gethostname()} does not see its locks,"
+                    " so that both would compute the same trials: the file system shows locks to"
+                    " one machine only. Stop all workers of this sweep, and start them again with"
+                    " --locks=heartbeat."
+                )
 
     def tidy(self) -> None:
         """Removes what killed processes of this machine have left."""

@@ -229,8 +229,9 @@ class _Reader:
             for key, value in values.items():
                 source = self._config.argument_source(join(place, key)) or self._config.sources[at]
                 config = paths.set(config, key, value, source)
-        if rung is not None and self._sweep.ladder is not None:
-            config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
+        ladder = self._sweep.ladder
+        if rung is not None and ladder is not None:
+            config = on_rung(ladder, rung, config, paths, self._config)
         if self._run is not None:
             config = self._run.choose_states(config, title)
         method, space = arm.method or self._sweep.method, arm.space or {}
@@ -251,11 +252,8 @@ class _Reader:
             trials=arm.trials if arm.trials is not None else self._sweep.trials,
             at=at,
             sweep=self._config,
-            moved=rung is not None and not again and self._is_moved(rung),
+            moved=rung is not None and ladder is not None and not again and rung >= ladder.searched,
         )
-
-    def _is_moved(self, rung: int) -> bool:
-        return self._sweep.ladder is not None and rung >= self._sweep.ladder.searched
 
     def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
         """Returns the paths of files, relative to the file that names them."""

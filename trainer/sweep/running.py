@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
 
 from trainer.sweep.presence import announced
-from trainer.sweep.wave_file import read_wave
+from trainer.sweep.wave_file import WaveContent, read_wave
 from trainer.writers import locks
 from trainer.writers.json_files import DamagedFile, read_json
 from trainer.writers.locks import is_locked, lock_shared
@@ -68,8 +68,7 @@ def read_waves(
     for file, content in found.items():
         # This machine may not see the lock of a wave that is announced.
         has_it = file in held or file.stem in workers
-        moving = has_it and file.stem not in standing
-        waves.append(_wave(file, tuple(content["trials"]), content["program"], has_it, moving))
+        waves.append(_wave(file, content, has_it, has_it and file.stem not in standing))
     return tuple(waves), tuple(faults)
 
 
@@ -92,34 +91,29 @@ def _stopped_waves(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> se
     return found
 
 
-def _wave(
-    file: Path, trials: tuple[str, ...], program: int, held: bool, moving: bool
-) -> WaveStatus:
+def _wave(file: Path, content: WaveContent, held: bool, moving: bool) -> WaveStatus:
     folder = file.with_suffix("")
     holder = _read(folder / "lock", _Holder) or _Holder()
     progress = _read(folder / "progress.json", _Progress) or _Progress()
     if "pid" not in holder:  # nobody has the folder; who had it last?
-        holder = _Holder() if held else _last_process(folder / "run.json")
+        holder = _Holder()
+        with contextlib.suppress(DamagedFile):
+            record = None if held else read_record(folder / "run.json")
+            if record is not None and record["lineage"]:
+                holder = record["lineage"][-1]
     # An earlier worker wrote progress with another epoch.
     own = held and "epoch" in progress and progress["epoch"] == _epoch(folder)
     return WaveStatus(
         name=file.stem,
-        trials=trials,
-        program=program,
+        trials=tuple(content["trials"]),
+        program=content["program"],
         held=held,
         moving=moving,
         step=progress.get("step", 0),
-        running=progress.get("trials", 0) if own else len(trials),
+        running=progress.get("trials", 0) if own else len(content["trials"]),
         rate=(progress.get("rate") or None) if own and moving else None,
         worker=f"{holder.get('host')}, process {holder['pid']}" if "pid" in holder else "",
     )
-
-
-def _last_process(file: Path) -> _Holder:
-    with contextlib.suppress(DamagedFile):
-        lineage = (read_record(file) or {"lineage": []})["lineage"]
-        return lineage[-1] if lineage else _Holder()
-    return _Holder()
 
 
 def _read(file: Path, kind: type[T]) -> T | None:

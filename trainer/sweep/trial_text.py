@@ -11,7 +11,6 @@ from trainer.sweep.code_changes import code_of
 from trainer.sweep.halving import waiting_folder
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader, mean, shown
-from trainer.writers.summary import Summary
 
 
 def describe(reader: SweepReader, name: str) -> str:
@@ -27,8 +26,9 @@ def describe(reader: SweepReader, name: str) -> str:
     if len(outcomes) > 1:
         values = [None if outcome is None else outcome.value(goal.row) for outcome in outcomes]
         lines.append(f"mean of {goal.row}: {shown(mean(values))}")
-    elif outcomes[0] is not None:
-        lines += _result(outcomes[0])
+    elif (outcome := outcomes[0]) is not None:
+        lines += [outcome.why] if outcome.why else []
+        lines += [f"{metric} {value:.6g}" for metric, value in sorted(outcome.metrics.items())]
     lines += _code(reader, trials)
     lines += ["", f"What differs from the config of {first.arm}:"]
     lines += diff(first.base.root, first.config.root) or ["nothing"]
@@ -50,7 +50,9 @@ def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
     asked = name.strip("/")
     for each in (asked, asked.removeprefix("trials/")):
         # Names in search 0 have no number of a search.
-        padded = re.sub(r"(?<=/)(?:0\.)?(\d+\.)?(\d+)", _padded, each, count=1)
+        padded = re.sub(
+            r"(?<=/)(?:0\.)?(\d+\.)?(\d+)", lambda x: (x[1] or "") + x[2].zfill(4), each, count=1
+        )
         if found := known.get(each) or known.get(padded):
             return found
     raise UserError(_unknown(reader, asked, trials))
@@ -81,10 +83,6 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
     return f"There is no trial {name!r}: there are {known}, each with the seeds {seeds}.{others}"
 
 
-def _padded(found: re.Match[str]) -> str:
-    return (found[1] or "") + found[2].zfill(4)
-
-
 def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
     """Returns how a trial ended, or how far it is, and its value of the goal."""
     outcome = status.outcomes.get(trial.folder)
@@ -99,12 +97,6 @@ def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
     if trial.folder in status.waiting:
         return f"waiting at the cut of step {status.waiting[trial.folder]:,}"
     return "not computed yet"
-
-
-def _result(outcome: Summary) -> Iterator[str]:
-    yield from [outcome.why] if outcome.why else []
-    for name, value in sorted(outcome.metrics.items()):
-        yield f"{name} {value:.6g}"
 
 
 def _code(reader: SweepReader, trials: Sequence[Trial]) -> Iterator[str]:

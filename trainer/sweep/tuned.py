@@ -85,8 +85,14 @@ def tuning_of(
     columns: dict[Any, Any] = {}  # an entry of the space -> its values
     together: dict[Any, list[str]] = {}  # values -> the paths that have them
     for path in paths:
-        column = _column(path, found, config)
-        if _varies(column):
+        # What the path has in each point, as values that can be compared.
+        start = _comparable(_value(config, path))
+        column = {
+            place: _comparable(values[path]) if path in values else start
+            for place, values in found.items()
+        }
+        first: dict[int, Any] = {}  # search -> its first value; others make the path a tuned one
+        if any(first.setdefault(search, x) != x for (search, _), x in column.items()):
             # Linked paths are those that are linked in every revision.
             own = tuple(each.get(path, path) for each in entries) or (path,)
             key = columns.setdefault(own, tuple(column.items()))
@@ -108,17 +114,6 @@ def linked_of(revisions: Iterable[Mapping[str, Any]], arm: str) -> list[Linked]:
     return found
 
 
-def _column(
-    path: str, points: Mapping[tuple[int, int | None], Mapping[str, Tree]], config: Call | None
-) -> dict[tuple[int, int | None], Any]:
-    """Returns what a path has in each point, as values that can be compared."""
-    start = _comparable(_value(config, path))
-    return {
-        place: _comparable(values[path]) if path in values else start
-        for place, values in points.items()
-    }
-
-
 def _value(config: Call | None, path: str) -> Any:
     """Returns the value of a config at a path; None if it has none."""
     tree: Any = config
@@ -133,12 +128,6 @@ def _value(config: Call | None, path: str) -> Any:
 def _comparable(value: Any) -> Any:
     # 1 and 1.0 are equal, and True is not a number.
     return value if type(value) in (int, float) else repr(value)
-
-
-def _varies(column: Mapping[tuple[int, int | None], Any]) -> bool:
-    """Returns whether there are several values within a search."""
-    first: dict[int, Any] = {}
-    return any(first.setdefault(search, x) != x for (search, _), x in column.items())
 
 
 def tuned_text(tunings: Mapping[str, Tuning]) -> str:
