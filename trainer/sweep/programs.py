@@ -5,10 +5,11 @@ program. One trial of each program is built; the others are compared with it as 
 `find_programs`.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -240,11 +241,9 @@ def _group(
     while rest:
         first = rest[0]
         config = config_with_sources(arm, first)
-        try:
+        with _placed_in_sweep_file(arm, f"The trial {first.name}"):
             program = load_located(config, vocabulary)
             traced = make_plan(program, config)
-        except ConfigError as error:
-            raise error_in_sweep_file(error, arm, f"The trial {first.name}") from error
         inputs = set(traced.inputs)
         warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
         warnings += arm.whole_rates(inputs)
@@ -274,7 +273,6 @@ def _group(
 def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> None:
     if definition.sweep.vmap is None:
         return
-    wrong = ""
     if program.mesh.size > 1:
         wrong = (
             f"has a mesh of {program.mesh.size} devices, and vmap computes trials on one: remove"
@@ -286,14 +284,14 @@ def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> Non
             f" {', '.join(kernels)}). On a CPU these kernels can wait for each other for ever:"
             " remove vmap, and the trials take turns."
         )
-    if wrong:
-        source = definition.config.sources["vmap"]
-        raise ConfigError(f"{arm.title} {wrong}", source)
+    else:
+        return
+    raise ConfigError(f"{arm.title} {wrong}", definition.config.sources["vmap"])
 
 
 def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
     """Raises ConfigError if trials cannot be compared or continued at the cuts of their method."""
-    cuts, wrong = arm.method.cuts, ""
+    cuts = arm.method.cuts
     if cuts is None:
         return
     if cuts.steps[-1] >= experiment.steps:
@@ -316,8 +314,9 @@ def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
             "cuts, and on_nonfinite: rollback, by which a run may go back behind a cut: write"
             " on_nonfinite: halt, or use another method."
         )
-    if wrong:
-        raise ConfigError(f"{arm.title} has {wrong}", arm.source("method.cuts", "method"))
+    else:
+        return
+    raise ConfigError(f"{arm.title} has {wrong}", arm.source("method.cuts", "method"))
 
 
 def _check_starts(
@@ -333,10 +332,8 @@ def _check_starts(
             continue
         checked.add(repr(start))
         config = config_with_sources(arm, trial)
-        try:
+        with _placed_in_sweep_file(arm, f"The trial {trial.name}"):
             begin_with(program.starting_with(start), config, vocabulary)
-        except ConfigError as error:
-            raise error_in_sweep_file(error, arm, f"The trial {trial.name}") from error
 
 
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:
@@ -382,14 +379,12 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
         for trial in trials:
             values.setdefault(brief(trial.values[path]), trial.values[path])
         constant = next((x.constants[path] for x in every if path in x.constants), None)
-        shown = list(values)
-        if all(map(is_number, values.values())):
-            shown = sorted(values, key=lambda text: values[text])
-        first = next(iter(values.values()))
+        numbers = all(map(is_number, values.values()))
         lifted = all(path in each.program.inputs for each in every)
-        if len(values) < 2 or (lifted and all(map(is_number, values.values()))):
+        if len(values) < 2 or (lifted and numbers):
             continue
-        why = _KINDS.get(type(first), "part of the program")
+        shown = sorted(values, key=lambda text: values[text]) if numbers else list(values)
+        why = _KINDS.get(type(next(iter(values.values()))), "part of the program")
         why += f" that is not an input of the program: {constant}" if constant else ""
         lines.append(
             f"{arm.title} needs {len(every)} programs because of {path}, {why} ({listing(shown)})."
@@ -420,10 +415,8 @@ def is_number(value: Tree) -> bool:
 
 def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]) -> None:
     """Raises ConfigError if a value of a space does not fit the argument that it is for."""
-    try:
+    with _placed_in_sweep_file(arm, arm.title):
         Builder(arm.config, vocabulary).check()  # first, because a trial may replace the mistake
-    except ConfigError as error:
-        raise error_in_sweep_file(error, arm, arm.title) from error
     # A listed value that no trial drew must fit as well.
     listed = [(path, value) for path, values in arm.listed.items() for value in values]
     drawn = [item for trial in trials for item in trial.values.items()]
@@ -435,10 +428,8 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
             continue
         seen.add(key)
         config = replace(arm.config, {path: value}, arm.source_of(path, value))
-        try:
+        with _placed_in_sweep_file(arm, arm.title):
             Builder(config, vocabulary).check()
-        except ConfigError as error:
-            raise error_in_sweep_file(error, arm, arm.title) from error
 
 
 def check_extremes(
@@ -458,15 +449,13 @@ def check_extremes(
     warnings: list[str] = []
     for trial in chosen.values():
         config = config_with_sources(arm, trial)
-        try:
+        with _placed_in_sweep_file(arm, f"The trial {trial.name}"):
             experiment = build_experiment(config, vocabulary)
             try:
                 experiment.optimizer.bind(params).check()
                 warnings += find_matrices(experiment.optimizer, params).warnings
             except (ValueError, TypeError) as error:
                 raise with_place(error, config) from error
-        except ConfigError as error:
-            raise error_in_sweep_file(error, arm, f"The trial {trial.name}") from error
     return warnings
 
 
@@ -478,18 +467,18 @@ def config_with_sources(arm: ArmConfig, trial: Trial) -> Config:
     return config
 
 
-def error_in_sweep_file(error: ConfigError, arm: ArmConfig, who: str) -> ConfigError:
-    """Returns an error that begins with a place in the file of the sweep."""
-    # `who` is what does not build, such as "The arm 'muon'". The place of the given error may be in
-    # a config of the arm.
-    files = {source.file for source in arm.sweep.sources.values()}
-    if error.source is not None and error.source.file in files:
-        return ConfigError(f"{who} does not build: {_without_place(error)}", error.source)
-    return ConfigError(f"{who} does not build: {error}", arm.source())
-
-
-def _without_place(error: ConfigError) -> str:
-    return str(error).removeprefix(f"{error.source}: ")
+@contextlib.contextmanager
+def _placed_in_sweep_file(arm: ArmConfig, who: str) -> Iterator[None]:
+    """Lets a ConfigError begin with a place in the file of the sweep."""
+    # `who` is what does not build, such as "The arm 'muon'". The place of the error may be in a
+    # config of the arm.
+    try:
+        yield
+    except ConfigError as error:
+        text, source = str(error), arm.source()
+        if error.source and error.source.file in {x.file for x in arm.sweep.sources.values()}:
+            text, source = text.removeprefix(f"{error.source}: "), error.source
+        raise ConfigError(f"{who} does not build: {text}", source) from error
 
 
 def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -> list[str]:
