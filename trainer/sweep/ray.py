@@ -249,8 +249,13 @@ class _Launch:
         self._logs = folder / "ray"
         # New for each command: a node that does not see this folder has no such file either.
         self._name = secrets.token_hex(4)
+        # Variables of the environment that the workers have besides those of the node.
+        variables = dict(settings.environment)
+        if 0 < (share := settings.options.get("num_gpus", 0)) < 1:
+            # jax takes three quarters of the memory of a GPU when it starts.
+            variables.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * share:.3f}")
         path = os.environ.get("PYTHONPATH")
-        self._arguments = list(words), os.getcwd(), path, _variables(settings)
+        self._arguments = list(words), os.getcwd(), path, variables
         self._task = ray.remote(_work).options(
             max_retries=0,  # this process starts it again, and says so
             scheduling_strategy="SPREAD",
@@ -293,7 +298,12 @@ class _Launch:
 
     def run(self, count: int, signals: StopSignals) -> int:
         """Runs the workers until all have ended; returns an exit code."""
-        self._make_logs(count)
+        try:
+            self._logs.mkdir(exist_ok=True)
+            for number in range(1, count + 1):
+                self._file(number).touch()
+        except OSError as error:
+            raise UserError(f"{self._logs} cannot be written: {error.strerror}.") from None
         tasks = {self._submit(number): number for number in range(1, count + 1)}
         codes: list[int] = []
         stopped = False
@@ -311,14 +321,6 @@ class _Launch:
                 else:
                     codes.append(code)
         return local.common_code(codes)
-
-    def _make_logs(self, count: int) -> None:
-        try:
-            self._logs.mkdir(exist_ok=True)
-            for number in range(1, count + 1):
-                self._file(number).touch()
-        except OSError as error:
-            raise UserError(f"{self._logs} cannot be written: {error.strerror}.") from None
 
     def _file(self, number: int) -> Path:
         return self._logs / f"{self._name}_{number}.log"
@@ -373,15 +375,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(first, 300)}"
 
 
-def _variables(settings: RaySettings) -> dict[str, str]:
-    """Returns the variables of the environment that the workers have besides those of the node."""
-    variables = {}
-    if 0 < (share := settings.options.get("num_gpus", 0)) < 1:
-        # jax takes three quarters of the memory of a GPU when it starts.
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * share:.3f}"
-    return variables | dict(settings.environment)
-
-
 def _work(
     words: Sequence[str], here: str, path: str | None, variables: Mapping[str, str], file: str
 ) -> _Outcome:
@@ -391,17 +384,17 @@ def _work(
     host, folder = socket.gethostname(), os.path.dirname(os.path.dirname(file))
     said: collections.deque[str] = collections.deque(maxlen=_LAST)
     if not os.path.isfile(file):
-        said.append(
+        why = (
             f"error: {host} does not see the folder {folder} of the machine on which the sweep was"
             " started. All nodes must share it, at the same path."
         )
-        return _Outcome(MISTAKE, host, [*said])
+        return _Outcome(MISTAKE, host, [why])
     if not os.path.isdir(here):
-        said.append(
+        why = (
             f"error: {here}, in which the sweep was started, is not a folder on {host}: start it in"
             " one that all nodes see."
         )
-        return _Outcome(MISTAKE, host, [*said])
+        return _Outcome(MISTAKE, host, [why])
 
     def log(line: str) -> None:
         said.append(line)
