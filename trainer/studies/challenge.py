@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from trainer.config import Builder, Config, load
@@ -26,11 +27,11 @@ from trainer.config.units import Units
 from trainer.config.vocabulary import CHALLENGE
 from trainer.config.yaml_reader import read
 from trainer.engine import every
+from trainer.engine.loading import load_located
 from trainer.messages import UserError, joined, plural
 from trainer.report.reaching import NotJudgedError, judge, means
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
-from trainer.studies.passes import passes_of
 from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
 from trainer.sweep.definition import Goal
 from trainer.sweep.plan import Plan, PlannedArm
@@ -176,19 +177,14 @@ def read_challenge(folder: Path) -> Rules:
     challenge = builder.build("")
     names = [challenge.baseline] if isinstance(challenge.baseline, str) else challenge.baseline
     baseline = load([folder / name for name in names])
-    _check_free(challenge.free, baseline, config)
+    known = {path for path, _ in leaves(complete(baseline)[0])}
+    for path in challenge.free:
+        if not any(_is_under(each, [path]) for each in known):  # it is perhaps misspelt
+            source = config.argument_source("free")
+            raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
     rules = Rules(folder.absolute(), challenge, baseline, challenge.goal.target_rule)
     rules.grid(1000)  # raises for an interval that is none
     return rules
-
-
-def _check_free(free: Sequence[str], baseline: Config, config: Config) -> None:
-    """Raises UserError for a path that the baseline does not have, which is perhaps misspelt."""
-    known = {path for path, _ in leaves(complete(baseline)[0])}
-    for path in free:
-        if not any(_is_under(each, [path]) for each in known):
-            source = config.argument_source("free")
-            raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
 
 
 def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> Entry:
@@ -316,15 +312,8 @@ def _against_goal(
     """Compares the goal and the seeds of the sweep with those of the challenge."""
     found: list[str] = []
     goal, ours = rules.challenge.goal, dict(revisions[0]["goal"])
-    wanted = {
-        "metric": goal.metric,
-        "mode": goal.better,
-        "select_on": goal.select_on,
-        "target": goal.target,
-        "rule": goal.rule,
-        "sigma": goal.sigma,
-    }
-    for name, value in wanted.items():
+    for name in ("metric", "mode", "select_on", "target", "rule", "sigma"):
+        value = goal.better if name == "mode" else getattr(goal, name)
         if ours.get(name) != value:
             found.append(
                 f"The goal of its sweep has {name} {ours.get(name)}, and that of the challenge has"
@@ -385,3 +374,32 @@ def sigma_of(folder: Path) -> str:
         f"sigma: {bound:.3g}, the upper 90% bound from the last {row} of {len(values)} runs, whose"
         f" standard deviation is {plain:.3g}."
     )
+
+
+def passes_of(config: Config, vocabulary: Sequence[str] = ()) -> int:
+    """Returns how often the model is applied while a step is traced, as a lower bound."""
+    # An optimizer that asks for the loss or the gradient at other parameters, such as a line search
+    # or SAM, applies it again. A loop that applies it counts once for each time that its body is
+    # traced.
+    program = load_located(config, vocabulary, declared=True)
+    state = program.abstract_state()
+    counting = _Counting(program.experiment.model)
+    object.__setattr__(program.experiment, "model", counting)  # a frozen dataclass
+    jax.eval_shape(program.traced_step, state, program.feed.abstract_batch())
+    return counting.count
+
+
+class _Counting:
+    """A model that counts how often it is applied in training."""
+
+    def __init__(self, model: Any):
+        self._model = model
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the model."""
+        self.count += bool(kwargs.get("train"))
+        return self._model.apply(*args, **kwargs)

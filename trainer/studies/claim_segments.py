@@ -67,13 +67,9 @@ def segments_of(run: Result, kept: Sequence[int]) -> Iterator[Segment]:
     starts = sorted(kept)
     for start, end in zip([0, *starts], [*starts, None], strict=True):
         # A trial that was stopped early may end with the state that it keeps.
-        if not start or end is not None or _last_step(run) > start:
+        steps = (row["step"] for row in iterate_metrics(run.folder))
+        if not start or end is not None or max(steps, default=0) > start:
             yield Segment(run, start, end)
-
-
-def _last_step(run: Result) -> int:
-    rows = iterate_metrics(run.folder)
-    return max((row["step"] for row in rows), default=0)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The verdict of a coordinate check, its tables and its pictures."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,7 +81,8 @@ def verdict(found: Found) -> list[str]:
         widest = max(open_ones, key=lambda x: x.half)
         modules = list(dict.fromkeys(x.module for x in open_ones))
         sentences.append(
-            f"{plural(len(open_ones), 'slope')} of {len(judged)} {_is(open_ones)} not decided, in"
+            f"{plural(len(open_ones), 'slope')} of {len(judged)}"
+            f" {'is' if len(open_ones) == 1 else 'are'} not decided, in"
             f" {joined(modules, 4)}: the intervals reach across ±{LIMIT:g}, as {widest} in"
             f" {widest.module}. More seeds (--seeds) or widths make them narrower."
         )
@@ -93,10 +93,6 @@ def verdict(found: Found) -> list[str]:
             f" {most.module} after {plural(most.step, 'step')}."
         )
     return sentences
-
-
-def _is(items: Sequence[object]) -> str:
-    return "is" if len(items) == 1 else "are"
 
 
 def _rows(found: Found) -> list[tuple[str, ...]]:

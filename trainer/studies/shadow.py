@@ -245,7 +245,10 @@ class Shadow:
         self._batches = program.feed.batches(0)
         self._hyperparams = self.other.inputs.pack()
         self._compared = self._compile(other)
-        self.state = _first_state(program, config, vocabulary)
+        if program.experiment.warm_start is None:
+            self.state = program.init()
+        else:
+            self.state = begin_with(program, config, vocabulary).first_state(program)
         shardings = jax.tree.map(lambda x: x.sharding, self.other.abstract_state().opt_state)
         init = jax.jit(self.other.first_opt_state, out_shardings=shardings)
         self.opt_state = init(self.state.params, self._hyperparams)
@@ -325,13 +328,6 @@ def _not_finite(products: np.ndarray) -> str:
     own, other = np.isfinite(products[:, 0]).all(), np.isfinite(products[:, 1]).all()
     names = [name for name, fine in (("--config", own), ("--shadow", other)) if not fine]
     return f"The update of {joined(names or ['--config or --shadow'])} is not finite"
-
-
-def _first_state(program: Program, config: Config, vocabulary: Sequence[str]) -> State:
-    """Returns the state before the first step, as a run of the config has it."""
-    if program.experiment.warm_start is None:
-        return program.init()
-    return begin_with(program, config, vocabulary).first_state(program)
 
 
 def _with_optimizer(program: Program, other: Config, vocabulary: Sequence[str]) -> Program:
