@@ -133,13 +133,11 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         f" least {rules.rule.margin:.3g}, which is p = {LEVEL:g} for a standard deviation of"
         f" {rules.rule.sigma:g}."
     )
-    refused = tuple(
-        f"{row.entry.name}: {' '.join(row.entry.offences)}" for row in rows if row.entry.offences
-    )
+    refused = tuple(f"{x.name}: {' '.join(x.offences)}" for x in entries if x.offences)
     unchecked = tuple(
-        f"{row.entry.name} names {joined(row.entry.packages)}, whose code is not checked."
-        for row in rows
-        if row.entry.packages
+        f"{each.name} names {joined(each.packages)}, whose code is not checked."
+        for each in entries
+        if each.packages
     )
     doubts = tuple(f"{row.entry.name}: {row.doubts}" for row in rows if row.doubts)
     block = Block(
@@ -148,13 +146,9 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
         figures=(_figure(rules, rows),) if records else (),
         tables=(_table(rules.rule, rows),),
     )
-    return Report(
-        title=rules.title,
-        verdict=tuple(verdict),
-        arms=tuple(row.entry.name for row in records),
-        panels=(Panel("entries", "Entries", "tests", (block,)),),
-        made=made,
-    )
+    arms = tuple(row.entry.name for row in records)
+    panel = Panel("entries", "Entries", "tests", (block,))
+    return Report(rules.title, tuple(verdict), arms, (panel,), made=made)
 
 
 def _note(rule: TargetRule) -> str:
@@ -182,10 +176,7 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
                 entry.name,
                 ", ".join(filter(None, parts)),
                 entry.steps,
-                None if found is None else found.runs,
-                None if found is None else found.mean,
-                None if found is None else found.statistic,
-                None if found is None else found.limit,
+                *(getattr(found, name, None) for name in ("runs", "mean", "statistic", "limit")),
                 row.before.name if row.before is not None and row.comparison else None,
                 None if row.comparison is None else row.comparison.p,
                 entry.text.title,

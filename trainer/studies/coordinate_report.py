@@ -117,20 +117,20 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
     return rows
 
 
-def _titles(found: Found) -> list[str]:
-    widths = found.widths
-    return [
-        "module",
-        "at the start",
-        *(f"change, {plural(step, 'step')}" for step in found.steps),
-        f"change {widths[-1]} / {widths[0]}",
-        "verdict",
-    ]
+def _columns(found: Found) -> tuple[Column, ...]:
+    """Returns the columns of the table of slopes."""
+    return (
+        Column("module", "module"),
+        Column("start", "at the start"),
+        *(Column(f"after_{step}", f"change, {plural(step, 'step')}") for step in found.steps),
+        Column("ratio", f"change {found.widths[-1]} / {found.widths[0]}"),
+        Column("verdict", "verdict"),
+    )
 
 
 def printed(found: Found) -> list[str]:
     """Returns the lines of the table of slopes for a terminal."""
-    titles = _titles(found)
+    titles = [each.title for each in _columns(found)]
     return table([titles, *_rows(found)], right=range(1, len(titles) - 1))
 
 
@@ -156,31 +156,16 @@ def notes(found: Found) -> list[str]:
 
 def make_report(found: Found, title: str, made: str = "") -> Report:
     """Makes the report of a coordinate check; `made` is how, such as the command."""
-    titles = _titles(found)
-    columns = (
-        Column("module", titles[0]),
-        Column("start", titles[1]),
-        *(
-            Column(f"after_{step}", title)
-            for step, title in zip(found.steps, titles[2:], strict=False)
-        ),
-        Column("ratio", titles[-2]),
-        Column("verdict", titles[-1]),
-    )
-    slopes = Table("slopes", "Slopes against the width", columns, tuple(_rows(found)), _NOTE)
+    rows = tuple(_rows(found))
+    slopes = Table("slopes", "Slopes against the width", _columns(found), rows, _NOTE)
     block = Block(
         text=tuple(notes(found)),
         warnings=found.warnings,
         figures=tuple(_figure(found, index) for index in range(len(found.steps))),
         tables=(slopes,),
     )
-    return Report(
-        title=title,
-        verdict=tuple(verdict(found)),
-        arms=tuple(found.sizes),
-        panels=(Panel("slopes", "Changes of activations by width", "tests", (block,)),),
-        made=made,
-    )
+    panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
+    return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,), made=made)
 
 
 def _figure(found: Found, index: int) -> Figure:

@@ -96,13 +96,8 @@ def make_report(tested: RangeTest, title: str, made: str = "") -> Report:
     pasted = yaml(tested)
     text = (*notes(tested), *((f"To paste: {' '.join(pasted[1:]).strip()}",) if pasted else ()))
     block = Block(text=text, figures=(_losses(tested), _differences(tested)))
-    return Report(
-        title=title,
-        verdict=tuple(sentences(tested)),
-        arms=(_RISING, _STEADY),
-        panels=(Panel("rates", "Loss by learning rate", "describes", (block,)),),
-        made=made,
-    )
+    panel = Panel("rates", "Loss by learning rate", "describes", (block,))
+    return Report(title, tuple(sentences(tested)), (_RISING, _STEADY), (panel,), made=made)
 
 
 def _marks(tested: RangeTest) -> list[Series]:

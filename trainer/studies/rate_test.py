@@ -194,10 +194,10 @@ def rate_test(
         for each in numbers
     ]
     done = 0
-    while done < rates.steps and not all(diverged(*pair) for pair in runs):
+    while done < rates.steps and any(_end(*pair) is None for pair in runs):
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
         for pair in runs:
-            if not diverged(*pair):
+            if _end(*pair) is None:
                 for run in pair:
                     run.advance(count)
         done += count
@@ -232,9 +232,9 @@ def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str
     return program
 
 
-def diverged(rising: "Run", steady: "Run") -> bool:
-    """Returns whether a run has diverged, compared with the one whose rate stays."""
-    return diverged_at(np.array(rising.losses), np.array(steady.losses)) is not None
+def _end(rising: "Run", steady: "Run") -> int | None:
+    """Returns where a run diverged, compared with the one whose rate stays; see `diverged_at`."""
+    return diverged_at(np.array(rising.losses), np.array(steady.losses))
 
 
 def _tested(
@@ -242,13 +242,11 @@ def _tested(
 ) -> RangeTest:
     shape = len(runs), rates.steps
     losses, steady = np.full(shape, np.nan), np.full(shape, np.nan)
-    ends: list[int | None] = []
     for index, pair in enumerate(runs):
         for array, run in zip((losses, steady), pair, strict=True):
             array[index, : len(run.losses)] = run.losses
-        count = len(pair[0].losses)
-        ends.append(diverged_at(losses[index, :count], steady[index, :count]))
-    return RangeTest(rates, seeds, losses, steady, tuple(ends), _paste(config, rates.path))
+    ends = tuple(_end(*pair) for pair in runs)
+    return RangeTest(rates, seeds, losses, steady, ends, _paste(config, rates.path))
 
 
 def _paste(config: Config, path: str) -> str:

@@ -119,13 +119,8 @@ def make_report(found: Shadowed, title: str, made: str = "") -> Report:
         figures=(*figures, _parameters(found)),
         tables=(_medians_table(found),),
     )
-    return Report(
-        title=title,
-        verdict=tuple(sentences(found)),
-        arms=tuple(groups),
-        panels=(Panel("updates", "Updates of two optimizers", "describes", (block,)),),
-        made=made,
-    )
+    panel = Panel("updates", "Updates of two optimizers", "describes", (block,))
+    return Report(title, tuple(sentences(found)), tuple(groups), (panel,), made=made)
 
 
 def _cells(values: np.ndarray) -> list[float | None]:

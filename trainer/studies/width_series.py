@@ -43,10 +43,10 @@ def make_series(
             f"--width_path={path}: the value there is {own!r}, which is not a width: it must be an"
             " integer of at least 1."
         )
-    scaled = {each: _number(builder, root, each, "--scale") for each in scale or {}}
+    powers = scale or {}
+    scaled = {each: _number(builder, root, each, "--scale") for each in powers}
     if path in scaled:
         raise UserError(f"--scale={path}: this is the width itself, which --widths sets.")
-    powers = scale or {}
     tables: dict[str, dict[int, float]] = {
         each: {width: _at(each, value, own, width, powers[each]) for width in widths}
         for each, value in scaled.items()

@@ -347,23 +347,19 @@ def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str
     if not trials:
         raise ValueError("trials is empty: list a dict from path to value for each trial.")
     lists = [isinstance(each, Sequence) for each in trials]
-    if not all(lists):
-        if any(lists):
-            raise ValueError(
-                "trials has both lists and dicts: list a dict from path to value for each trial, or"
-                " for each search such a list."
-            )
-        points: Any = trials
-        _check_points(points, "trials", points[0])
-        return Explicit((tuple(points),))
-    searches: Any = trials
+    if any(lists) and not all(lists):
+        raise ValueError(
+            "trials has both lists and dicts: list a dict from path to value for each trial, or for"
+            " each search such a list."
+        )
+    searches: Any = trials if all(lists) else [trials]
     for index, points in enumerate(searches):
         if not points or len(points) != len(searches[0]):
             raise ValueError(
                 f"trials[{index}] lists {plural(len(points), 'trial')} and trials[0]"
                 f" {len(searches[0])}: every search has the same number of trials, at least one."
             )
-        _check_points(points, f"trials[{index}]", searches[0][0])
+        _check_points(points, f"trials[{index}]" if all(lists) else "trials", searches[0][0])
     return Explicit(tuple(map(tuple, searches)))
 
 

@@ -58,16 +58,14 @@ def read_examples(folder: Path) -> Examples | None:
         with open_regular(folder / PER_EXAMPLE_FILE) as file, zipfile.ZipFile(file) as archive:
             if sum(each.file_size for each in archive.infolist()) > _MOST_BYTES:
                 return None
-            arrays = {
-                name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist()
-            }
+            arrays = {}
+            for name in archive.namelist():
+                member = io.BytesIO(archive.read(name))
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                arrays[name.removesuffix(".npy")] = array
         return _examples(arrays)
     except Exception:  # zipfile and numpy may raise anything for a damaged file
         return None
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> NDArray:
-    return np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
 
 
 def _examples(arrays: dict[str, NDArray]) -> Examples:

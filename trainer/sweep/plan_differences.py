@@ -61,20 +61,12 @@ def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[
     return []
 
 
-_OF_A_REVISION = (
-    ("seeds", "seeds"),
-    ("final_seeds", "final seeds"),
-    ("goal", "goal"),
-    ("budgets", "budgets"),
-)
-
-
 def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
     """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1"."""
     # Both are as plan.json has them.
     return [
-        f"{what}: {shown(before[key])} -> {shown(revision[key])}"
-        for key, what in _OF_A_REVISION
+        f"{key.replace('_', ' ')}: {shown(before[key])} -> {shown(revision[key])}"
+        for key in ("seeds", "final_seeds", "goal", "budgets")
         if revision[key] != before[key]
     ] + _optional_entries(before, revision)
 

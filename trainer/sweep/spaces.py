@@ -80,7 +80,6 @@ def uniform(low: float, high: float, points: int | None = None) -> Space:
         >>> uniform(0.0, 0.2).at(0.25), uniform(0.0, 0.2, points=3).grid
         (0.05, (0.0, 0.1, 0.2))
     """
-    _check_interval(low, high, points)
     return _interval(low, high, points, "uniform", lambda x: x, lambda x: x)
 
 
@@ -106,7 +105,6 @@ def log_uniform(low: float, high: float, points: int | None = None) -> Space:
             f"low is {low:g}, which has no logarithm: it must be above 0. For an interval that"
             " includes 0, use space.uniform."
         )
-    _check_interval(low, high, points)
     return _interval(low, high, points, "log_uniform", math.log, math.exp)
 
 
@@ -215,6 +213,11 @@ def _interval(
     back: Callable[[float], float],
 ) -> Space:
     """Returns an interval whose values have equal distances after the function `forth`."""
+    if not math.isfinite(low) or not math.isfinite(high):
+        raise ValueError(f"low is {low:g} and high is {high:g}, but both must be finite.")
+    _check_order(low, high)
+    if points is not None and not 2 <= points <= 10**6:
+        raise ValueError(f"points is {points}, but must be at least 2 and at most 10**6.")
     start, length = forth(low), forth(high) - forth(low)
 
     def at(u: float) -> float:
@@ -226,14 +229,6 @@ def _interval(
         inner = (at(index / (points - 1)) for index in range(1, points - 1))
         grid = (low, *inner, high)
     return Space(at, grid, None, f"{name} {low:g} to {high:g}")
-
-
-def _check_interval(low: float, high: float, points: int | None) -> None:
-    if not math.isfinite(low) or not math.isfinite(high):
-        raise ValueError(f"low is {low:g} and high is {high:g}, but both must be finite.")
-    _check_order(low, high)
-    if points is not None and not 2 <= points <= 10**6:
-        raise ValueError(f"points is {points}, but must be at least 2 and at most 10**6.")
 
 
 def _check_order(low: float, high: float) -> None:

@@ -364,9 +364,8 @@ def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChang
 
 
 def _waves(status: Status) -> list[str]:
-    rows: list[Sequence[str]] = [("wave", "runs", "first run", "step", "steps/s", "worker")]
-    rows += [_wave(wave) for wave in status.waves]
-    return table(rows, right=(1, 3, 4)) if status.waves else []
+    heads = ("wave", "runs", "first run", "step", "steps/s", "worker")
+    return table([heads, *map(_wave, status.waves)], right=(1, 3, 4)) if status.waves else []
 
 
 def _wave(wave: WaveStatus) -> tuple[str, ...]:
@@ -412,11 +411,8 @@ def _winners(status: Status, plan: Plan) -> list[str]:
             if name and len(searches) == 1:
                 name += f" {trials[0].point}"
             row = PREFIXES[split] + plan.goal.metric
-            found = [
-                [_final(status.outcomes.get(trial.folder), row) for trial in group]
-                for group in groups
-            ]
-            means = [_mean_or_word(group) for group in found]
+            outcomes = [[status.outcomes.get(trial.folder) for trial in group] for group in groups]
+            means = [_mean_or_word(group, row) for group in outcomes]
             values = [value if isinstance(value, float) else None for value in means]
             cells = [value if isinstance(value, str) else shown(value) for value in means]
             rows.append((name, split, shown(mean(values)), *cells))
@@ -426,8 +422,9 @@ def _winners(status: Status, plan: Plan) -> list[str]:
     return [title, *table(rows, right=range(2, 3 + len(heads))), *lines]
 
 
-def _mean_or_word(values: Sequence[float | str]) -> float | str:
+def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> float | str:
     """Returns the mean over the seeds of a winner, or why there is none."""
+    values = [_final(outcome, row) for outcome in outcomes]
     words = [value for value in values if isinstance(value, str)]
     if words or not values:
         return words[0] if words else "-"

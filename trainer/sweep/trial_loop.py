@@ -249,18 +249,15 @@ class TrialLoop:
             summary = self._summary(end if isinstance(end, Ended) else end.ended())
             self._writer.finish(summary)
             if self._per_example and isinstance(end, Ended):
-                self._keep_examples()
+                assert self.checkpoints.state is not None, "the loop hands over the last state"
+                state = with_hyperparams(self.program, self.checkpoints.state)
+                watch = self._watchdog.begin_other
+                with self._clock.paused():
+                    keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
         finally:
             with self._clock.paused():  # a logger may take a while
                 self.close()
         return summary
-
-    def _keep_examples(self) -> None:
-        assert self.checkpoints.state is not None, "the loop hands over the last state"
-        state = with_hyperparams(self.program, self.checkpoints.state)
-        watch = self._watchdog.begin_other
-        with self._clock.paused():
-            keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
 
     def _summary(self, end: Ended) -> Summary:
         return self._results.summary(end, self._experiment)
