@@ -210,7 +210,13 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
         except NotJudgedError as error:
             offences.append(str(error))
     if not offences:
-        offences += _passes(rules, plan.arms, vocabulary)
+        (arm,) = plan.arms.values()
+        ours, theirs = passes_of(arm.config, vocabulary), rules.passes
+        if ours > theirs:
+            offences.append(
+                f"A step of it applies the model {ours} times, and one of the baseline"
+                f" {'once' if theirs == 1 else f'{theirs} times'}."
+            )
     packages = tuple(plan.vocabulary)
     return Entry(folder.name, text, tuple(offences), found, tuple(changes), packages, values)
 
@@ -342,18 +348,6 @@ def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[st
             f" {'the first of them' if text.doubts else 'the seed of the baseline'}."
         )
     return found
-
-
-def _passes(rules: Rules, arms: Mapping[str, PlannedArm], vocabulary: Sequence[str]) -> list[str]:
-    """Compares how often a step of the entry applies the model with a step of the baseline."""
-    (arm,) = arms.values()
-    ours, theirs = passes_of(arm.config, vocabulary), rules.passes
-    if ours <= theirs:
-        return []
-    return [
-        f"A step of it applies the model {ours} times, and one of the baseline"
-        f" {'once' if theirs == 1 else f'{theirs} times'}."
-    ]
 
 
 def sigma_of(folder: Path) -> str:

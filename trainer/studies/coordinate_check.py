@@ -16,6 +16,7 @@ import numpy as np
 
 from optim.dtypes import widen
 from trainer.engine.loading import load_located
+from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.engine.step import StepMetrics
 from trainer.logits import ChunkedLogits
@@ -144,8 +145,11 @@ def check(
         runs = Runs(program, stops, examples)
         found.append([list(runs.measure(seed)) for seed in numbers])
         log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
-    warnings = tuple(_warnings(programs[widths[-1]]))
-    return Found(series, numbers, stops, *_arrays(found), constants, warnings, examples)
+    scaling, warnings = getattr(own.model, "width_scaling", None), list[str]()
+    if scaling is not None:
+        params = programs[widths[-1]].abstract_state().params
+        warnings = width_warnings(own.optimizer, params, scaling)
+    return Found(series, numbers, stops, *_arrays(found), constants, tuple(warnings), examples)
 
 
 def _programs(
@@ -163,16 +167,6 @@ def _programs(
         program.abstract_state()
         programs[width] = program
     return programs, constants
-
-
-def _warnings(program: Program) -> list[str]:
-    from trainer.engine.plan_widths import width_warnings
-
-    scaling = getattr(program.experiment.model, "width_scaling", None)
-    if scaling is None:
-        return []
-    params = program.abstract_state().params
-    return width_warnings(program.experiment.optimizer, params, scaling)
 
 
 def _arrays(

@@ -398,11 +398,10 @@ def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
         )
     if not cuts:
         raise ValueError("cuts is empty: list the steps at which trials are stopped.")
-    for before, after in itertools.pairwise((0, *cuts)):
-        if after <= before:
-            raise ValueError(
-                f"cuts is {list(cuts)}, but must be steps from 1 on, each after the one before."
-            )
+    if any(after <= before for before, after in itertools.pairwise((0, *cuts))):
+        raise ValueError(
+            f"cuts is {list(cuts)}, but must be steps from 1 on, each after the one before."
+        )
     if factor < 2:
         raise ValueError(
             f"factor is {factor}, but must be at least 2: of n points, n // factor go on."

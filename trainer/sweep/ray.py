@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.config import ConfigError, Source
 from trainer.config.wording import describe, known_names, shorten
@@ -138,14 +138,6 @@ def _address(text: str, source: Source) -> str:
             source,
         )
     return text
-
-
-class _Outcome(NamedTuple):
-    """What a task returns: the exit code of its worker, where it ran, and its last lines."""
-
-    code: int
-    host: str
-    said: list[str]
 
 
 def run_workers(
@@ -377,10 +369,11 @@ def _reason(error: BaseException) -> str:
 
 def _work(
     words: Sequence[str], here: str, path: str | None, variables: Mapping[str, str], file: str
-) -> _Outcome:
+) -> tuple[int, str, list[str]]:
     """Runs a worker on this node, and starts it again if a signal kills it; a task's function."""
-    # It runs in the folder `here`; `path` is the PYTHONPATH, and `file` its log, which exists if
-    # this node sees the folder of the sweep.
+    # Returns the exit code of the worker, the host, and the last lines. It runs in the folder
+    # `here`; `path` is the PYTHONPATH, and `file` its log, which exists if this node sees the
+    # folder of the sweep.
     host, folder = socket.gethostname(), os.path.dirname(os.path.dirname(file))
     said: collections.deque[str] = collections.deque(maxlen=_LAST)
     if not os.path.isfile(file):
@@ -388,13 +381,13 @@ def _work(
             f"error: {host} does not see the folder {folder} of the machine on which the sweep was"
             " started. All nodes must share it, at the same path."
         )
-        return _Outcome(MISTAKE, host, [why])
+        return MISTAKE, host, [why]
     if not os.path.isdir(here):
         why = (
             f"error: {here}, in which the sweep was started, is not a folder on {host}: start it in"
             " one that all nodes see."
         )
-        return _Outcome(MISTAKE, host, [why])
+        return MISTAKE, host, [why]
 
     def log(line: str) -> None:
         said.append(line)
@@ -406,4 +399,4 @@ def _work(
     with StopSignals() as signals:
         log(f"Started on {host}.")
         code = local.run_workers(command, 1, signals, log, environment, here)
-    return _Outcome(code, host, [*said])
+    return code, host, [*said]

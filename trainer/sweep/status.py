@@ -209,7 +209,9 @@ class SweepReader:
             program, outcome = self.program_of(trial), outcomes.get(trial.folder)
             steps += program.updates
             if outcome is None:
-                steps_done += program.updates_until(self._step(trial, in_wave))
+                wave, waited = in_wave.get(trial.folder), self._waiting.get(trial.folder, 0)
+                step = waited if wave is None else max(wave.step, waited)
+                steps_done += program.updates_until(step)
             else:
                 steps_done += program.updates_until(outcome.step) if cut else program.updates
         if cut:
@@ -241,11 +243,6 @@ class SweepReader:
             pruned=ends.count("pruned"),
             waiting=sum(t.folder in self._waiting and t.folder not in in_wave for t in of_arm),
         )
-
-    def _step(self, trial: Trial, in_wave: Mapping[str, WaveStatus]) -> int:
-        """Returns how far a trial is that has not ended."""
-        wave, waited = in_wave.get(trial.folder), self._waiting.get(trial.folder, 0)
-        return waited if wave is None else max(wave.step, waited)
 
     def _seconds(
         self,
@@ -311,21 +308,14 @@ def counts(status: Status, plan: Plan) -> list[str]:
 
 
 def _row(arm: ArmStatus, ends: Sequence[str]) -> tuple[str, ...]:
+    best = [name.partition("/")[2] for name in arm.points] or ["-"]
     return (
         f"{arm.arm}, final" if arm.final else arm.arm,
         *(f"{getattr(arm, name):,}" for name in ends),
         f"{100 * arm.steps_done // max(1, arm.steps)}%",
         shown(arm.value),
-        _best(arm),
+        best[0] if len(best) == 1 else f"of {plural(len(best), 'search')}",
     )
-
-
-def _best(arm: ArmStatus) -> str:
-    """Names the best point of an arm, or tells how many searches have one."""
-    names = [name.partition("/")[2] for name in arm.points]
-    if len(names) > 1:
-        return f"of {plural(len(names), 'search')}"
-    return names[0] if names else "-"
 
 
 def progress_line(status: Status) -> str:
