@@ -388,8 +388,8 @@ def _offsets(definition: Definition) -> tuple[int, ...]:
     """Returns by how much the seeds of each search are larger than those of search 0."""
     # All arms have the same seeds in a search, whatever the seeds of their methods.
     sweep, config = definition.sweep, definition.config
-    choosers = {arm.name: arm.method.chooser for arm in definition.arms}
-    listed = {name: each for name, each in choosers.items() if isinstance(each, Explicit)}
+    arms = definition.arms
+    listed = {arm.name: x for arm in arms if isinstance(x := arm.method.chooser, Explicit)}
     count = sweep.searches or max((len(method.searches) for method in listed.values()), default=1)
     for name, method in listed.items():
         if len(method.searches) != count:
@@ -518,7 +518,7 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
     values: dict[str, Tree] = {}
     for key, value in point.items():
         space = arm.space.get(key)
-        inner = value if space is not None and space.paths is not None else {key: value}
+        inner = value if space is not None and space.parts is not None else {key: value}
         for each, one in inner.items():
             values.update(dict.fromkeys(arm.paths[each], one))
     return values

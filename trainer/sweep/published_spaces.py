@@ -55,21 +55,13 @@ def _decade(point: float, of: str, axis: str = "learning_rate") -> SearchSpace:
 
 _B1 = (0.8, 0.9, 0.95, 0.98)
 _WEIGHT_DECAY = _values(0.0, 0.1, 0.2)
+# (learning rate, b2)
 _POINTS = ((0.004, 0.9955), (0.003, 0.9955), (0.002, 0.9955), (0.005, 0.62918), (0.001, 0.9955))
-_MOMENTUM = {
-    "learning_rate": _log(0.02, 5.0),
-    "momentum": _values(0.7, 0.892, 0.961, 0.986, 0.995),
-}
-
-
-def _schedule_free_points() -> str:
-    calls = (
-        f"!optax.contrib.schedule_free_adamw {{learning_rate: {rate!r}, b2: {b2!r},"
-        " weight_decay: 0.08}"
-        for rate, b2 in _POINTS
-    )
-    return f"!space.values {{values: [{', '.join(calls)}]}}"
-
+_SCHEDULE_FREE = ", ".join(
+    f"!optax.contrib.schedule_free_adamw {{learning_rate: {rate!r}, b2: {b2!r},"
+    " weight_decay: 0.08}"
+    for rate, b2 in _POINTS
+)
 
 PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
     "optax.adamw": [
@@ -124,7 +116,8 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             "nesterov",
             "momentum/tuning_search_space.json has the same without Nesterov's momentum; its L2"
             " regularization is no argument of optax.sgd",
-            **_MOMENTUM,
+            learning_rate=_log(0.02, 5.0),
+            momentum=_values(0.7, 0.892, 0.961, 0.986, 0.995),
         )
     ],
     "optim.shampoo": [
@@ -148,7 +141,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
     ],
     "optax.contrib.schedule_free_adamw": [
         SearchSpace(
-            {"": _schedule_free_points()},
+            {"": f"!space.values {{values: [{_SCHEDULE_FREE}]}}"},
             _SUBMISSIONS.format(
                 "submissions/external_tuning/schedule_free_adamw/tuning_search_space.json"
             ),

@@ -47,7 +47,7 @@ class ArmConfig:
         found: dict[str, list[Tree]] = {}
         for key, space in self.space.items():
             for value in space.grid or () if space.size else ():
-                for inner, one in (value if space.paths else {key: value}).items():
+                for inner, one in (value if space.parts else {key: value}).items():
                     for path in self.paths[inner]:
                         found.setdefault(path, []).append(one)
         return found
@@ -192,12 +192,12 @@ class _Reader:
         """Returns an arm without a part, and without what its space has within that part."""
         space = {}
         for key, each in (arm.space or {}).items():
-            within = [not removal.keeps(whole.paths[inner]) for inner in each.paths or (key,)]
+            within = [not removal.keeps(whole.paths[inner]) for inner in each.parts or (key,)]
             if any(within) and not all(within):
                 raise ConfigError(
                     f"{whole.title} moves {key!r} together with paths of what {removal.name} takes"
                     " out: search them apart, or keep that part.",
-                    self._config.argument_source(whole.places[next(iter(each.paths or (key,)))]),
+                    self._config.argument_source(whole.places[next(iter(each.parts or (key,)))]),
                 )
             if not any(within):
                 space[key] = each
@@ -273,9 +273,9 @@ class _Reader:
         places: dict[str, str] = {}
         for key, each in space.items():
             entry = join(join(at, "space"), key)
-            if each.paths is None:
+            if each.parts is None:
                 places[key] = entry
-            for path in each.paths or ():
+            for path in each.parts or ():
                 places[path] = join(join(entry, "spaces"), path)
         if isinstance(chooser := method.chooser, Explicit):
             own = join(at, "method")

@@ -25,11 +25,6 @@ class Space:
     # that it is written for
     parts: Mapping[str, "Space"] | None = None
 
-    @property
-    def paths(self) -> tuple[str, ...] | None:
-        """The paths of `parts`."""
-        return None if self.parts is None else tuple(self.parts)
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -194,7 +189,7 @@ def _check_zip(spaces: Mapping[str, Space]) -> None:
     if len(spaces) < 2:
         raise ValueError(f"spaces has {len(spaces)} entries; a zip has at least two paths.")
     for path, space in spaces.items():
-        if not isinstance(space, Space) or space.paths is not None:
+        if not isinstance(space, Space) or space.parts is not None:
             raise ValueError(f"The entry {path!r} of spaces must be a space that is not a zip.")
     sizes = {path: space.size for path, space in spaces.items()}
     lengths = {path: None if x.grid is None else len(x.grid) for path, x in spaces.items()}

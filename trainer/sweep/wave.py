@@ -306,11 +306,6 @@ class Wave:
 
     # Kills.
 
-    def record_begin(self, restored: int | None) -> None:
-        """Records that the first block is about to be computed."""
-        # `restored` is the step of the checkpoint; None for the first states.
-        self.workdir.record(restored=restored, computing=True)
-
     def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest checkpoint; None if there is none."""
         path = self.workdir.checkpoints
@@ -369,7 +364,7 @@ def run_alone(wave: Wave) -> int:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
         if wrong := misfits(staged, newest, to_save(program.abstract_state())):
             raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
-    wave.record_begin(newest)
+    wave.workdir.record(restored=newest, computing=True)  # the first block comes next
     run = Run(
         trial.config,
         program,

@@ -69,7 +69,7 @@ class WaveRunner:
         ):
             try:
                 restored, states = self._first_states(checkpoints)
-                wave.record_begin(restored)
+                wave.workdir.record(restored=restored, computing=True)  # the first block comes next
                 self._begin(restored, states, watchdog)
                 code = self._advance(
                     checkpoints, experiment.first_step if restored is None else restored
