@@ -242,7 +242,6 @@ def activations(program: Program, params: Any, model_state: Any, batch: Any) -> 
     # that a module returns, is left out.
     params, model_state = widen((params, model_state))
     model = program.experiment.model
-
     capture = getattr(model, "capture", None)
 
     def forward(batch: Any) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
-from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
-from trainer.sweep.wave import Wave, named_writers
+from trainer.sweep.wave import Wave, keep_examples, named_writers
 from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop

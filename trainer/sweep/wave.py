@@ -17,10 +17,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from trainer import config as configs
 from trainer.checkpoint import (
@@ -31,15 +33,18 @@ from trainer.checkpoint import (
     misfits,
 )
 from trainer.config import Config
+from trainer.engine.contracts import Batch, ComponentError
 from trainer.engine.loading import load_located
 from trainer.engine.program import Program
+from trainer.engine.splits import split_sizes
+from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.halving import waiting_folder
 from trainer.sweep.limits import MOST_ERRORS
-from trainer.sweep.per_example import keep_examples
+from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode
 from trainer.sweep.plan import Trial
 from trainer.sweep.programs import is_number
 from trainer.sweep.wave_check import check_folder, check_rows
@@ -400,6 +405,36 @@ def run_alone(wave: Wave) -> int:
     wave.write_outcome(trial, results.summary(run.ended, experiment))
     wave.finish({})
     return DONE
+
+
+def keep_examples(
+    program: Program,
+    state: State,
+    folder: Path,
+    fence: Callable[[], None],
+    log: Callable[[str], None],
+    watch: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Writes per_example.npz of a run that ended; nothing without a mean over test examples."""
+    # A mistake in this pass over the test split, such as of a metric that cannot be computed so, is
+    # logged only; UserError is raised if a file of the data set was changed. `state` is not
+    # donated. `fence` is called before the file is written, `watch` before each batch.
+    if "test" not in split_sizes(program.experiment.data):
+        return
+
+    def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            watch("the evaluation of single test examples")
+            yield batch
+
+    try:
+        batches = watched(program.evaluation.batches("test"))
+        found = program.evaluation.run_examples(state, batches, MOST_EXAMPLES)
+    except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
+        log(f"The results on single test examples are not kept. {error}")
+        return
+    if found.values:
+        replace_file(folder / PER_EXAMPLE_FILE, encode(found), fence)
 
 
 def named_writers(config: Config) -> list[str]:

@@ -266,7 +266,6 @@ class WaveRunner:
         # those of earlier steps are not saved again.
         for trial_loop in self._trial_loops:
             trial_loop.checkpoints.wait()
-        for trial_loop in self._trial_loops:
             trial_loop.checkpoints.state = None
         if None in states.values():
             self._log(f"Step {step} is not saved: the metrics of a trial could not be written.")
