@@ -333,8 +333,7 @@ def _against_goal(
 def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[str]:
     """Compares the seeds with those counted from the baseline's, or of a doubt from its first."""
     seeds = sorted(run.seed for run in workload.finals)
-    known = rules.baseline.root.kwargs.get("seed", 0)
-    first = seeds[0] if text.doubts and seeds else known
+    first = seeds[0] if text.doubts and seeds else rules.baseline.root.kwargs.get("seed", 0)
     wanted = list(range(first, first + max(1, len(seeds))))
     asked, planned, found = rules.challenge.seeds, workload.revisions[0].units, list[str]()
     if planned != asked:
@@ -363,10 +362,9 @@ def sigma_of(folder: Path) -> str:
         bound = sigma_bound(values)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
-    plain = float(np.std(values, ddof=1))
     return (
         f"sigma: {bound:.3g}, the upper 90% bound from the last {row} of {len(values)} runs, whose"
-        f" standard deviation is {plain:.3g}."
+        f" standard deviation is {float(np.std(values, ddof=1)):.3g}."
     )
 
 

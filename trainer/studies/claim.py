@@ -218,8 +218,7 @@ class Checked:
 
     def tolerance_of(self, segment: Recomputed) -> Tolerance | None:
         """Returns the tolerance that was measured on segments of the same kind, if one was."""
-        of_kind = (x for x in self.tolerances if x.begins_run == segment.begins_run)
-        return next(of_kind, None)
+        return next((x for x in self.tolerances if x.begins_run == segment.begins_run), None)
 
 
 class Wanted(NamedTuple):

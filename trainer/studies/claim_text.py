@@ -98,8 +98,7 @@ def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
 
 
 def _listed(apart: dict[str, float]) -> str:
-    shown = [f"{name} by {size:.2g}" for name, size in list(apart.items())[:_LISTED]]
-    return ", ".join(shown)
+    return ", ".join(f"{name} by {size:.2g}" for name, size in list(apart.items())[:_LISTED])
 
 
 def _measured(checked: Checked, found: Tolerance) -> Iterator[str]:

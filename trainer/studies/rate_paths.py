@@ -79,8 +79,7 @@ def rate_of_group(config: Config, group: str | None, vocabulary: Sequence[str] =
 
 def rate_at(config: Config, path: str, vocabulary: Sequence[str] = ()) -> str:
     """Returns a config path if a learning rate is there; raises UserError if not."""
-    root = _completed(config, vocabulary)
-    known = [found for found, _ in _rates(root, "")]
+    known = [found for found, _ in _rates(_completed(config, vocabulary), "")]
     if path not in known:
         rates = joined(known, 4) or "none"
         raise UserError(f"--rate_path={path}: no learning rate is there. The config has {rates}.")

@@ -101,9 +101,8 @@ def make_report(tested: RangeTest, title: str, made: str = "") -> Report:
 
 
 def _marks(tested: RangeTest) -> list[Series]:
-    rates = tested.rates.values
     return [
-        Series("rule", "", (float(rates[end]),), label="divergence of a run")
+        Series("rule", "", (float(tested.rates.values[end]),), label="divergence of a run")
         for end in sorted({end for end in tested.ends if end is not None})
     ]
 

@@ -265,8 +265,7 @@ class Run:
     # `values` are those of the program's inputs; `losses` has those of the steps so far.
 
     def __init__(self, program: Program, values: Mapping[str, float], seed: int):
-        data_seed = program.experiment.data_seed
-        self._program = program.with_values(values, seed, data_seed)
+        self._program = program.with_values(values, seed, program.experiment.data_seed)
         self._state = self._program.init(seed)
         self._batches = self._program.feed.batches(0)
         self.losses: list[float] = []

@@ -137,10 +137,9 @@ class Sampled(_Uncut):
         """Returns the values at the coordinates; see `Method`."""
         if not space:
             return [{}] * count
-        rows = self.sequence(self.seed, len(space), count).tolist()
         return [
             {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
-            for row in rows
+            for row in self.sequence(self.seed, len(space), count).tolist()
         ]
 
     def of_search(self, search: int) -> Method:

@@ -79,5 +79,4 @@ def _examples(arrays: dict[str, NDArray]) -> Examples:
         weight = weights[name]
         if x.ndim != 1 or x.shape != weight.shape or not np.isfinite(x).all() or min(weight) <= 0:
             raise ValueError(name)
-    sha256 = arrays["sha256"].tobytes().hex()
-    return Examples(values, weights, sha256, bool(arrays["complete"]))
+    return Examples(values, weights, arrays["sha256"].tobytes().hex(), bool(arrays["complete"]))

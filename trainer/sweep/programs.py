@@ -398,8 +398,7 @@ def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> list[str]:
     lines = []
     for name, theirs in by_arm.items():
         first = firsts[rung_of(name)]
-        ours = by_arm[first]
-        changed = diff(ours[0].structure, theirs[0].structure)
+        changed = diff(by_arm[first][0].structure, theirs[0].structure)
         if changed:
             lines.append(
                 f"The arms {first!r} and {name!r} have different programs: they differ in"

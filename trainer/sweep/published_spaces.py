@@ -39,8 +39,7 @@ def _values(*values: float) -> str:
 
 
 def _algoperf(folder: str, remark: str = "", **axes: str) -> SearchSpace:
-    source = _ALGOPERF.format(f"{folder}/tuning_search_space.json")
-    return SearchSpace(axes, source, remark)
+    return SearchSpace(axes, _ALGOPERF.format(f"{folder}/tuning_search_space.json"), remark)
 
 
 def _marin(key: str, remark: str = "", **axes: str) -> SearchSpace:
@@ -295,5 +294,4 @@ def spaces_of(name: str) -> Sequence[SearchSpace]:
         >>> spaces_of("optax.adamw")[0].axes["learning_rate"]
         '!space.log_uniform {low: 0.0001, high: 0.01}'
     """
-    ours = [OURS[name]] if name in OURS else []
-    return PUBLISHED.get(name, ours)
+    return PUBLISHED.get(name, [OURS[name]] if name in OURS else [])

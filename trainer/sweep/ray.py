@@ -246,8 +246,7 @@ class _Launch:
         if 0 < (share := settings.options.get("num_gpus", 0)) < 1:
             # jax takes three quarters of the memory of a GPU when it starts.
             variables.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * share:.3f}")
-        path = os.environ.get("PYTHONPATH")
-        self._arguments = list(words), os.getcwd(), path, variables
+        self._arguments = list(words), os.getcwd(), os.environ.get("PYTHONPATH"), variables
         self._task = ray.remote(_work).options(
             max_retries=0,  # this process starts it again, and says so
             scheduling_strategy="SPREAD",

@@ -69,8 +69,7 @@ class ArmConfig:
         # All `names` are looked for in the arm first, and then at the root.
         places = [*(join(self.at, name) for name in names), *names]
         found = [place for place in places if place in self.sweep.sources]
-        source = self.sweep.argument_source(found[0] if found else self.at)
-        return source or self.sweep.sources[""]
+        return self.sweep.argument_source((*found, self.at)[0]) or self.sweep.sources[""]
 
     def source_of(self, path: str, value: Tree) -> Source:
         """Returns the place of a value of the space, which is for `path` of `config`."""
@@ -201,8 +200,7 @@ class _Reader:
                 )
             if not any(within):
                 space[key] = each
-        values = {**arm.set, **removal.values}
-        return replace(arm, set=values, space=space or None)
+        return replace(arm, set={**arm.set, **removal.values}, space=space or None)
 
     def _arm(
         self, name: str, arm: Arm, at: str, rung: int | None = None, again: bool = False

@@ -221,8 +221,7 @@ def _interval(
 
     grid = None
     if points is not None:
-        inner = (at(index / (points - 1)) for index in range(1, points - 1))
-        grid = (low, *inner, high)
+        grid = (low, *(at(index / (points - 1)) for index in range(1, points - 1)), high)
     return Space(at, grid, None, f"{name} {low:g} to {high:g}")
 
 

@@ -135,8 +135,7 @@ class SweepReader:
         left = {t.folder for t in (*self.plan.trials, *final)} - {*self._outcomes, *unreadable}
         waves = tuple(wave for wave in waves if wave.held or not left.isdisjoint(wave.trials))
         self._waiting = self._folder.halving.waiting()
-        staged = self._staged(waves)
-        outcomes = staged | self._outcomes
+        outcomes = self._staged(waves) | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
         arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.searched]
         for name in dict.fromkeys(trial.arm for trial in final):
@@ -272,8 +271,7 @@ class SweepReader:
             if trial.folder not in ended and (trial.final or trial.arm not in cut):
                 program, wave = self.program_of(trial), in_wave.get(trial.folder)
                 step = 0 if wave is None else wave.step
-                updates = program.updates - program.updates_until(step)
-                left += updates * max(1, program.flops)
+                left += (program.updates - program.updates_until(step)) * max(1, program.flops)
         if self._final is None and self.plan.final_seeds:
             left += self._flops_of_final()
         return left / speed

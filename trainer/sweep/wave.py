@@ -117,8 +117,7 @@ class Prepared:
         """Returns the compiled program with the values and seeds of a trial."""
         if trial.arm not in self.values:
             # Another arm may have other values where its space has none.
-            other = load_located(trial.config, self.vocabulary)
-            self.values[trial.arm] = other.inputs.values
+            self.values[trial.arm] = load_located(trial.config, self.vocabulary).inputs.values
         own = {path: x for path, x in trial.values.items() if is_number(x)}
         values = {
             path: float(own.get(path, value))  # type: ignore[arg-type]
@@ -382,8 +381,7 @@ def run_alone(wave: Wave) -> int:
     )
     # The run writes no summary.json, because a run that failed is tried again, and a trial with a
     # summary is not. It allows changed code, because the wave has compared the code.
-    allowed = ["code"]
-    code = run.start(staged, allow_changed=allowed, summarize=False, take_over=wave.take_over)
+    code = run.start(staged, allow_changed=["code"], summarize=False, take_over=wave.take_over)
     if start := recorded_start(staged):  # the trial gets the record of the wave
         wave.workdir.record(**start)
     if code == FAILED:
@@ -440,5 +438,4 @@ def keep_examples(
 def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
     # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
-    named = config.root.kwargs.get("writers") or ()
-    return [name for name in named if name != "console"]
+    return [name for name in config.root.kwargs.get("writers") or () if name != "console"]

@@ -303,5 +303,4 @@ class Worker:
         # What it needs besides states is known once this worker has compiled it.
         made = self._prepared.get(index)
         need = None if made is None else made.program.temporary_bytes
-        state_bytes = self.folder.plan.programs[index].state_bytes
-        return most_side_by_side(state_bytes, self._workers, need)
+        return most_side_by_side(self.folder.plan.programs[index].state_bytes, self._workers, need)
