@@ -10,7 +10,7 @@ Start with `read_challenge` and `check_entry`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -198,7 +198,8 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
     check_vocabulary(folder / "sweep", plan, vocabulary)
     workload = read_sweep(folder / "sweep")
     changes, offences = _against_rules(rules, plan.arms, vocabulary)
-    offences += _against_goal(rules, text, plan.revisions, workload)
+    offences += _against_goal(rules, plan.revisions)
+    offences += _against_seeds(rules, text, workload)
     if text.doubts:
         offences += _against_doubted(rules, text, plan, vocabulary)
     found, values = None, dict[int, float]()
@@ -278,24 +279,24 @@ def _differing(
 
 def _against_doubted(
     rules: Rules, text: EntryText, plan: Plan, vocabulary: Sequence[str]
-) -> list[str]:
+) -> Iterator[str]:
     """Compares an entry with the one that it doubts: somebody else runs it again on other seeds."""
     folder = rules.folder / "entries" / text.doubts
     if folder not in rules.entries:
-        return [f"It doubts {text.doubts}, which is no entry."]
-    older, by, found = read_plan(folder / "sweep"), _read_text(folder / ENTRY_FILE).by, list[str]()
+        yield f"It doubts {text.doubts}, which is no entry."
+        return
+    older, by = read_plan(folder / "sweep"), _read_text(folder / ENTRY_FILE).by
     if text.by.strip().casefold() in ("", by.strip().casefold()):
-        found.append(f"It doubts {text.doubts}, and its by must name somebody else than {by!r}.")
+        yield f"It doubts {text.doubts}, and its by must name somebody else than {by!r}."
     if common := sorted({*plan.seeds} & {*older.seeds}):
-        found.append(
+        yield (
             f"It doubts {text.doubts}, and must have other seeds: both have"
             f" {joined([*map(str, common)], 4)}. List seeds that follow each other."
         )
     arms = {"it": [*plan.arms.values()][0], "old": [*older.arms.values()][0]}
     unlike = _differing({name: arm.config for name, arm in arms.items()}, vocabulary)
     if unlike := [path for path in unlike if not _is_under(path, WITHOUT_EFFECT)]:
-        found.append(f"It doubts {text.doubts}, and its config has another {joined(unlike, 4)}.")
-    return found
+        yield f"It doubts {text.doubts}, and its config has another {joined(unlike, 4)}."
 
 
 def _against_grid(rules: Rules, evaluated: Sequence[int], steps: int) -> list[str]:
@@ -309,13 +310,8 @@ def _against_grid(rules: Rules, evaluated: Sequence[int], steps: int) -> list[st
     ]
 
 
-def _against_goal(
-    rules: Rules,
-    text: EntryText,
-    revisions: Sequence[Mapping[str, Any]],
-    workload: Workload,
-) -> list[str]:
-    """Compares the goal and the seeds of the sweep with those of the challenge."""
+def _against_goal(rules: Rules, revisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Compares the goal of the sweep with that of the challenge."""
     found: list[str] = []
     goal, ours = rules.challenge.goal, dict(revisions[0]["goal"])
     for name in ("metric", "mode", "select_on", "target", "rule", "sigma"):
@@ -327,26 +323,25 @@ def _against_goal(
             )
     if any(revision["goal"] != ours for revision in revisions) and not found:
         found.append("The goal of its sweep was changed when results were known.")
-    return found + _against_seeds(rules, text, workload)
+    return found
 
 
-def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> list[str]:
+def _against_seeds(rules: Rules, text: EntryText, workload: Workload) -> Iterator[str]:
     """Compares the seeds with those counted from the baseline's, or of a doubt from its first."""
     seeds = sorted(run.seed for run in workload.finals)
     first = seeds[0] if text.doubts and seeds else rules.baseline.root.kwargs.get("seed", 0)
     wanted = list(range(first, first + max(1, len(seeds))))
-    asked, planned, found = rules.challenge.seeds, workload.revisions[0].units, list[str]()
+    asked, planned = rules.challenge.seeds, workload.revisions[0].units
     if planned != asked:
-        found.append(
+        yield (
             f"Its sweep planned {plural(planned, 'run')}, and the challenge asks for {asked}: write"
             f" seeds: {asked}. Runs that are added later count by an e-value."
         )
     if seeds != wanted:
-        found.append(
+        yield (
             f"Its seeds are {joined([*map(str, seeds)], 8)}, and must be counted from {first},"
             f" {'the first of them' if text.doubts else 'the seed of the baseline'}."
         )
-    return found
 
 
 def sigma_of(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Says how a plan differs from the one in the folder of a sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.config import Config, diff
@@ -30,15 +30,15 @@ def differences(stored: Plan, plan: Plan) -> list[str]:
     return [*lines, *_optional_entries(old, new)]
 
 
-def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lists differences in entries that a plan has only where they are not the default."""
+def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yields differences in entries that a plan has only where they are not the default."""
     before, after = searches_of(old), searches_of(new)
-    lines = [f"searches: {before} -> {after}"] if before != after else []
+    if before != after:
+        yield f"searches: {before} -> {after}"
     for key, usual in OPTIONAL.items():
         before, after = old.get(key, usual), new.get(key, usual)
         if before != after and key != "offsets":
-            lines.append(f"{key}: {shown(before)} -> {shown(after)}")
-    return lines
+            yield f"{key}: {shown(before)} -> {shown(after)}"
 
 
 def config_line(name: str, old: Config, new: Config) -> list[str]:
@@ -68,7 +68,7 @@ def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> 
         f"{key.replace('_', ' ')}: {shown(before[key])} -> {shown(revision[key])}"
         for key in ("seeds", "final_seeds", "goal", "budgets")
         if revision[key] != before[key]
-    ] + _optional_entries(before, revision)
+    ] + list(_optional_entries(before, revision))
 
 
 def shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trainer.config import Tree
 from trainer.config.full import complete
@@ -128,18 +128,10 @@ def _arms(definition: Definition, plan: Plan) -> list[str]:
 
 
 def _programs(plan: Plan) -> list[str]:
-    rows = [("program", "runs", "steps", "batch", "FLOPs a step", "first run")]
-    for number, program in enumerate(plan.programs, 1):
-        rows.append(
-            (
-                str(number),
-                f"{len(program.trials):,}",
-                f"{program.updates:,}",
-                f"{program.batch_size:,}",
-                f"{program.flops:,}",
-                program.first,
-            )
-        )
+    rows: list[Sequence[str]] = [("program", "runs", "steps", "batch", "FLOPs a step", "first run")]
+    for number, each in enumerate(plan.programs, 1):
+        numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
+        rows.append((str(number), *(f"{x:,}" for x in numbers), each.first))
     return table(rows, right=(0, 1, 2, 3, 4))
 
 
@@ -165,12 +157,10 @@ def _totals(plan: Plan) -> list[str]:
             flops += max(program.updates * program.flops for program in of_arm)
         times = len(plan.final_seeds) * searches
         runs, steps, flops = times * len(plan.arms), times * steps, times * flops
-        winner = "search of each arm" if searches > 1 else "arm"
-        of_first = "; search 0: " if searches > 1 else ""
+        winner, of_first = ("search of each arm", "search 0: ") if searches > 1 else ("arm", "")
         lines.append(
-            f"final: the winner of each {winner} again ({of_first.lstrip('; ')}"
-            f"{_seeds(plan.final_seeds)}), {runs:,} runs: at"
-            f" most {steps:,} steps, {flops:.3g} FLOPs"
+            f"final: the winner of each {winner} again ({of_first}{_seeds(plan.final_seeds)}),"
+            f" {runs:,} runs: at most {steps:,} steps, {flops:.3g} FLOPs"
         )
     if (vmap := plan.vmap) is not None:
         lines.append(
@@ -182,16 +172,14 @@ def _totals(plan: Plan) -> list[str]:
     return lines
 
 
-def _cut_lines(plan: Plan) -> list[str]:
+def _cut_lines(plan: Plan) -> Iterator[str]:
     """Says how many points of each search go on from each cut."""
-    lines = []
     for arm, cuts in plan.cuts.items():
         counts = cuts.counts(plan.counts[arm])
         at = ", ".join(
             f"{n:,} from step {x:,} on" for n, x in zip(counts[1:], cuts.steps, strict=True)
         )
-        lines.append(f"{arm}: of {plural(counts[0], 'point')} in a search, {at}")
-    return lines
+        yield f"{arm}: of {plural(counts[0], 'point')} in a search, {at}"
 
 
 def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
@@ -246,21 +234,17 @@ def _goal(plan: Plan) -> str:
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
 
 
-def _repeats(plan: Plan) -> list[str]:
+def _repeats(plan: Plan) -> Iterator[str]:
     """Counts the points that a method drew more than once, as it may from a space of few values."""
-    lines = []
     for arm in plan.searched:
         points = [repr(t.values) for t in plan.of_arm(arm) if t.seed == plan.seeds[0]]
         if repeated := len(points) - len(set(points)):
             verb = "repeats" if repeated == 1 else "repeat"
-            lines.append(
-                f"{repeated:,} of the {len(points):,} trials of {arm} {verb} an earlier one."
-            )
-    return lines
+            yield f"{repeated:,} of the {len(points):,} trials of {arm} {verb} an earlier one."
 
 
-def _first_trials(definition: Definition, plan: Plan) -> list[str]:
-    lines = ["first runs of each arm:"]
+def _first_trials(definition: Definition, plan: Plan) -> Iterator[str]:
+    yield "first runs of each arm:"
     for arm in definition.arms:
         of_arm = plan.of_arm(arm.name)
         if arm.moved:
@@ -268,10 +252,9 @@ def _first_trials(definition: Definition, plan: Plan) -> list[str]:
         paths = {key: paths[0] for key, paths in arm.paths.items()}
         for trial in of_arm[:_SHOWN_TRIALS]:
             values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())
-            lines.append(f"  {trial.name}  {values}".rstrip())
+            yield f"  {trial.name}  {values}".rstrip()
         if len(of_arm) > _SHOWN_TRIALS:
-            lines.append(f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm.name}")
-    return lines
+            yield f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm.name}"
 
 
 def _value(value: Tree) -> str:

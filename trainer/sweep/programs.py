@@ -368,13 +368,10 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
     return _INPUT if path in inputs and is_number(tree) else tree
 
 
-def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
+def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> Iterator[str]:
     """Says which paths of an arm make more than one program."""
-    if len(every) < 2:
-        return []
-    lines = []
     trials = [each.first for each in every]
-    for path in trials[0].values:
+    for path in trials[0].values if len(every) > 1 else ():
         values: dict[str, Tree] = {}
         for trial in trials:
             values.setdefault(brief(trial.values[path]), trial.values[path])
@@ -386,25 +383,22 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
         shown = sorted(values, key=lambda text: values[text]) if numbers else list(values)
         why = _KINDS.get(type(next(iter(values.values()))), "part of the program")
         why += f" that is not an input of the program: {constant}" if constant else ""
-        lines.append(
+        yield (
             f"{arm.title} needs {len(every)} programs because of {path}, {why} ({listing(shown)})."
         )
-    return lines
 
 
-def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> list[str]:
+def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> Iterator[str]:
     """Says where the programs of the arms differ from those of the first arm of their rung."""
     firsts = {rung_of(name): name for name in reversed(list(by_arm))}
-    lines = []
     for name, theirs in by_arm.items():
         first = firsts[rung_of(name)]
         changed = diff(by_arm[first][0].structure, theirs[0].structure)
         if changed:
-            lines.append(
+            yield (
                 f"The arms {first!r} and {name!r} have different programs: they differ in"
                 f" {listing([line.partition(': ')[0] for line in changed], 4)}."
             )
-    return lines
 
 
 def is_number(value: Tree) -> bool:

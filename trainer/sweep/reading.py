@@ -69,7 +69,7 @@ class ArmConfig:
         # All `names` are looked for in the arm first, and then at the root.
         places = [*(join(self.at, name) for name in names), *names]
         found = [place for place in places if place in self.sweep.sources]
-        return self.sweep.argument_source((*found, self.at)[0]) or self.sweep.sources[""]
+        return self.sweep.argument_source(found[0] if found else self.at) or self.sweep.sources[""]
 
     def source_of(self, path: str, value: Tree) -> Source:
         """Returns the place of a value of the space, which is for `path` of `config`."""
