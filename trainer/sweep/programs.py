@@ -218,18 +218,16 @@ def _refuse_uneven_cuts(
 ) -> None:
     """Raises ConfigError if trials that are cut have unequal steps, or examples per step."""
     # Which of them go on is not known before, so that neither would be what they cost.
-    for arm in definition.arms:
-        if arm.method.cuts is None:
-            continue
-        for what in ("steps", "batch_size"):
-            found = sorted({getattr(each, what) for each in programs[arm.name]})
-            if len(found) > 1:
-                raise ConfigError(
-                    f"{arm.title} searches {what} ({listing([f'{x:,}' for x in found])}), and"
-                    " method.halving compares trials after equal steps of equal size: search"
-                    f" {what} with another method, or write one arm for each value.",
-                    arm.source("space"),
-                )
+    cut = [arm for arm in definition.arms if arm.method.cuts is not None]
+    for arm, what in itertools.product(cut, ("steps", "batch_size")):
+        found = sorted({getattr(each, what) for each in programs[arm.name]})
+        if len(found) > 1:
+            raise ConfigError(
+                f"{arm.title} searches {what} ({listing([f'{x:,}' for x in found])}), and"
+                " method.halving compares trials after equal steps of equal size: search"
+                f" {what} with another method, or write one arm for each value.",
+                arm.source("space"),
+            )
 
 
 def _group(
