@@ -82,9 +82,9 @@ def verdict(found: Found) -> list[str]:
         modules = list(dict.fromkeys(x.module for x in open_ones))
         sentences.append(
             f"{plural(len(open_ones), 'slope')} of {len(judged)}"
-            f" {'is' if len(open_ones) == 1 else 'are'} not decided, in"
-            f" {joined(modules, 4)}: the intervals reach across ±{LIMIT:g}, as {widest} in"
-            f" {widest.module}. More seeds (--seeds) or widths make them narrower."
+            f" {'is' if len(open_ones) == 1 else 'are'} not decided, in {joined(modules, 4)}: the"
+            f" intervals reach across ±{LIMIT:g}, as {widest} in {widest.module}. More"
+            " seeds (--seeds) or widths make them narrower."
         )
     if all(x.kind == "keeps" for x in judged):
         most = max(judged, key=lambda x: abs(x.slope.value))
