@@ -128,11 +128,7 @@ def _cells(values: np.ndarray) -> list[float | None]:
 
 
 def _figure(
-    found: Shadowed,
-    groups: Mapping[str, Angles],
-    name: str,
-    title: str,
-    fields: tuple[str, ...],
+    found: Shadowed, groups: Mapping[str, Angles], name: str, title: str, fields: tuple[str, ...]
 ) -> Figure:
     """Draws one quantity of each group over the steps."""
     curves = {group: [getattr(angles, x) for x in fields] for group, angles in groups.items()}

@@ -130,9 +130,7 @@ def files_of(definition: Definition, plan: Plan) -> dict[str, str]:
 
 
 def write_revisions(
-    folder: Path,
-    revisions: Sequence[Mapping[str, Any]],
-    fence: Callable[[], None] | None = None,
+    folder: Path, revisions: Sequence[Mapping[str, Any]], fence: Callable[[], None] | None = None
 ) -> None:
     """Replaces plan.json of a folder that `writing` reserves; needs all revisions, in order."""
     # `fence` is called just before the file is replaced; an exception of it prevents that.

@@ -24,10 +24,7 @@ _SHOWN_TRIALS = 5
 
 
 def render(
-    definition: Definition,
-    plan: Plan,
-    needs: Sequence[ProgramCost] = (),
-    power: Sequence[str] = (),
+    definition: Definition, plan: Plan, needs: Sequence[ProgramCost] = (), power: Sequence[str] = ()
 ) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials."""
     # `needs` is what each program needs on this machine; empty if it was not measured. `power` has

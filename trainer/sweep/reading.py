@@ -146,26 +146,17 @@ class _Reader:
     """Reads the configs of arms."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        config: Config,
-        search_paths: Sequence[str],
-        vocabulary: Sequence[str] = (),
+        self, sweep: Sweep, config: Config, search_paths: Sequence[str], vocabulary: Sequence[str]
     ):
-        self._sweep = sweep
-        self._config = config
-        self._search_paths = search_paths
+        self._sweep, self._config, self._search_paths = sweep, config, search_paths
         self._run = None
+        self.branch: PlannedBranch | None = None  # the state of a run that all trials continue
         if sweep.branch is not None:
             from trainer.sweep.continued_run import ContinuedRun  # which needs jax
 
             (folder,) = self._files("branch.run", sweep.branch.run)
             self._run = ContinuedRun(sweep.branch, folder, config, vocabulary)
-
-    @property
-    def branch(self) -> PlannedBranch | None:
-        """The state of a run that all trials continue, or None."""
-        return None if self._run is None else self._run.planned
+            self.branch = self._run.planned
 
     def arms(self, name: str, arm: Arm, at: str) -> Iterator[ArmConfig]:
         """Yields an arm, or that arm on each rung of the ladder; for `at` see `_arm`."""
@@ -242,8 +233,7 @@ class _Reader:
             config=config,
             space=space,
             paths=paths.all_reached(
-                config,
-                {key: self._config.argument_source(each) for key, each in places.items()},
+                config, {key: self._config.argument_source(each) for key, each in places.items()}
             ),
             places=places,
             method=method,
