@@ -193,9 +193,7 @@ class Runs:
     """The runs at one width, which share the compiled programs; `stops` are numbers of steps."""
 
     def __init__(self, program: Program, stops: Sequence[int], examples: int):
-        self._program = program
-        self._stops = stops
-        self._examples = examples
+        self._program, self._stops, self._examples = program, stops, examples
         self._measured = jax.jit(self._sizes)
         program.compile(program.abstract_state())
 

@@ -285,11 +285,9 @@ def random(seed: int = 0) -> Method:
     _check_seed(seed)
 
     def coordinates(seed: int, dimensions: int, count: int) -> np.ndarray:
-        def row(n: int) -> np.ndarray:
-            words = np.random.Philox(key=seed, counter=n << 64).random_raw(dimensions)
-            return (words >> np.uint64(11)) * 2.0**-53
-
-        return np.stack([row(n) for n in range(count)])
+        streams = (np.random.Philox(key=seed, counter=n << 64) for n in range(count))
+        words = np.stack([stream.random_raw(dimensions) for stream in streams])
+        return (words >> np.uint64(11)) * 2.0**-53
 
     return Sampled("random", seed, coordinates, grows=True)
 

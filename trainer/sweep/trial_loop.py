@@ -154,8 +154,7 @@ class TrialLoop:
     ):
         setting, sweep, until = wave.setting, wave.setting.folder, wave.claim.until
         experiment, plan = program.experiment, sweep.plan
-        self.trial = trial
-        self.program = program
+        self.trial, self.program = trial, program
         self.step = experiment.first_step if restored is None else restored
         self.lines: list[str] = []
         folder, fence = wave.staged(trial), wave.workdir.check_fence
