@@ -58,33 +58,18 @@ __all__ = [
     "train",
 ]
 
-# The module of each name. No module may have the name of a function here: importing it would
+# The names of each module. No module may have the name of a function here: importing it would
 # replace the function.
-_MODULES = {
-    "Comparison": "lockstep.results",
-    "Config": "lockstep.configs",
-    "Placement": "lockstep.plans",
-    "Plan": "lockstep.plans",
-    "Plot": "lockstep.results",
-    "Program": "lockstep.programs",
-    "Report": "lockstep.results",
-    "Run": "lockstep.runs",
-    "RunFailed": "lockstep.processes",
-    "Stopped": "lockstep.processes",
-    "Sweep": "lockstep.sweeps",
-    "UserError": "trainer.messages",
-    "call": "lockstep.calls",
-    "compare": "lockstep.results",
-    "compile": "lockstep.programs",
-    "explain": "lockstep.plans",
-    "load_config": "lockstep.configs",
-    "load_run": "lockstep.runs",
-    "load_sweep": "lockstep.sweeps",
-    "make_config": "lockstep.configs",
-    "plot": "lockstep.results",
-    "report": "lockstep.results",
-    "sweep": "lockstep.sweeps",
-    "train": "lockstep.runs",
+_NAMES = {
+    "lockstep.calls": {"call"},
+    "lockstep.configs": {"Config", "load_config", "make_config"},
+    "lockstep.plans": {"Placement", "Plan", "explain"},
+    "lockstep.processes": {"RunFailed", "Stopped"},
+    "lockstep.programs": {"Program", "compile"},
+    "lockstep.results": {"Comparison", "Plot", "Report", "compare", "plot", "report"},
+    "lockstep.runs": {"Run", "load_run", "train"},
+    "lockstep.sweeps": {"Sweep", "load_sweep", "sweep"},
+    "trainer.messages": {"UserError"},
 }
 
 
@@ -130,9 +115,10 @@ def __getattr__(name: str) -> Any:
         import trainer
 
         return trainer.__version__
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

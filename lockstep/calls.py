@@ -78,8 +78,10 @@ def _refusal(value: Any) -> str:
     """Returns what to write in place of a value that a config cannot contain."""
     name = getattr(value, "__qualname__", None)
     if name is None:
+        text = repr(value)
         return (
-            f"A config cannot contain {_shown(value)}: it has texts, numbers, lists, dicts and"
+            f"A config cannot contain a value of the type {type(value).__name__}"
+            f"{f', {text}' if len(text) <= 40 else ''}: it has texts, numbers, lists, dicts and"
             " calls. Write the call that makes the object, such as"
             " ls.call.optax.adamw(learning_rate=1e-3), which runs nothing."
         )
@@ -104,12 +106,6 @@ def _refusal(value: Any) -> str:
         f"A config names functions, and {name} is a function itself: write ls.call.{path}(...), or"
         f" ls.call.{path}.partial() for the function in place of its result{options}."
     )
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as a part of a sentence: its type alone if its repr is long."""
-    text, kind = repr(value), type(value).__name__
-    return f"a value of the type {kind}" + (f", {text}" if len(text) <= 40 else "")
 
 
 def _in_config(module: str, name: str) -> tuple[str | None, str]:

@@ -5,6 +5,7 @@ import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -119,11 +120,7 @@ class Config:
         name = fspath(file)
         if not name.endswith((".yaml", ".yml")):
             raise UserError(f"The file {name!r} does not end in .yaml, the format of save.")
-        try:
-            with open(name, "w", encoding="utf-8") as opened:
-                opened.write(self.to_yaml())
-        except OSError as error:
-            raise UserError(f"{name} cannot be written: {error.strerror}.") from error
+        write_text(name, self.to_yaml())
 
     def __repr__(self) -> str:
         return self.to_yaml().rstrip("\n")
@@ -215,16 +212,14 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
     # The current folder is searched for them. "__main__" is refused too.
     given: Any = () if vocabulary is None else vocabulary
     given = values.packages(given) if isinstance(given, str) else given
-    every: list[Any] = list(given) if hasattr(given, "__iter__") else [given]
-    names: list[str] = []
-    for each in every:
+    names: list[Any] = list(given) if hasattr(given, "__iter__") else [given]
+    for each in names:
         if not isinstance(each, str):
             what = f"the module {each.__name__}" if isinstance(each, ModuleType) else repr(each)
             raise UserError(
                 "vocabulary takes the name of a package, such as 'my_lab', or a list of them, and"
                 f" was given {what}."
             )
-        names.append(each)
     if "__main__" in names:
         raise UserError(
             "A config cannot name functions of '__main__', the notebook or script itself: another"
@@ -236,6 +231,14 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
     if found:
         values.search_current_folder()
     return found
+
+
+def write_text(file: str | PathLike[str], text: str) -> None:
+    """Writes a text into a file; raises UserError if it cannot be written."""
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error
 
 
 def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from operator import attrgetter
 from os import PathLike
 from typing import Any, cast
 
@@ -91,7 +92,7 @@ class Program:
             UserError: the batch has other names, shapes or dtypes than those of the data; the state
                 was donated before, or is that of another program.
         """
-        if any(map(_is_deleted, jax.tree.leaves(state))):
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
             raise UserError(
                 "This state was given to step(..., donate=True) before, so that its memory has been"
                 " used for another one. Go on with the state that step returned."
@@ -153,7 +154,7 @@ class Program:
     def _copied(self, state: State) -> State:
         if self._copy is None:
             untyped: Any = jax
-            shardings = jax.tree.map(_sharding, state)
+            shardings = jax.tree.map(attrgetter("sharding"), state)
             self._copy = untyped.jit(_copied, out_shardings=shardings)
         return cast(State, self._copy(state))
 
@@ -166,14 +167,6 @@ def _kinds(state: Any) -> dict[str, str]:
     """Returns path -> dtype and shape of each array, such as "float32[64,10]"."""
     kinds = [jax.typeof(x).str_short() for x in jax.tree.leaves(state)]
     return dict(zip(names(state), kinds, strict=True))
-
-
-def _is_deleted(x: Any) -> bool:
-    return isinstance(x, jax.Array) and x.is_deleted()
-
-
-def _sharding(x: Any) -> Any:
-    return x.sharding
 
 
 def check_split(data: Any, split: str) -> None:

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.configs import Config, Packages, as_vocabulary
+from lockstep.configs import Config, Packages, as_vocabulary, write_text
 from lockstep.plans import svg_of
 from lockstep.runs import Run
 from lockstep.sweeps import Sweep
@@ -97,7 +97,7 @@ class Comparison:
 
     def save(self, file: str | PathLike[str]) -> None:
         """Writes the text into a file."""
-        _write(file, self.text)
+        write_text(file, self.text)
 
     def __repr__(self) -> str:
         return self.text.rstrip("\n")
@@ -251,10 +251,3 @@ def _listed(what: Place | Sequence[Place]) -> list[Place]:
 
 def _folder(place: Place) -> str:
     return str(place.folder) if isinstance(place, Run | Sweep) else fspath(place)
-
-
-def _write(file: str | PathLike[str], text: str) -> None:
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error

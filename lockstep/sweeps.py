@@ -107,17 +107,8 @@ def _frame(runs: Sequence[Any], hidden: str) -> "DataFrame":
 
 
 def _row(run: Any, hidden: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": run.name,
-        "arm": run.arm,
-        "search": run.search,
-        "number": run.number,
-        "seed": run.seed,
-        "end": run.end,
-        "step": run.summary.step,
-        "seconds": run.summary.seconds,
-    }
-    row |= run.values
+    own = {key: getattr(run, key) for key in ("name", "arm", "search", "number", "seed", "end")}
+    row = {**own, "step": run.summary.step, "seconds": run.summary.seconds, **run.values}
     metrics = run.summary.metrics.items()
     return row | {k: x for k, x in metrics if not (hidden and k.startswith(hidden))}
 
