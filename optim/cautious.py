@@ -10,7 +10,7 @@ import optax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from optim.descent import scalar
+from optim.descent import Updated, scalar
 from optim.dtypes import compute_dtype, widen
 from optim.factories import (
     Recipe,
@@ -158,9 +158,7 @@ def _masked(
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return MaskedState(count, instantiate(base, 0, compute_dtype(params)).init(params))
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, MaskedState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
         step = state.count if scheduled else 0

@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optim.declarations import doubt
-from optim.descent import scalar
+from optim.descent import Updated, scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
 from optim.parts.base import Length, Need, Part
@@ -115,9 +115,7 @@ def chain(
         first, last = (tuple(part.init(wide) for part in parts) for parts in (firsts, lasts))
         return ChainState(count, first, last)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, ChainState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("A chain needs parameters: call update(updates, state, params).")
         grads, wide = widen(updates), widen(params)

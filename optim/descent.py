@@ -14,6 +14,9 @@ from jax.typing import ArrayLike
 
 __all__ = ["DescentState", "descend"]
 
+Updated = tuple[optax.Updates, Any]
+"""The result of an optax transformation's update: the updates, and the new state."""
+
 
 class DescentState(NamedTuple):
     """The state of `descend`.
@@ -52,9 +55,7 @@ def descend(
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return DescentState(count, direction.init(params))
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, DescentState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
         steps, inner = direction.update(updates, state.direction, params, **extra)

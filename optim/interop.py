@@ -13,6 +13,7 @@ import optax
 
 from optim.adapter import init as init_group
 from optim.bound import BoundOptimizer
+from optim.descent import Updated
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, names, unflatten
 
@@ -64,9 +65,7 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         bound = optimizer.bind(params)
         return to_trees(bound, bound.init())
 
-    def update(
-        grads: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(grads: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("Pass the parameters: tx.update(grads, state, params).")
         bound = optimizer.bind(params)

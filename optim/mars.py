@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import bias_correction, descend, map_unzip, moving_average, scalar
+from optim.descent import Updated, bias_correction, descend, map_unzip, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
 
 __all__ = ["MarsState", "mars"]
@@ -77,10 +77,7 @@ def mars(
         zeros = [jax.tree.map(wide_zeros, params) for _ in range(3)]
         return MarsState(jnp.zeros((), jnp.int32), *zeros)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, MarsState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
 
         def one(g: jax.Array, *moments: jax.Array) -> tuple[jax.Array, ...]:

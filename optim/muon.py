@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optim import parts
-from optim.descent import descend
+from optim.descent import Updated, descend
 from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
@@ -121,10 +121,7 @@ def muon(
         state: Any = average.init(params)
         return MuonState(state.momentum)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, MuonState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         averaged: Any = average.update(widen(updates), state)
         mixed, new = averaged
         moves: Any = factor.update(mixed, optax.EmptyState())

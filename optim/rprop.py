@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import map_unzip, scalar
+from optim.descent import Updated, map_unzip, scalar
 from optim.dtypes import wide_zeros, widen
 
 __all__ = ["RpropState", "rprop"]
@@ -84,9 +84,7 @@ def rprop(
         sizes = jax.tree.map(lambda x: x + scalar(learning_rate, x), zeros)
         return RpropState(sizes, zeros)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, RpropState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         def one(
             g: jax.Array, size: jax.Array, last: jax.Array, like: jax.Array
         ) -> tuple[jax.Array, ...]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import descend, moving_average, scalar
+from optim.descent import Updated, descend, moving_average, scalar
 from optim.division import Axes
 from optim.dtypes import wide_zeros, widen
 from optim.layouts import Layout, MatrixSpec
@@ -155,11 +155,7 @@ def scion(
         factors = [max(at.window, 1) ** -0.5 for at in over.layouts(moments)]
         return structure.unflatten([f * x for f, x in zip(factors, leaves, strict=True)])
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, ScionState]:
-        del params
-
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         def follow(g: jax.Array, m: jax.Array) -> jax.Array:
             weight = scalar(momentum, g)
             return moving_average(m, g, 1 - weight, weight)

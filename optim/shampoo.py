@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import bias_correction, descend, moving_average, scalar
+from optim.descent import Updated, bias_correction, descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
 from optim.inverse_roots import (
     average_or_add,
@@ -138,10 +138,7 @@ def shampoo(
         variance = jax.tree.map(wide_zeros, params)
         return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, ShampooState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
         due = is_due(count, start, precondition_frequency)
 

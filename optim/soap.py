@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import descend
+from optim.descent import Updated, descend
 from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
@@ -95,18 +95,13 @@ def soap(
     keep = b2 if shampoo_beta is None else shampoo_beta
     part = soap_of(over, b1, b2, keep, eps, precondition_frequency, max_precond_dim)
 
-    def direct(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        del params
+    def direct(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         grads = widen(updates)
         return part.update(grads, state, grad=grads)
 
     tx = descend(optax.GradientTransformation(part.init, direct), learning_rate, weight_decay)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         moves, new = tx.update(updates, state, params, **extra)
         # Weight decay too is left out of the first update.
         first = state.direction.count == 0

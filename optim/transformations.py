@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import optax
 
+from optim.descent import Updated
+
 
 def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     """Adapts what an optimizer factory returns to optax's interface, or raises ValueError."""
@@ -41,9 +43,7 @@ def with_known_extras(
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return tx
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         known = {name: value for name, value in extra.items() if name in parameters}
         return tx.update(updates, state, params, **known)
 
@@ -69,9 +69,7 @@ def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransfo
         pair: Any = optax.LookaheadParams(fast=params, slow=params)
         return SlowParams(params, tx.init(pair))
 
-    def update(
-        updates: optax.Updates, state: Any, params: Any = None
-    ) -> tuple[optax.Updates, SlowParams]:
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
         moves: Any
         moves, inner = tx.update(updates, state.state, pair)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim.descent import Updated, map_unzip, moving_average, scalar
 from optim.descent import bias_correction as correction
-from optim.descent import map_unzip, moving_average, scalar
 from optim.dtypes import compute_dtype, wide_zeros
 from optim.parts.base import Part, check_dtype, learning_rate_of
 
@@ -83,10 +83,7 @@ def adam(
         mean, variance = (jax.tree.map(zeros, params) for _ in range(2))
         return AdamState(count, mean, variance)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, AdamState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         count: Any = optax.safe_increment(state.count) if bias_correction else ()
 
         def corrected(x: jax.Array, decay: float, later: int = 0) -> jax.Array:
@@ -169,10 +166,7 @@ def laprop(
         rate = jnp.zeros((), compute_dtype(params))
         return LapropState(jnp.zeros((), jnp.int32), rate, mean, variance)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, LapropState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         given = scalar(learning_rate_of(extra, "parts.laprop"), state.rate)
         count = optax.safe_increment(state.count)
         rate = moving_average(state.rate, given, scalar(b1, given))
@@ -274,9 +268,7 @@ def prodigy(
         grown = jnp.where(d == scalar(estim_lr0, d), jnp.maximum(d, found), d)
         return jnp.minimum(largest, grown * scalar(growth_rate, d)), largest
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, ProdigyState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("parts.prodigy needs parameters: call update(updates, state, params).")
         d, count = state.estimate, optax.safe_increment(state.count)

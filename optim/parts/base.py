@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import scalar
+from optim.descent import Updated, scalar
 from optim.dtypes import widen
 from optim.matrices import Matrices
 
@@ -136,9 +136,7 @@ def of_matrices(
     def both(updates: list[jax.Array], weights: list[jax.Array]) -> Sequence[list[jax.Array]]:
         return list(map(change, updates, weights)), weights
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         moves, _ = over.map(both, [updates, widen(params)])
         return moves, state
 

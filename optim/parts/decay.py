@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import scalar
+from optim.descent import Updated, scalar
 from optim.parts.base import Part, learning_rate_of
 from optim.transformations import with_known_extras
 
@@ -33,9 +33,7 @@ def cautious_decay(
     """
     inner = with_known_extras(around or optax.identity())
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         learning_rate = learning_rate_of(extra, "parts.cautious_decay", "after")
         steps, state = inner.update(updates, state, params, **extra)
 
@@ -89,9 +87,7 @@ def decay(rate: float, peak: float | None = None) -> optax.GradientTransformatio
       Gradients Rapidly Increase Near the End of Training, https://arxiv.org/abs/2506.02285
     """
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("parts.decay needs parameters: call update(updates, state, params).")
         learning_rate = learning_rate_of(extra, "parts.decay", "after")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import moving_average, scalar
+from optim.descent import Updated, moving_average, scalar
 from optim.dtypes import wide_zeros
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
@@ -59,11 +59,7 @@ def momentum(
     def init(params: optax.Params) -> MomentumState:
         return MomentumState(jax.tree.map(lambda p: wide_zeros(p, dtype), params))
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, MomentumState]:
-        del params
-
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         def follow(g: jax.Array, m: jax.Array) -> jax.Array:
             return moving_average(m, g, scalar(decay, g))
 
@@ -127,10 +123,7 @@ def momentum_mixture(
     def init(params: optax.Params) -> MixtureState:
         return MixtureState(tuple(jax.tree.map(wide_zeros, params) for _ in decays))
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, MixtureState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         means = tuple(
             jax.tree.map(lambda g, m, b=decay: moving_average(m, g, scalar(b, g)), updates, mean)
             for decay, mean in zip(decays, state.means, strict=True)
@@ -206,10 +199,7 @@ def polar_of(
         count, rows, columns = layout.matrices
         return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, Any]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         splits = over.splits(updates)
 
         def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
@@ -266,11 +256,7 @@ def normalize(
         _, variance = over.map(start, [jax.tree.map(wide_zeros, params)])
         return NormalizeState(variance)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, NormalizeState]:
-        del params
-
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         def one(x: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
             variance = moving_average(variance, _mean_square(x), scalar(b2, x))
             divided = x / (jnp.sqrt(variance) + scalar(eps, x))[:, None, :]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import scalar
+from optim.descent import Updated, scalar
 from optim.dtypes import widen
 from optim.factories import ArgumentError
 from optim.inverse_roots import graft as with_length_of
@@ -198,9 +198,7 @@ def graft(
         over.check(params)
         return GraftState(jnp.zeros((), jnp.int32), inner.init(params))
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, GraftState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         grads = gradient_of(extra, "parts.graft")
         others, kept = inner.update(grads, state.onto, params, **extra)
         count = jnp.asarray(optax.safe_increment(state.count))
@@ -310,9 +308,7 @@ def pin_radius(
         now = [x[:, None, None] for x in kept[0]] if kept else [norm(w) for w in weights]
         return list(map(pin, steps, weights, now)), weights
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **_: Any
-    ) -> tuple[optax.Updates, PinState]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         kept = [state.radius] if radius == "initial" else []
         steps, _weights = over.map(move, [updates, widen(params)], kept)
         return steps, state

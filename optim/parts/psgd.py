@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import moving_average, scalar
+from optim.descent import Updated, moving_average, scalar
 from optim.division import divide
 from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
@@ -137,10 +137,7 @@ def psgd(
         _, *fields = over.map(start, [jax.tree.map(wide_zeros, params)])
         return PsgdState(jnp.zeros((), jnp.int32), *fields)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, PsgdState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         fitted = updates
         if whiten == "gradient":
             fitted = widen(gradient_of(extra, "parts.psgd with whiten='gradient'"))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optim.descent import Updated
 from optim.division import one_by_one
 from optim.eigenvectors import Sides, first_sides, grams_of_sides, of_sides
 from optim.inverse_roots import (
@@ -123,10 +124,7 @@ def shampoo(
         _, *fields = first_sides(over, params, grams_of)
         return ShampooState(jnp.zeros((), jnp.int32), *fields)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, ShampooState]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
 
         def corrected(gram: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import bias_correction, moving_average, scalar
+from optim.descent import Updated, bias_correction, moving_average, scalar
 from optim.division import one_by_one
 from optim.eigenvectors import (
     Sides,
@@ -392,9 +392,7 @@ def trust_gate(
     def both(*lists: list[jax.Array]) -> Sequence[list[jax.Array]]:
         return list(map(blend, *lists)), *lists[1:]
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         found, state = inner.update(updates, state, params, **extra)
         moves, *_ = over.map(both, [updates, found, gradient_of(extra, "parts.trust_gate")])
         return moves, state
@@ -484,10 +482,7 @@ class _Rule(NamedTuple):
 def _update_of(over: Matrices, rule: _Rule, name: str) -> Callable[..., tuple[Any, Any]]:
     """Makes the update of a part, whose state is a `SoapState` or a `KlState`."""
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, Any]:
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count, at = state.count, state._fields.index("left")
         present = [x for x in state[1:at] if jax.tree.leaves(x)]
         number = 2 + len(present)
