@@ -38,9 +38,7 @@ from optim.state_dtypes import (
     store_leaves,
     widen_leaves,
 )
-from optim.transformations import SlowParams
-
-_SCHEDULED_BY = "lookahead.scheduled_by"
+from optim.transformations import SlowParams, nodes_of
 
 
 class Updates(NamedTuple):
@@ -75,11 +73,11 @@ class BoundOptimizer(NamedTuple):
 
     def split(self, trainable: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Returns group name -> path name -> leaf, for each group that is not frozen."""
-        moving = [name for name, group in self.groups.items() if not group.is_frozen]
-        by_group: dict[str, dict[str, Any]] = {name: {} for name in moving}
-        for path, x in trainable.items():
-            by_group[self.labels[path]][path] = x
-        return by_group
+        return {
+            name: {path: x for path, x in trainable.items() if self.labels[path] == name}
+            for name, group in self.groups.items()
+            if not group.is_frozen
+        }
 
     def layer_scales(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the factors of layer-wise decay; an empty dict if `layer_decay` is None."""
@@ -92,6 +90,11 @@ class BoundOptimizer(NamedTuple):
         """Returns the shapes of the state before packing."""
         return jax.eval_shape(self._init_unpacked, self.trainable())
 
+    def unpacked(self, state: OptimizerState) -> Unpacked:
+        """Returns a state with its scalars at their places."""
+        tensors = (state.groups, state.lookahead, state.readout)
+        return unpack(state.scalars, tensors, self.template())
+
     def copies(self) -> dict[str, Any]:
         """Returns the float32 copies for low_precision="master", by path name."""
         trainable = self.trainable() if self.low_precision == "master" else {}
@@ -102,17 +105,15 @@ class BoundOptimizer(NamedTuple):
         # Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
         # checked.
         for path, value in own_floats(self).items():
-            if callable(value):
-                why = checks.wrong_float(path, evaluate(value, 0, path))
-                if why is not None:
-                    wrong = f"The schedule of {path} goes wrong at step 0: it {why}"
-                    raise GroupError(wrong, argument=path)
+            if callable(value) and (why := checks.wrong_float(path, evaluate(value, 0, path))):
+                wrong = f"The schedule of {path} goes wrong at step 0: it {why}"
+                raise GroupError(wrong, argument=path)
         by = None if self.lookahead is None else self.lookahead.scheduled_by
-        if by is not None and (why := self._wrong_schedule_of(by)) is not None:
-            raise GroupError(f"lookahead.scheduled_by is {by!r}{why}", None, _SCHEDULED_BY)
-        if self.readout is not None:
-            if (why := self.readout.wrong_pattern(self.trainable())) is not None:
-                raise GroupError(why, argument="readout.exclude")
+        if by is not None and (why := self._wrong_schedule_of(by)):
+            wrong = f"lookahead.scheduled_by is {by!r}{why}"
+            raise GroupError(wrong, argument="lookahead.scheduled_by")
+        if self.readout is not None and (why := self.readout.wrong_pattern(self.trainable())):
+            raise GroupError(why, argument="readout.exclude")
         for name, group_params in self.split(self.trainable()).items():
             recipe = self.groups[name].optimizer
             if (why := checks.wrong_parameter(recipe, group_params)) is not None:
@@ -141,9 +142,9 @@ class BoundOptimizer(NamedTuple):
         """Returns the state before the first step; see `Optimizer.init`."""
         self.check()
         trainable = self.trainable()
-        if self.states is not None:
-            self._check_states(self.states)
         unpacked = self._init_unpacked(trainable)
+        if self.states is not None:
+            self._check_states(self.states, unpacked.groups)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name], group_params):
                 # Run once here, so that an error is raised now and not at the first evaluation.
@@ -167,11 +168,10 @@ class BoundOptimizer(NamedTuple):
     ) -> tuple[Any, OptimizerState]:
         """Updates the parameters by one step; raises GroupError if an optimizer raises."""
         trainable = self.trainable()
-        given = flatten(grads)
-        old = self._unpacked(state)
+        old = self.unpacked(state)
         # The copies of low_precision="master" replace the rounded parameters.
         wide = {**widen(trainable), **state.master}
-        moves, groups = self._updates({path: given[path] for path in trainable}, old, wide, extra)
+        moves, groups = self._updates(grads, old, wide, extra)
         groups = self._stored(groups, old.step, key)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
         after, lookahead, readout = self._wrapped(after, old)
@@ -196,13 +196,13 @@ class BoundOptimizer(NamedTuple):
     ) -> Updates:
         """Computes what `update` adds to the parameters; see `Optimizer.updates`."""
         wide = {**widen(self.trainable()), **state.master}
-        return self._not_applied(grads, self._unpacked(state), wide, extra)[0]
+        return self._not_applied(grads, self.unpacked(state), wide, extra)[0]
 
     def follow(
         self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
     ) -> tuple[Updates, OptimizerState]:
         """Computes updates along the path of another optimizer; see `Optimizer.follow`."""
-        old = self._unpacked(state)
+        old = self.unpacked(state)
         self._refuse_another_path(old)
         found, groups = self._not_applied(grads, old, widen(self.trainable()), extra)
         new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
@@ -212,9 +212,7 @@ class BoundOptimizer(NamedTuple):
         self, grads: optax.Updates, old: Unpacked, wide: dict, extra: Mapping[str, Any]
     ) -> tuple[Updates, dict[str, Any]]:
         """Computes the updates of the weights `wide`, and the widened states after them."""
-        given = flatten(grads)
-        own = {path: given[path] for path in wide}
-        moves, groups = self._updates(own, old, wide, extra)
+        moves, groups = self._updates(grads, old, wide, extra)
         updates = {path: moves[path].astype(w.dtype) for path, w in wide.items()}
         return Updates(updates, wide), groups
 
@@ -239,7 +237,7 @@ class BoundOptimizer(NamedTuple):
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""
-        unpacked, trainable = self._unpacked(state), self.trainable()
+        unpacked, trainable = self.unpacked(state), self.trainable()
         found: dict[str, Any] = {}
         for name, group_params in self.split(trainable).items():
             found |= eval_params(unpacked.groups[name], group_params)
@@ -255,29 +253,26 @@ class BoundOptimizer(NamedTuple):
         """Returns how far a lookahead displaces the parameters; see `Optimizer.displacement`."""
         if not isinstance(self.lookahead, EmaNesterov):
             return None
-        unpacked = self._unpacked(state)
+        unpacked = self.unpacked(state)
         last = unpacked.step - 1
         peak, rate = unpacked.lookahead.peak, self._rate_of_lookahead(last)
         return self.lookahead.displacement(last, peak, rate)
 
     def stored_leaves(self) -> dict[str, list[Leaf]]:
         """Returns the arrays of each group's state that `states` may store in another dtype."""
-        return self._leaves(jax.eval_shape(self._init_groups, self.trainable()))
-
-    def _leaves(self, templates: dict[str, Any]) -> dict[str, list[Leaf]]:
+        templates = jax.eval_shape(self._init_groups, self.trainable())
         return find_leaves(self.states or {}, templates, flatten(self.params))
 
-    def _check_states(self, states: Mapping[str, str]) -> None:
+    def _check_states(self, states: Mapping[str, str], groups: Mapping[str, Any]) -> None:
         """Raises GroupError if a rule of `states` fits no array, or an array that must stay."""
-        templates = jax.eval_shape(self._init_groups, self.trainable())
-        found = self._leaves(templates)
+        found = self.stored_leaves()
         try:
             check_rules(states, found)
         except StateError as error:
             raise GroupError(str(error), argument="states") from error
         for name, leaves in found.items():
             narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
-            if narrow and depends_on_steps(templates[name]):
+            if narrow and depends_on_steps(groups[name]):
                 raise GroupError(
                     f"states stores {narrow[0]!r} of group {name!r} in bfloat16, but the state of "
                     f"{name_of(self.groups[name].optimizer)} has copies of the parameters or the "
@@ -286,30 +281,24 @@ class BoundOptimizer(NamedTuple):
                     argument="states",
                 )
 
-    def _narrow(self) -> dict[str, list[Leaf]]:
-        return {
-            name: [leaf for leaf in leaves if leaf.stored != "float32"]
-            for name, leaves in self.stored_leaves().items()
-        }
-
     def _stored(
         self, groups: dict[str, Any], step: ArrayLike = 0, key: jax.Array | None = None
     ) -> dict[str, Any]:
         """Rounds the states of the groups to the dtypes of `states`."""
         if self.states is None:
             return groups
-        narrow = self._narrow()
+        leaves = self.stored_leaves()
         # With one key for all, arrays of equal shapes would be rounded with equal noise.
         key = jax.random.key(0) if key is None else key
         keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(groups)}
-        return {n: store_leaves(x, narrow[n], step, keys[n]) for n, x in groups.items()}
+        return {n: store_leaves(x, leaves[n], step, keys[n]) for n, x in groups.items()}
 
     def _computing(self, groups: dict[str, Any]) -> dict[str, Any]:
         """Widens what `_stored` has rounded."""
         if self.states is None:
             return groups
-        narrow = self._narrow()
-        return {name: widen_leaves(x, narrow[name]) for name, x in groups.items()}
+        leaves = self.stored_leaves()
+        return {name: widen_leaves(x, leaves[name]) for name, x in groups.items()}
 
     def _init_groups(self, trainable: dict[str, Any]) -> dict[str, Any]:
         groups = {}
@@ -327,10 +316,6 @@ class BoundOptimizer(NamedTuple):
         lookahead = () if self.lookahead is None else self.lookahead.init(wide)
         readout = () if self.readout is None else self.readout.init(wide)
         return Unpacked(groups, lookahead, readout, zero, zero)
-
-    def _unpacked(self, state: OptimizerState) -> Unpacked:
-        tensors = (state.groups, state.lookahead, state.readout)
-        return unpack(state.scalars, tensors, self.template())
 
     def _wrong_schedule_of(self, name: str) -> str | None:
         """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
@@ -358,7 +343,7 @@ class BoundOptimizer(NamedTuple):
                 name,
                 "optimizer",
             )
-        if self.readout is not None and keeps_averages(state):
+        if self.readout is not None and nodes_of(state, _KEEP_AVERAGES):
             raise GroupError(
                 f"{name_of(self.groups[name].optimizer)} in group {name!r} keeps averages of the "
                 f"parameters for evaluation, and so does the readout. Remove one of them.",
@@ -387,9 +372,11 @@ class BoundOptimizer(NamedTuple):
         return evaluate(rate, step, "learning_rate") if callable(rate) else rate
 
     def _updates(
-        self, grads: dict, old: Unpacked, wide: dict, extra: Mapping[str, Any]
+        self, grads: Any, old: Unpacked, wide: dict, extra: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Runs every group's optimizer; returns updates by path and new states by group."""
+        given = flatten(grads)
+        grads = {path: given[path] for path in wide}
         step = old.step
         grads = widen(grads)
         scales = self.layer_scales({**flatten(self.params), **wide})
@@ -406,12 +393,7 @@ class BoundOptimizer(NamedTuple):
                 given, within = jax.tree.map(jnp.negative, given), negated(within)
             with group_error_context(name, group, group_params), jax.named_scope(name):
                 updates, groups[name] = adapter.update(
-                    group.optimizer,
-                    given,
-                    before[name],
-                    group_params,
-                    step,
-                    within,
+                    group.optimizer, given, before[name], group_params, step, within
                 )
             moves |= {
                 # Scales updates, not gradients: Adam would cancel a factor of the gradient.
@@ -477,11 +459,9 @@ def extra_arguments(
     kind = inspect.Parameter
     arguments = [
         kind("params", kind.POSITIONAL_ONLY),
-        *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
         kind("args", kind.VAR_POSITIONAL),
+        *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
     ]
-    # A Signature must have *args before arguments that are passed by name.
-    arguments.sort(key=lambda argument: argument.kind)
     return {name: restrict(x) if callable(x) else cut(x) for name, x in extra.items()}
 
 
@@ -517,21 +497,13 @@ def may_keep_averages(path: str) -> bool:
 _KEEP_AVERAGES = (optax.contrib.ScheduleFreeState, SlowParams)
 
 
-def keeps_averages(state: optax.OptState) -> bool:
-    """Returns whether `eval_params` would compute averages from the state of an optimizer."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _KEEP_AVERAGES))
-    return any(isinstance(node, _KEEP_AVERAGES) for node in nodes)
-
-
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters to evaluate: averages from the state, if there are any."""
     # Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
     # is in the dtypes of `params`. Raises ValueError if the averages have other paths than
     # `params`.
     found = dict(params)
-    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _KEEP_AVERAGES)):
-        if not isinstance(node, _KEEP_AVERAGES):
-            continue
+    for node in nodes_of(state, _KEEP_AVERAGES):
         held = node.slow if isinstance(node, SlowParams) else node.z
         # `z` and the slow parameters are shaped like the parameters that the optimizer received.
         if not isinstance(held, Mapping) or held.keys() != params.keys():

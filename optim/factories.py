@@ -293,8 +293,7 @@ def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
     # For `dtype`, that of the values, see `dtypes.compute_dtype`.
 
     def number(path: str, value: Any) -> Any:
-        name = path.split(".")[-1]
-        value = evaluate(value, step, name.split("[")[0]) if callable(value) else value
+        value = evaluate(value, step, path.split(".")[-1].split("[")[0])
         # A Python number stays one: a factory may compare it with 0, as `descend` does.
         inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
         return jnp.asarray(value, dtype) if inexact else value
@@ -359,10 +358,12 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     return standardize(made, name_of(recipe))
 
 
-def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
-    """Evaluates a schedule at a step, which it receives as an array."""
+def evaluate(schedule: optax.ScalarOrSchedule, step: ArrayLike, name: str) -> Any:
+    """Evaluates a schedule at a step, which it receives as an array; returns other values."""
     # Raises ValueError, with the argument's name, if the schedule fails or does not return a
     # scalar.
+    if not callable(schedule):
+        return schedule
     must = (
         f"The schedule of {name} must be a function of the step, a traced int32 scalar, that "
         "returns a scalar. It"

@@ -5,6 +5,7 @@ An `OptimizerState` consists of flat dicts by path name, with scalars packed, wh
 like the parameters, with an `optax.MaskedNode` for parameters of other groups; a count is a scalar.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,9 @@ import optax
 from optim.adapter import init as init_group
 from optim.bound import BoundOptimizer
 from optim.descent import Updated
-from optim.packing import OptimizerState, Unpacked, packed, unpack
+from optim.packing import OptimizerState, Unpacked, packed
 from optim.paths import flatten, names, unflatten
+from optim.transformations import nodes_of
 
 
 class TransformationState(NamedTuple):
@@ -42,9 +44,7 @@ class TransformationState(NamedTuple):
         return self._schedule_free().z
 
     def _schedule_free(self) -> optax.contrib.ScheduleFreeState:
-        kind = optax.contrib.ScheduleFreeState
-        nodes = jax.tree.leaves(self.groups, is_leaf=lambda x: isinstance(x, kind))
-        found = [node for node in nodes if isinstance(node, kind)]
+        found = nodes_of(self.groups, optax.contrib.ScheduleFreeState)
         if len(found) != 1 or len(self.groups) != 1:
             raise AttributeError(
                 "This state has no schedule-free average of all parameters. Use "
@@ -80,8 +80,7 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
             # parameters.
             for path, x in flatten(bound.params).items()
         }
-        is_tree = isinstance(state, TransformationState)
-        out = to_trees(bound, new_state) if is_tree else new_state
+        out = to_trees(bound, new_state) if isinstance(state, TransformationState) else new_state
         return unflatten(params, moves), out
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
@@ -89,29 +88,18 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 
 def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationState:
     """Converts the state of a bound optimizer to the state of its transformation."""
-    template = bound.template()
     called, structure = names(bound.params), jax.tree.structure(bound.params)
 
     def tree(by_path: Any) -> Any:
         return structure.unflatten([by_path.get(name, optax.MaskedNode()) for name in called])
 
-    tensors = (state.groups, state.lookahead, state.readout)
-    unpacked = unpack(state.scalars, tensors, template)
+    unpacked = bound.unpacked(state)
     groups = {
-        name: jax.tree.map(
-            lambda x, group_params=group_params: tree(x) if _is_of_group(x, group_params) else x,
-            unpacked.groups[name],
-            is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
-        )
+        name: _map_dicts(tree, group_params, unpacked.groups[name])
         for name, group_params in bound.split(bound.trainable()).items()
     }
     master = tree(state.master) if bound.low_precision == "master" else ()
-    # All dicts of these two have values for parameters.
-    wrappers = jax.tree.map(
-        lambda x: tree(x) if isinstance(x, dict) else x,
-        (unpacked.lookahead, unpacked.readout),
-        is_leaf=lambda x: isinstance(x, dict),
-    )
+    wrappers = _map_dicts(tree, None, (unpacked.lookahead, unpacked.readout))
     return TransformationState(groups, unpacked.skipped, unpacked.step, master, *wrappers)
 
 
@@ -123,37 +111,36 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
     template = bound.template()
     called, structure = names(bound.params), jax.tree.structure(bound.params)
 
-    def select(tree: Any, group_params: Any) -> dict[str, Any]:
+    def select(like: Any, tree: Any) -> dict[str, Any]:
         found = dict(zip(called, structure.flatten_up_to(tree), strict=True))
-        return {name: found[name] for name in group_params}
+        return {name: found[name] for name in like}
 
     groups = {
-        name: jax.tree.map(
-            lambda like, x, group_params=group_params: (
-                select(x, group_params) if _is_of_group(like, group_params) else x
-            ),
-            template.groups[name],
-            state.groups[name],
-            is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
-        )
+        name: _map_dicts(select, group_params, template.groups[name], state.groups[name])
         for name, group_params in bound.split(bound.trainable()).items()
     }
-    lookahead, readout = jax.tree.map(
-        lambda like, x: select(x, like) if isinstance(like, dict) else x,
-        (template.lookahead, template.readout),
-        (state.lookahead, state.readout),
-        is_leaf=lambda x: isinstance(x, dict),
+    lookahead, readout = _map_dicts(
+        select, None, (template.lookahead, template.readout), (state.lookahead, state.readout)
     )
     low = bound.copies()
-    master = select(state.master, low) if low else {}
+    master = select(low, state.master) if low else {}
     new = packed(Unpacked(groups, lookahead, readout, state.skipped, state.step))
     return new._replace(master=master)
 
 
-def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:
+def _map_dicts(change: Callable[..., Any], like: Mapping[str, Any] | None, *states: Any) -> Any:
+    """Changes the dicts of a state that have the keys of `like`, or all of them."""
     # A dict whose keys are the paths of a group has values for its parameters. The state of an
-    # optimizer may have other dicts, which stay as they are.
-    return isinstance(x, dict) and x.keys() == group_params.keys()
+    # optimizer may have other dicts, which stay as they are; all dicts of a lookahead and a readout
+    # have values for parameters. Of several states, the first one has the dicts.
+
+    def has_values(x: Any) -> bool:
+        return isinstance(x, dict) and (like is None or x.keys() == like.keys())
+
+    def one(x: Any, *others: Any) -> Any:
+        return change(x, *others) if has_values(x) else (x, *others)[-1]
+
+    return jax.tree.map(one, *states, is_leaf=has_values)
 
 
 def _of_placeholder(optimizer: Any, params: optax.Params) -> TransformationState:
@@ -164,9 +151,6 @@ def _of_placeholder(optimizer: Any, params: optax.Params) -> TransformationState
     }
     master = params if optimizer.low_precision == "master" else ()
     zero = jnp.zeros((), jnp.int32)
-    wrappers = jax.tree.map(
-        lambda x: params if isinstance(x, dict) else x,
-        [() if w is None else w.init({}) for w in (optimizer.lookahead, optimizer.readout)],
-        is_leaf=lambda x: isinstance(x, dict),
-    )
+    inits = [() if w is None else w.init({}) for w in (optimizer.lookahead, optimizer.readout)]
+    wrappers = _map_dicts(lambda _: params, None, inits)
     return TransformationState(groups, zero, zero, master, *wrappers)

@@ -5,14 +5,13 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from optim.groups import GroupError
 from optim.patterns import fullmatch
 from optim.shard_map_checks import require_whole
-from optim.transformations import SlowParams
+from optim.transformations import SlowParams, nodes_of
 
 Layers = Mapping[str, str | int]
 
@@ -52,8 +51,7 @@ _STATES_THAT_DEPEND_ON_STEPS = (
 def depends_on_steps(state: optax.OptState) -> bool:
     """Returns whether an optimizer's state would disagree with steps that are changed later."""
     # Such a state contains copies of parameters, or the length of a step.
-    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _STATES_THAT_DEPEND_ON_STEPS))
-    return any(isinstance(node, _STATES_THAT_DEPEND_ON_STEPS) for node in found)
+    return bool(nodes_of(state, _STATES_THAT_DEPEND_ON_STEPS))
 
 
 def refuse_states(state: optax.OptState) -> None:

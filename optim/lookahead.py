@@ -83,7 +83,7 @@ class EmaNesterov(NamedTuple):
             made: the number of steps so far that were not skipped, with this one.
             rate: the learning rate of the group `scheduled_by` at this step, or None.
         """
-        decay, peak = evaluated(self.decay, step, "decay"), state.peak
+        decay, peak = evaluate(self.decay, step, "decay"), state.peak
         if self.scheduled_by is not None:
             peak = jnp.maximum(peak, jnp.asarray(rate, peak.dtype))
         size = self.displacement(step, peak, rate)
@@ -99,7 +99,7 @@ class EmaNesterov(NamedTuple):
 
         For `step` and `rate` see `advance`; `peak` is that of the state after the step.
         """
-        size = evaluated(self.step_size, step + 1, "step_size")
+        size = evaluate(self.step_size, step + 1, "step_size")
         if self.scheduled_by is not None:
             # A warm-up may begin with a rate of 0.
             size = size * (jnp.asarray(rate, peak.dtype) / jnp.where(peak > 0, peak, 1))
@@ -127,10 +127,7 @@ class OuterNesterov(NamedTuple):
     momentum: optax.ScalarOrSchedule
     every: int
 
-    @property
-    def scheduled_by(self) -> None:
-        """No group: the learning rate may be a schedule."""
-        return None
+    scheduled_by = None  # no group: the learning rate may be a schedule
 
     def floats(self) -> dict[str, Any]:
         """Returns the float arguments by name: numbers, traced scalars or schedules."""
@@ -158,8 +155,8 @@ class OuterNesterov(NamedTuple):
 
     def advance(self, after: ByPath, state: Any, step: Any, made: Any, rate: Any) -> Ahead:
         """Takes an outer step if it is time for one; see `EmaNesterov.advance`."""
-        size = evaluated(self.learning_rate, step, "learning_rate")
-        decay = evaluated(self.momentum, step, "momentum")
+        size = evaluate(self.learning_rate, step, "learning_rate")
+        decay = evaluate(self.momentum, step, "momentum")
         acts = made % self.every == 0
         weights, momentum, params = {}, {}, {}
         for path, x in after.items():
@@ -311,11 +308,6 @@ def copied(x: jax.Array) -> jax.Array:
     """Returns a new array with the values of a parameter, for a state."""
     # The step donates both parameters and state. A weak type would change at the first update.
     return jnp.array(x, x.dtype, copy=True)
-
-
-def evaluated(value: optax.ScalarOrSchedule, step: ArrayLike, name: str) -> Any:
-    """Returns a number or a traced scalar, or the value of a schedule at a step."""
-    return evaluate(value, step, name) if callable(value) else value
 
 
 def like(value: ArrayLike, x: jax.Array) -> jax.Array:

@@ -35,8 +35,7 @@ def clip_scale(
     """Returns the scalar by which `clip` multiplies the gradients: 1 if it does not clip them."""
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
-    bound = evaluate(clip_norm, step, "clip_norm") if callable(clip_norm) else clip_norm
-    bound = jnp.asarray(bound, norm.dtype)
+    bound = jnp.asarray(evaluate(clip_norm, step, "clip_norm"), norm.dtype)
     # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
     # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
     return jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)

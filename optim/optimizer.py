@@ -119,10 +119,7 @@ class Optimizer(NamedTuple):
             ValueError: if a schedule fails, or returns no scalar.
         """
         return {
-            name: {
-                key: evaluate(value, step, key) if callable(value) else value
-                for key, value in self.schedules(name).items()
-            }
+            name: {key: evaluate(value, step, key) for key, value in self.schedules(name).items()}
             for name in self.groups
         }
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from optim import checks
-from optim.lookahead import copied, evaluated, like
+from optim.factories import evaluate
+from optim.lookahead import copied, like
 from optim.patterns import fullmatch
 from optim.schedules import Steps, step_count
 
@@ -84,7 +85,7 @@ class WeightEma(NamedTuple):
 
     def advance(self, weights: ByPath, state: Any, step: Any) -> WeightEmaState:
         """Averages the weights after the update at position `step`, counted from 0."""
-        horizon = evaluated(self.horizon, step, "horizon")
+        horizon = evaluate(self.horizon, step, "horizon")
         made = step + 1
         moves = made > self.start
         if self.stop is not None:
@@ -98,7 +99,7 @@ class WeightEma(NamedTuple):
 
     def evaluated(self, weights: ByPath, state: Any, made: Any) -> ByPath:
         """Returns the weights to evaluate after `made` updates, by path name."""
-        found, share = dict(weights), evaluated(self.blend, made, "blend")
+        found, share = dict(weights), evaluate(self.blend, made, "blend")
         for path, average in state.average.items():
             x = weights[path]
             blend = like(share, x)

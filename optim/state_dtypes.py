@@ -136,7 +136,8 @@ def widen_leaves(state: Any, leaves: Sequence[Leaf]) -> Any:
     """Casts the arrays of a group's state that are stored in bfloat16 to float32."""
     flat, structure = jax.tree.flatten(state)
     for leaf in leaves:
-        flat[leaf.index] = flat[leaf.index].astype(jnp.float32)
+        if leaf.stored != "float32":
+            flat[leaf.index] = flat[leaf.index].astype(jnp.float32)
     return structure.unflatten(flat)
 
 

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from optim.descent import Updated
@@ -12,22 +13,16 @@ def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     """Adapts what an optimizer factory returns to optax's interface, or raises ValueError."""
     # It may be a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters are
     # moved to its state (see `SlowParams`). Unknown extra arguments are ignored.
-
-    # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
-    # `params`, by which a lookahead is recognized, would be lost.
-    return with_known_extras(_with_slow_params(_finished(made, name)))
-
-
-def _finished(made: Any, name: str) -> optax.GradientTransformation:
-    """Converts `optax.MultiSteps`, which is not a transformation; checks other objects."""
     if isinstance(made, optax.MultiSteps):
-        return made.gradient_transformation()
+        made = made.gradient_transformation()
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(
             f"{name} returned an object of class {type(made).__name__}, but the optimizer of a "
             f"group must be an optax transformation. Groups cannot be nested."
         )
-    return made
+    # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
+    # `params`, by which a lookahead is recognized, would be lost.
+    return with_known_extras(_with_slow_params(made))
 
 
 def with_known_extras(
@@ -55,6 +50,12 @@ class SlowParams(NamedTuple):
 
     slow: Any
     state: Any
+
+
+def nodes_of(state: optax.OptState, kinds: type | tuple[type, ...]) -> list[Any]:
+    """Returns the nodes of a state that are objects of some classes, such as `SlowParams`."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds))
+    return [node for node in nodes if isinstance(node, kinds)]
 
 
 def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransformation:
