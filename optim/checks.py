@@ -82,7 +82,7 @@ _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate
 
 def missing_arguments(recipe: Recipe) -> str | None:
     """Describes an unknown or missing argument of a recipe or of those inside it; else None."""
-    for _, inner in recipes_with_paths(recipe):
+    for inner in recipes_within(recipe):
         parameters = inspect.signature(inner.func).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
@@ -186,8 +186,7 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
             if callable(value):
                 value = evaluate(value, 0, name)
                 what = f"the schedule of {what} goes wrong at step 0: it"
-            known = _known_right(inner.func, name, default)
-            why = wrong_float(name, value, known) or _above_one(inner.func, name, value)
+            why = _wrong_value(inner.func, name, value, default)
             if why is not None:
                 return f"{path}.{name}".lstrip("."), f"{what} {why}"
         for wrong in (_wrong_polynomial, _wrong_decay, _whole_optimizer):
@@ -196,9 +195,11 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     return None
 
 
-def _above_one(factory: Callable[..., Any], name: str, value: Any) -> str | None:
-    if (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer):
-        return None
+def _wrong_value(factory: Callable[..., Any], name: str, value: Any, default: Any) -> str | None:
+    """Returns what `wrong_float` does, for an argument whose range depends on its factory."""
+    why = wrong_float(name, value, 1.0 if (factory, name) in _MAY_BE_ONE else default)
+    if why or (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer):
+        return why
     # NumPy's own maximum: that of a jax array would be traced where this is called in a trace.
     most = float(np.max(np.asarray(value)))
     if most <= 1:
@@ -341,16 +342,9 @@ def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str]
     # `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
     # the argument, and the end of a sentence that begins with the schedule.
     for key, inner, name, _, default in named_floats(recipe):
-        if key in values:
-            known, at = _known_right(inner.func, name, default), values[key]
-            why = wrong_float(name, at, known) or _above_one(inner.func, name, at)
-            if why is not None:
-                return key, why
+        if key in values and (why := _wrong_value(inner.func, name, values[key], default)):
+            return key, why
     return None
-
-
-def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
-    return 1.0 if (factory, name) in _MAY_BE_ONE else default
 
 
 def wrong_parameter(recipe: Recipe, by_path: Mapping[str, Any]) -> str | None:
@@ -392,9 +386,7 @@ def needs_examples(recipe: Recipe) -> str | None:
 
 
 def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
-    return next(
-        (name_of(inner) for _, inner in recipes_with_paths(recipe) if inner.func in known), None
-    )
+    return next((name_of(inner) for inner in recipes_within(recipe) if inner.func in known), None)
 
 
 def groups_needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:

@@ -116,9 +116,7 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
 def declared_dtypes(recipe: Recipe) -> list[Any]:
     """Returns the dtypes in arguments such as `mu_dtype`, inner recipes included."""
     # A finished transformation has none.
-    given = [
-        item for _, inner in recipes_with_paths(recipe) for item in bound(inner).arguments.items()
-    ]
+    given = [item for inner in recipes_within(recipe) for item in bound(inner).arguments.items()]
     return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
 
 

@@ -198,7 +198,7 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
             f"{optimizer} updates real matrices, but the parameter {path!r} has dtype {x.dtype}:"
             " put it in another group, for example one with optax.adamw."
         )
-    rule = _rule_of(path, known)
+    rule = next((rule for rule in known if rule.takes(path)), None) or _parse(PRESETS[DEFAULT])
     # The axes that the spec does not name; they come first and are batch.
     lead = len(shape) - len(rule.axes)
     if lead < 0:
@@ -213,7 +213,3 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
         for names in (rule.batch, rule.rows, rule.columns)
     )
     return Layout(shape, (*range(lead), *batch), rows, columns)
-
-
-def _rule_of(path: str, known: list[Rule]) -> Rule:
-    return next((rule for rule in known if rule.takes(path)), _parse(PRESETS[DEFAULT]))

@@ -128,7 +128,7 @@ def orthogonalize(
     dtype: DTypeLike | None = None,
     norm: str = "frobenius",
     add_eps: bool = False,
-    axes: tuple[str, ...] = (),
+    axes: Axes = (),
 ) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
@@ -163,8 +163,7 @@ def orthogonalize(
     power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
     largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
     x = x * power / largest
-    rows = Rows(axes)
-    square = rows.gather(product(rows.of(x), transpose(x))) if norm == "gram" else x
+    square = _gather(product(_own_rows(x, axes), transpose(x)), axes) if norm == "gram" else x
     length = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
     length = jnp.sqrt(length) if norm == "gram" else length
     # eps is for the norm of the matrix that was given, which is length * largest / power here.
@@ -174,9 +173,9 @@ def orthogonalize(
     x = x if dtype is None else x.astype(dtype)
     gram = _prefers_gram(x.shape[-2], x.shape[-1], x.dtype.itemsize)
     for start in range(0, len(triples), _RESTART):
-        x = rows.gather(x) if start else x
+        x = _gather(x, axes) if start else x
         batch = triples[start : start + _RESTART]
-        x = _gram_steps(x, batch, rows) if gram else _plain_steps(x, batch, rows)
+        x = _gram_steps(x, batch, axes) if gram else _plain_steps(x, batch, axes)
     return (transpose(x) if tall else x).astype(kept)
 
 
@@ -201,7 +200,7 @@ def orthogonalize_all(
     turned = _turned(batches, splits or [((), ())] * len(batches))
     flat = [transpose(x) if t else x for x, t in zip(batches, turned, strict=True)]
 
-    def by_rows(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    def by_rows(x: jax.Array, axes: Axes) -> jax.Array:
         return orthogonalize(x, triples, eps, dtype, norm, add_eps, axes)
 
     found = divide(lambda x: by_rows(x, ()), flat, cost=cost, by_rows=by_rows)
@@ -245,55 +244,50 @@ def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
     return 2 * columns > 3 * rows and itemsize >= 4
 
 
-class Rows:
-    """How devices along some mesh axes divide rows of matrices; without axes, not at all."""
-
-    def __init__(self, axes: tuple[str, ...]):
-        self._axes = axes
-
-    def of(self, x: jax.Array) -> jax.Array:
-        """Returns this device's rows of matrices [..., rows, columns], of which each has a copy."""
-        if not self._axes:
-            return x
-        size = x.shape[-2] // jax.lax.axis_size(self._axes)
-        start = jax.lax.axis_index(self._axes) * size
-        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=x.ndim - 2)
-
-    def gather(self, x: jax.Array) -> jax.Array:
-        """Returns the matrices, from each device's rows of them."""
-        if not self._axes:
-            return x
-        return jax.lax.all_gather(x, self._axes, axis=x.ndim - 2, tiled=True)
+# Devices along some mesh axes may divide the rows of matrices; without axes, each has all of them.
 
 
-def _plain_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Array:
+def _own_rows(x: jax.Array, axes: Axes) -> jax.Array:
+    """Returns this device's rows of matrices [..., rows, columns], of which each has a copy."""
+    if not axes:
+        return x
+    size = x.shape[-2] // jax.lax.axis_size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size, axis=x.ndim - 2)
+
+
+def _gather(x: jax.Array, axes: Axes) -> jax.Array:
+    """Returns matrices, from each device's rows of them."""
+    return jax.lax.all_gather(x, axes, axis=x.ndim - 2, tiled=True) if axes else x
+
+
+def _plain_steps(x: jax.Array, triples: Sequence[Triple], axes: Axes) -> jax.Array:
     """Takes whole matrices, and returns this device's rows of the results."""
-    mine = rows.of(x)
+    mine = _own_rows(x, axes)
     for i, triple in enumerate(triples):
-        x = rows.gather(mine) if i else x
+        x = _gather(mine, axes) if i else x
         a, b, c = (scalar(value, x) for value in triple)
         own = product(mine, transpose(x))
-        gram = rows.gather(own)
+        gram = _gather(own, axes)
         mine = a * mine + product(b * own + c * product(own, gram), x)
     return mine
 
 
-def _gram_steps(x: jax.Array, triples: Sequence[Triple], rows: Rows) -> jax.Array:
+def _gram_steps(x: jax.Array, triples: Sequence[Triple], axes: Axes) -> jax.Array:
     """Computes all steps as polynomials of X X^T, by products of the smaller side only."""
     # Takes whole matrices, and returns this device's rows of the results.
-    gram = rows.gather(product(rows.of(x), transpose(x)))
-    identity = rows.of(jnp.eye(gram.shape[-1], dtype=gram.dtype))
+    gram = _gather(product(_own_rows(x, axes), transpose(x)), axes)
+    identity = _own_rows(jnp.eye(gram.shape[-1], dtype=gram.dtype), axes)
     whole = None
     for i, triple in enumerate(triples):
         a, b, c = (scalar(value, x) for value in triple)
-        own = rows.of(gram)
+        own = _own_rows(gram, axes)
         step = a * identity + b * own + c * product(own, gram)
-        whole = step if whole is None else product(step, rows.gather(whole))
+        whole = step if whole is None else product(step, _gather(whole, axes))
         # `step` and `gram` are polynomials of the first Gram matrix: they are symmetric and
         # commute.
         if i + 1 < len(triples):
-            gram = rows.gather(product(product(step, gram), rows.gather(step)))
-    return rows.of(x) if whole is None else product(whole, x)
+            gram = _gather(product(product(step, gram), _gather(step, axes)), axes)
+    return _own_rows(x, axes) if whole is None else product(whole, x)
 
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:

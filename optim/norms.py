@@ -14,9 +14,8 @@ from optim.shard_map_checks import require_whole
 def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
     """Returns whether all numbers of some arrays are finite, as a boolean scalar."""
     # jnp.stack raises for an empty list: without trainable parameters, all are finite.
-    return jnp.stack(
-        [jnp.isfinite(x).all() for x in by_path.values()] or [jnp.ones((), bool)]
-    ).all()
+    finite = [jnp.isfinite(x).all() for x in by_path.values()]
+    return jnp.stack(finite or [jnp.ones((), bool)]).all()
 
 
 def clip(
@@ -24,18 +23,11 @@ def clip(
 ) -> dict[str, jax.Array]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
     # Raises ValueError if its schedule fails; inside shard_map, if a gradient is sharded.
-    scale = clip_scale(grads, clip_norm, step)
-    # g.real: a complex gradient is scaled by a real number.
-    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
-
-
-def clip_scale(
-    grads: dict[str, jax.Array], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
-) -> jax.Array:
-    """Returns the scalar by which `clip` multiplies the gradients: 1 if it does not clip them."""
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(evaluate(clip_norm, step, "clip_norm"), norm.dtype)
     # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
     # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
-    return jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
+    scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
+    # g.real: a complex gradient is scaled by a real number.
+    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}

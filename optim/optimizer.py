@@ -244,8 +244,7 @@ class Optimizer(NamedTuple):
             The parameters after the step, in their dtypes; and the new state, with the shapes,
             dtypes and strong types of the old state.
         """
-        bound = self.bind(params)
-        return bound.update(grads, state, skip=skip, key=key, extra=extra)
+        return self.bind(params).update(grads, state, skip=skip, key=key, extra=extra)
 
     def updates(self, grads: Any, state: OptimizerState, params: Any, **extra: Any) -> Updates:
         """Computes what the optimizers of the groups add to the parameters in a step.

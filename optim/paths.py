@@ -42,11 +42,6 @@ def names(tree: Any) -> list[str]:
     return [path_name(path) for path in paths]
 
 
-def _verbatim_names(tree: Any) -> list[str]:
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-
-
 def as_arrays(tree: Any) -> Any:
     """Converts Python numbers and NumPy arrays to jax arrays, as optax does."""
     # ShapeDtypeStructs and tracers stay as they are.
@@ -59,7 +54,10 @@ def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
     # If `verbatim`, a name contains every key of the path, unescaped, as in saved files. By default
     # the names are those of `names`, which users see and match. Two leaves have the same name in
     # {"a/b": x, "a": {"b": y}}.
-    called = _verbatim_names(tree) if verbatim else names(tree)
+    called = names(tree)
+    if verbatim:
+        paths = jax.tree_util.tree_leaves_with_path(tree)
+        called = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
     by_path = dict(zip(called, jax.tree.leaves(tree), strict=True))
     if len(by_path) < len(called):
         twice = next(name for name in called if called.count(name) > 1)
