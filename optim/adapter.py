@@ -37,8 +37,11 @@ from optim.tracing import reads_of_leaves
 
 def init(recipe: Recipe, params: optax.Params) -> optax.OptState:
     """Initializes an optimizer's state for widened parameters."""
-    # Every leaf is strongly typed, and no two leaves share a buffer.
-    return own_buffers(jax.tree.map(_strong, _first_state(recipe, params)), params)
+    # Every leaf is strongly typed, and no two leaves share a buffer. optax's line searches start
+    # with weakly typed scalars, and the step would be compiled twice.
+    first = _first_state(recipe, params)
+    strong = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), first)
+    return own_buffers(strong, params)
 
 
 def update(
@@ -220,11 +223,6 @@ def _loses(new: Any, old: Any) -> bool:
         if kind.weak_type and all(jnp.issubdtype(x, of_kind) for x in (kind.dtype, old.dtype)):
             return False  # weakly typed, such as a Python number, which has no width
     return jnp.promote_types(kind.dtype, old.dtype) != old.dtype
-
-
-def _strong(x: ArrayLike) -> jax.Array:
-    # optax's line searches start with weakly typed scalars, and the step would be compiled twice.
-    return jax.lax.convert_element_type(x, jnp.asarray(x).dtype)
 
 
 def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:

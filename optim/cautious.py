@@ -152,7 +152,7 @@ def _masked(
     decays = not _is_zero(weight_decay)
     if decays:
         _check_weight_decay(base, name)
-    scheduled = _has_schedules(base) or callable(weight_decay)
+    scheduled = any(map(callable, [weight_decay, *float_paths(base).values()]))
 
     def init(params: optax.Params) -> MaskedState:
         count = jnp.zeros((), jnp.int32) if scheduled else ()
@@ -279,10 +279,6 @@ def _weight_decays(recipe: Recipe) -> dict[str, Any]:
         for path, value in float_paths(recipe).items()
         if "weight_decay" in path.split(".")[-1] and not _is_zero(value)
     }
-
-
-def _has_schedules(recipe: Recipe) -> bool:
-    return any(map(callable, float_paths(recipe).values()))
 
 
 def _is_zero(value: object) -> bool:

@@ -122,9 +122,7 @@ def chain(
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         given = {**extra, "grad": grads, "learning_rate": rate}
 
-        def run(
-            parts: Sequence[optax.GradientTransformationExtraArgs], moves: Any, states: Any
-        ) -> tuple[Any, tuple[Any, ...]]:
+        def run(parts: Sequence[Any], moves: Any, states: Any) -> tuple[Any, tuple[Any, ...]]:
             news = []
             for part, old in zip(parts, states, strict=True):
                 moves, new = part.update(moves, old, wide, **given)
@@ -144,17 +142,20 @@ def chain(
 # The next functions raise ArgumentError for parts that cannot do their work where they stand.
 # Transformations that are not of `optim.parts` may stand anywhere.
 
+Parts = Sequence[optax.GradientTransformation]
 
-def _check_sides(side: str, parts: Sequence[optax.GradientTransformation]) -> None:
+
+def _check_sides(side: str, parts: Parts) -> None:
     """Raises ArgumentError for a part that belongs on the other side of the learning rate."""
-    for path, part in _with_inner(side, parts):
-        if part.place != side:
-            what = {"before": "a direction", "after": "the step"}[part.place]
-            raise ArgumentError(
-                f"{part.name} changes {what}, and belongs in `{part.place}`; it stands in"
-                f" `{side}`.",
-                path,
-            )
+    for at, outer in enumerate(parts):
+        for path, part in _nested(f"{side}.{at}", outer):
+            if part.place != side:
+                what = {"before": "a direction", "after": "the step"}[part.place]
+                raise ArgumentError(
+                    f"{part.name} changes {what}, and belongs in `{part.place}`; it stands in"
+                    f" `{side}`.",
+                    path,
+                )
 
 
 # Transformations of optax whose directions do not depend on the lengths of those that they get.
@@ -165,7 +166,7 @@ _SCALE_FREE: dict[str, Length] = {
 }
 
 
-def _check_lengths(before: Sequence[optax.GradientTransformation]) -> None:
+def _check_lengths(before: Parts) -> None:
     """Raises ArgumentError for a part that sets lengths which a later one does not keep."""
     lengthened = replacing = None
     for path, name, length in _lengths(before):
@@ -185,7 +186,7 @@ def _check_lengths(before: Sequence[optax.GradientTransformation]) -> None:
         replacing = name if length == "replaces" else replacing
 
 
-def _lengths(before: Sequence[optax.GradientTransformation]) -> Iterator[tuple[str, str, Length]]:
+def _lengths(before: Parts) -> Iterator[tuple[str, str, Length]]:
     """Yields the path and the name of what is known, and what it does with lengths, in order."""
     for at, part in enumerate(before):
         for path, each in _nested(f"before.{at}", part):
@@ -195,7 +196,7 @@ def _lengths(before: Sequence[optax.GradientTransformation]) -> Iterator[tuple[s
             yield f"before.{at}", f"optax.{name}", _SCALE_FREE[name]
 
 
-def _check_once(side: str, parts: Sequence[optax.GradientTransformation]) -> None:
+def _check_once(side: str, parts: Parts) -> None:
     """Raises ArgumentError for a part that does again what an equal one did."""
     names = [part.name if isinstance(part, Part) and part.once else "" for part in parts]
     for at, name in enumerate(names):
@@ -203,7 +204,7 @@ def _check_once(side: str, parts: Sequence[optax.GradientTransformation]) -> Non
             raise ArgumentError(f"{name} stands twice in `{side}`. Remove one.", f"{side}.{at}")
 
 
-def _check_pins(after: Sequence[optax.GradientTransformation]) -> None:
+def _check_pins(after: Parts) -> None:
     """Raises ArgumentError for a second part that keeps norms, or a decay that it undoes."""
     pins = [(i, x) for i, x in enumerate(after) if isinstance(x, Part) and x.keeps_norm]
     if len(pins) > 1:
@@ -223,9 +224,7 @@ def _check_pins(after: Sequence[optax.GradientTransformation]) -> None:
                 )
 
 
-def _two_decays(
-    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
-) -> str:
+def _two_decays(before: Parts, after: Parts) -> str:
     """Returns a sentence if different parts make weights smaller, else an empty one."""
     found = []
     for side, parts in (("before", before), ("after", after)):
@@ -241,9 +240,7 @@ def _two_decays(
     )
 
 
-def _check_needs(
-    before: Sequence[optax.GradientTransformation], after: Sequence[optax.GradientTransformation]
-) -> None:
+def _check_needs(before: Parts, after: Parts) -> None:
     """Raises PartNeeded for a part without another one that it needs, or on its wrong side."""
     rows = [
         row
@@ -268,14 +265,6 @@ def _check_needs(
                 part.name,
                 need,
             )
-
-
-def _with_inner(
-    side: str, parts: Sequence[optax.GradientTransformation]
-) -> Iterator[tuple[str, Part]]:
-    """Yields the parts of `optim.parts`, and those inside of them, each after its path."""
-    for i, part in enumerate(parts):
-        yield from _nested(f"{side}.{i}", part)
 
 
 def _nested(path: str, part: optax.GradientTransformation | None) -> Iterator[tuple[str, Part]]:

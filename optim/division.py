@@ -126,7 +126,7 @@ def divide(
             mine = partial(by_rows, axes=together)
             found.append(_by_rows(mine, [x[whole:] for x in stacks], together, mesh))
         # Arrays [matrices of the kind, ...], in the order of `places`.
-        joined = found[0] if len(found) == 1 else jax.tree.map(_concatenate, *found)
+        joined = _concatenated(found)
         ends = np.cumsum([sizes[place] for place in places])
         for place, end in zip(places, ends.tolist(), strict=True):
             begin = end - sizes[place]
@@ -134,8 +134,9 @@ def divide(
     return results
 
 
-def _concatenate(*arrays: jax.Array) -> jax.Array:
-    return jnp.concatenate(arrays)
+def _concatenated(trees: list[Any]) -> Any:
+    """Concatenates the arrays of pytrees; a single tree stays as it is."""
+    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
 
 
 def is_divided() -> bool:
@@ -267,9 +268,7 @@ def _on_shares(
             # Empty slots return zeros, which are dropped below.
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             results.append(jax.lax.cond(slot < taken, function, lambda *_, z=zeros: z, *one))
-        if len(results) == 1:
-            return results[0]
-        return jax.tree.map(_concatenate, *results)
+        return _concatenated(results)
 
     even = slots == filled
     whole = [_split_first_axis(x, ()) for x in stacks]

@@ -59,19 +59,11 @@ def _exponential_decay(
 
 
 def _warmup_exponential_decay(
-    init_value: Any,
-    peak_value: Any,
-    warmup_steps: int,
-    transition_steps: int,
-    decay_rate: Any,
-    transition_begin: int = 0,
-    staircase: bool = False,
-    end_value: Any = None,
+    init_value: Any, peak_value: Any, warmup_steps: int, *decay: Any, **named: Any
 ) -> Schedule:
+    # What follows are the arguments of the decay after its first one.
     rising = optax.linear_schedule(init_value, peak_value, warmup_steps)
-    falling = _exponential_decay(
-        peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
-    )
+    falling = _exponential_decay(peak_value, *decay, **named)
     return optax.join_schedules([rising, falling], [warmup_steps])
 
 
@@ -112,22 +104,21 @@ def _piecewise_constant(
 
 
 def _piecewise_interpolate(
-    interpolate_type: str,
-    init_value: Any,
-    boundaries_and_scales: Mapping[int, Any] | None = None,
+    interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, Any] | None = None
 ) -> Schedule:
-    boundaries = sorted(boundaries_and_scales or {})
-    scales = [(boundaries_and_scales or {})[end] for end in boundaries]
-    cosine = interpolate_type == "cosine"
+    scales = boundaries_and_scales or {}
+    boundaries = sorted(scales)
+    factors = [init_value, *(scales[end] for end in boundaries)]
 
     def schedule(count: Any) -> jax.Array:
-        values = jnp.cumprod(jnp.stack([jnp.asarray(x, float) for x in (init_value, *scales)]))
+        values = jnp.cumprod(jnp.stack([jnp.asarray(x, float) for x in factors]))
         result = values[-1]
         for i in reversed(range(len(boundaries))):
             start = boundaries[i - 1] if i else 0
             # At least 1: the first boundary may be at step 0.
             share = (jnp.asarray(count) - start) / max(boundaries[i] - start, 1)
-            share = 0.5 * (1.0 - jnp.cos(jnp.pi * share)) if cosine else share
+            if interpolate_type == "cosine":
+                share = 0.5 * (1.0 - jnp.cos(jnp.pi * share))
             piece = values[i] + (values[i + 1] - values[i]) * share
             result = jnp.where(jnp.asarray(count) < boundaries[i], piece, result)
         return result

@@ -161,15 +161,12 @@ def soap_of(
         mean = () if b1 is None else jax.tree.map(jnp.zeros_like, zeros)
         return SoapState(jnp.zeros((), jnp.int32), mean, zeros, *fields)
 
-    rule = _Rule(
-        _adam_direction(b1, b2, eps, squares, first, length),
-        lambda g, *_: (grams_of(g), ()),
-        keep,
-        every,
-        rotates_first=first == "rotate",
-        sorts=sort,
-    )
-    update = _update_of(over, rule, "parts.soap")
+    def observe(g: jax.Array, *_: Any) -> tuple[Sides, Any]:
+        return grams_of(g), ()
+
+    direction = _adam_direction(b1, b2, eps, squares, first, length)
+    rotates_first = first == "rotate"
+    update = _update_of("parts.soap", over, direction, observe, keep, every, rotates_first, sort)
     kept: Length = "ignores" if length == "free" else "keeps"
     return Part(init, update, name="parts.soap", length=kept, once=True)
 
@@ -180,14 +177,8 @@ def _adam_direction(
     """Makes the direction of `soap`, that of a `_Rule`."""
 
     def direction(
-        u: jax.Array,
-        g: jax.Array,
-        moments: Sequence[jax.Array],
-        bases: Sides,
-        values: Any,
-        count: jax.Array,
+        u: jax.Array, g: jax.Array, moments: Any, bases: Sides, _: Any, count: jax.Array
     ) -> tuple[jax.Array, list[jax.Array]]:
-        del values
 
         def average(old: jax.Array, new: jax.Array, decay: Any) -> jax.Array:
             new = moving_average(old, new, scalar(decay, new))
@@ -319,9 +310,8 @@ def kl_shampoo(
     """
 
     def direction(
-        u: jax.Array, g: jax.Array, moments: Any, bases: Sides, values: Sides, count: jax.Array
+        u: jax.Array, _: Any, moments: Any, bases: Sides, values: Sides, count: jax.Array
     ) -> tuple[jax.Array, Any]:
-        del g
         if not u.size:  # gram_matrices gives such matrices no sides
             return u, moments
         roots = jnp.sqrt(values.left[:, :, None] * values.right[:, None, :])
@@ -432,8 +422,7 @@ def _kl_part(
             lambda old, new: jnp.where(start, old, _bounded(new, largest_root)), values, averages
         )
 
-    rule = _Rule(direction, observe, keep, every, rotates_first=False, sorts=False)
-    update = _update_of(over, rule, f"parts.{name}")
+    update = _update_of(f"parts.{name}", over, direction, observe, keep, every)
     return Part(init, update, name=f"parts.{name}", length="ignores", once=True)
 
 
@@ -464,30 +453,29 @@ def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
 # What the parts share.
 
 
-class _Rule(NamedTuple):
-    """What a part computes of one parameter's arrays, [n, rows, columns], and their bases."""
-
-    # `direction` is (U, G, moments, bases, values, count) -> direction, new moments (the mean of
-    # updates, then the last mean of squares, as far as it has them). `observe` is (G, bases,
-    # values, count) -> that of which the Gram matrices are the means, new values of the sides.
-
-    direction: Callable[..., tuple[jax.Array, Sequence[jax.Array]]]
-    observe: Callable[..., tuple[Sides, Any]]
-    keep: ArrayLike  # the decay of the Gram matrices
-    every: int  # the number of updates between changes of the bases
-    rotates_first: bool  # whether the first bases are computed before the first direction
-    sorts: bool  # whether the columns of bases are sorted by their eigenvalues
-
-
-def _update_of(over: Matrices, rule: _Rule, name: str) -> Callable[..., tuple[Any, Any]]:
+def _update_of(
+    name: str,
+    over: Matrices,
+    direction: Callable[..., tuple[jax.Array, Sequence[jax.Array]]],
+    observe: Callable[..., tuple[Sides, Any]],
+    keep: ArrayLike,
+    every: int,
+    rotates_first: bool = False,
+    sorts: bool = False,
+) -> Callable[..., Updated]:
     """Makes the update of a part, whose state is a `SoapState` or a `KlState`."""
+    # For one parameter's arrays, [n, rows, columns], `direction` is (U, G, moments, bases, values,
+    # count) -> direction, new moments (the mean of updates, then the last mean of squares, as far
+    # as it has them), and `observe` is (G, bases, values, count) -> that of which the Gram matrices
+    # are the means with the decay `keep`, new values of the sides. `rotates_first` is whether the
+    # first bases are computed before the first direction.
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count, at = state.count, state._fields.index("left")
         present = [x for x in state[1:at] if jax.tree.leaves(x)]
         number = 2 + len(present)
-        due = jnp.where(count % rule.every == 0, 1, 0)
-        branch = due if rule.rotates_first else jnp.where(count == 0, 2, due)
+        due = jnp.where(count % every == 0, 1, 0)
+        branch = due if rotates_first else jnp.where(count == 0, 2, due)
 
         def move(*lists: list[Any]) -> Sequence[list[Any]]:
             moves, grads, *means = lists[:number]
@@ -495,14 +483,14 @@ def _update_of(over: Matrices, rule: _Rule, name: str) -> Callable[..., tuple[An
             grams, bases, values = [*sides, [()] * len(moves)][:3]
             moments = [[mean[i] for mean in means] for i in range(len(moves))]
 
-            found = [rule.observe(*row, count) for row in zip(grads, bases, values, strict=True)]
+            found = [observe(*row, count) for row in zip(grads, bases, values, strict=True)]
             news = [new for new, _ in found]
-            if rule.rotates_first:
+            if rotates_first:
                 bases = jax.lax.cond(count == 0, lambda: first_bases(news), lambda: bases)
             columns = zip(moves, grads, moments, bases, values, strict=True)
-            rows = [rule.direction(*row, count) for row in columns]
-            grams = jax.tree.map(partial(_average, rule.keep), grams, news)
-            moments, bases = _follow(branch, [x for _, x in rows], grams, bases, rule.sorts)
+            rows = [direction(*row, count) for row in columns]
+            grams = jax.tree.map(partial(_average, keep), grams, news)
+            moments, bases = _follow(branch, [x for _, x in rows], grams, bases, sorts)
             means = [[x[i] for x in moments] for i in range(len(means))]
             sides = [grams, bases, [value for _, value in found]][: len(sides)]
             return [x for x, _ in rows], grads, *means, *(y for x in sides for y in of_sides(x))
