@@ -241,9 +241,7 @@ def ema_nesterov(
 
 
 def outer_nesterov(
-    learning_rate: optax.ScalarOrSchedule,
-    momentum: optax.ScalarOrSchedule,
-    every: Steps,
+    learning_rate: optax.ScalarOrSchedule, momentum: optax.ScalarOrSchedule, every: Steps
 ) -> OuterNesterov:
     """Takes a step of SGD with Nesterov momentum on the change of the weights over K steps.
 

@@ -64,10 +64,7 @@ class Matrices:
         return [of_path(path, layout) for path, layout in found.items()]
 
     def map(
-        self,
-        function: Callable[..., Sequence[Any]],
-        trees: Sequence[Any],
-        kept: Sequence[Any] = (),
+        self, function: Callable[..., Sequence[Any]], trees: Sequence[Any], kept: Sequence[Any] = ()
     ) -> list[Any]:
         """Applies a function to lists of all parameters' matrices, [n, rows, columns]."""
         # It takes a list of each of `trees`, then of each of `kept` ([n, ...], with the batch axes

@@ -245,10 +245,7 @@ def rsqrt(
 
 
 def power_cool(
-    peak_value: float,
-    end: Steps = "100%",
-    flat_until: Steps = 0,
-    power: float = 1.2,
+    peak_value: float, end: Steps = "100%", flat_until: Steps = 0, power: float = 1.2
 ) -> Schedule:
     """Returns a schedule that is constant and then cools down along a power law (PowerCool).
 
@@ -341,9 +338,7 @@ def half_life(peak_value: float, warmup_steps: Steps, init_value: float = 0.9) -
 
 
 def piecewise(
-    boundaries: Sequence[Steps],
-    values: Sequence[float],
-    interpolation: str = "constant",
+    boundaries: Sequence[Steps], values: Sequence[float], interpolation: str = "constant"
 ) -> Schedule:
     """Returns a schedule that interpolates between values at given steps.
 

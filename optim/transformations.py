@@ -25,9 +25,7 @@ def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     return with_known_extras(_with_slow_params(made))
 
 
-def with_known_extras(
-    tx: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def with_known_extras(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Drops extra arguments that a transformation does not know, and keeps its class."""
     # `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam`
     # takes one, and raises at any other.

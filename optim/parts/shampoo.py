@@ -10,13 +10,7 @@ import optax
 from optim.descent import Updated
 from optim.division import one_by_one
 from optim.eigenvectors import Sides, first_sides, grams_of_sides, of_sides
-from optim.inverse_roots import (
-    average_or_add,
-    correction,
-    inverse_roots,
-    is_due,
-    precondition,
-)
+from optim.inverse_roots import average_or_add, correction, inverse_roots, is_due, precondition
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import Part, check_count, check_option, gradient_of

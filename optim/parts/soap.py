@@ -508,11 +508,7 @@ def _average(decay: ArrayLike, old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def _follow(
-    branch: jax.Array,
-    moments: list[Any],
-    grams: list[Sides],
-    bases: list[Sides],
-    sorts: bool,
+    branch: jax.Array, moments: list[Any], grams: list[Sides], bases: list[Sides], sorts: bool
 ) -> tuple[list[Any], list[Sides]]:
     """Keeps the bases (0), rotates them by power iteration (1) or computes first ones (2)."""
     # The moments of each parameter follow: a mean is rotated to the new bases. Mean squares cannot
