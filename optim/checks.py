@@ -80,8 +80,8 @@ _FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rp
 _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
 
 
-def missing_arguments(recipe: Recipe) -> str | None:
-    """Describes an unknown or missing argument of a recipe or of those inside it; else None."""
+def check_arguments(recipe: Recipe) -> None:
+    """Raises ValueError for an unknown or missing argument of a recipe or of those inside it."""
     for inner in recipes_within(recipe):
         parameters = inspect.signature(inner.func).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -89,7 +89,7 @@ def missing_arguments(recipe: Recipe) -> str | None:
         if unknown:
             near = difflib.get_close_matches(unknown[0], parameters, n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
-            return (
+            raise ValueError(
                 f"{name_of(inner)} has no argument {unknown[0]!r}. {hint}"
                 f"It has: {', '.join(parameters)}."
             )
@@ -102,8 +102,7 @@ def missing_arguments(recipe: Recipe) -> str | None:
             and (name not in given or given[name] is None and takes_float(inner.func, name))
         ]
         if lacking:
-            return f"{name_of(inner)} needs {' and '.join(lacking)}. Give it a value."
-    return None
+            raise ValueError(f"{name_of(inner)} needs {' and '.join(lacking)}. Give it a value.")
 
 
 def wrong_float(name: str, value: Any, default: Any = None) -> str | None:

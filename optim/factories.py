@@ -310,18 +310,13 @@ def instantiate(
 
 def separate_arrays(
     recipe: Recipe,
-) -> tuple[
-    list[jax.Array],
-    Callable[[Sequence[jax.Array], DTypeLike], optax.GradientTransformationExtraArgs],
-]:
+) -> tuple[list[jax.Array], Callable[..., optax.GradientTransformationExtraArgs]]:
     """Returns the arrays among a recipe's arguments, and a function that calls the recipe."""
     # The function takes arrays to put in their place, and the dtype of `instantiate`.
     held: list[jax.Array] = []
     map_arrays(recipe, held.append)
 
-    def make(
-        arrays: Sequence[jax.Array], dtype: DTypeLike
-    ) -> optax.GradientTransformationExtraArgs:
+    def make(arrays: Sequence[jax.Array], dtype: DTypeLike) -> Any:
         rest = iter(arrays)
         return instantiate(map_arrays(recipe, lambda _: next(rest)), 0, dtype)
 

@@ -121,8 +121,7 @@ def group(
             f"A group's optimizer must be a functools.partial of a factory or an optax "
             f"transformation, got {optimizer!r}."
         )
-    if (wrong := checks.missing_arguments(optimizer)) is not None:
-        raise ValueError(wrong)
+    checks.check_arguments(optimizer)
     if width_scaling is not None:
         optimizer = _divide_rates(optimizer, width_scaling)
     return Group(pattern, optimizer, min_ndim, max_ndim, maximize, width_scaling)

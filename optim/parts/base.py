@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
+from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 
 __all__ = ["Need", "Part"]
@@ -118,16 +119,16 @@ class Part(optax.GradientTransformationExtraArgs):
 
 
 def of_matrices(
-    change: Callable[[jax.Array, jax.Array], jax.Array],
-    over: Matrices,
-    *,
     name: str,
+    matrices: MatrixSpec,
+    change: Callable[[jax.Array, jax.Array], jax.Array],
     length: Length = "keeps",
     keeps_zeros: bool = False,
     needs: Sequence[Need] = (),
 ) -> Part:
     """Makes a part without state of a function of updates and weights [n, rows, columns]."""
-    # It stands before the learning rate; for `name` and what follows it, see `Part`.
+    # It stands before the learning rate; for `length` and what follows it, see `Part`.
+    over = Matrices(matrices, f"optim.{name}")
 
     def init(params: optax.Params) -> optax.EmptyState:
         over.check(params)

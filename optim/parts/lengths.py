@@ -67,13 +67,8 @@ def floor(
         least = scalar(ratio, u) * at_least(norm(w, axes[by]), eps)
         return u * jnp.maximum(least / at_least(norm(u, axes[by]), eps), 1)
 
-    return of_matrices(
-        lengthen,
-        Matrices(matrices, "optim.parts.floor"),
-        name="parts.floor",
-        length="sets",
-        needs=(_PIN,) if by == "output" else (),
-    )
+    needs = [_PIN] if by == "output" else []
+    return of_matrices("parts.floor", matrices, lengthen, length="sets", needs=needs)
 
 
 def match_norm(
@@ -101,8 +96,7 @@ def match_norm(
     def match(u: jax.Array, w: jax.Array) -> jax.Array:
         return u * (scalar(ratio, u) * norm(w) / at_least(norm(u), eps))
 
-    over = Matrices(matrices, "optim.parts.match_norm")
-    return of_matrices(match, over, name="parts.match_norm", length="replaces", keeps_zeros=True)
+    return of_matrices("parts.match_norm", matrices, match, length="replaces", keeps_zeros=True)
 
 
 def match_rms(
@@ -131,8 +125,7 @@ def match_rms(
         size = max(u.shape[-2] * u.shape[-1], 1)
         return u * (scalar(rms, u) / at_least(norm(u) / size**0.5, eps))
 
-    over = Matrices(matrices, "optim.parts.match_rms")
-    return of_matrices(match, over, name="parts.match_rms", length="replaces")
+    return of_matrices("parts.match_rms", matrices, match, length="replaces")
 
 
 class GraftState(NamedTuple):
@@ -241,9 +234,7 @@ def radial_brake(
         factor = jnp.where(share < 0, scalar(outward, u), scalar(inward, u))
         return u + (factor - 1) * share * w
 
-    return of_matrices(
-        brake, Matrices(matrices, "optim.parts.radial_brake"), name="parts.radial_brake"
-    )
+    return of_matrices("parts.radial_brake", matrices, brake)
 
 
 class PinState(NamedTuple):
