@@ -30,14 +30,7 @@ from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.readout import WeightEma
 from optim.rounding import LowPrecision, round_to
-from optim.state_dtypes import (
-    Leaf,
-    StateError,
-    check_rules,
-    find_leaves,
-    store_leaves,
-    widen_leaves,
-)
+from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
 from optim.transformations import SlowParams, nodes_of
 
 
@@ -266,10 +259,7 @@ class BoundOptimizer(NamedTuple):
     def _check_states(self, states: Mapping[str, str], groups: Mapping[str, Any]) -> None:
         """Raises GroupError if a rule of `states` fits no array, or an array that must stay."""
         found = self.stored_leaves()
-        try:
-            check_rules(states, found)
-        except StateError as error:
-            raise GroupError(str(error), argument="states") from error
+        check_rules(states, found)
         for name, leaves in found.items():
             narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
             if narrow and depends_on_steps(groups[name]):

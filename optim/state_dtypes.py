@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from optim.groups import GroupError
 from optim.patterns import SlowPattern, fullmatch, occurs
 from optim.rounding import stochastic_round
 from optim.shard_map_checks import require_whole
@@ -22,10 +23,6 @@ STORED = ("float32", "bfloat16", "bfloat16 stochastic")
 
 # Folded into the key of a step, so that states and parameters are rounded by other noise.
 _NOISE = 0x57A7E
-
-
-class StateError(ValueError):
-    """Raised if a rule of `states` does not fit the states that the optimizers have."""
 
 
 class Leaf(NamedTuple):
@@ -86,7 +83,7 @@ def find_leaves(
 
 
 def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) -> None:
-    """Raises StateError for a rule that is the first to match no array."""
+    """Raises GroupError for a rule that is the first to match no array."""
     # The error lists those that exist. `found` is what `find_leaves` returned.
     names = list(dict.fromkeys(f"{group}/{x.name}" for group, own in found.items() for x in own))
     left = list(names)
@@ -95,14 +92,15 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
         try:
             taken = [x for x in left if _matches(pattern, x)]
         except SlowPattern as error:
-            raise StateError(f"In states: {error}") from None
+            raise GroupError(f"In states: {error}", argument="states") from None
         left = [x for x in left if x not in taken]
         if taken:
             continue
         if any(_matches(pattern, x) for x in names):
-            raise StateError(
+            raise GroupError(
                 f"In states, earlier patterns match everything that {text!r} matches. Put it before"
-                f" them, or remove it."
+                f" them, or remove it.",
+                argument="states",
             )
         fields = [x.partition("/")[2] for x in names]
         near = difflib.get_close_matches(text, [*fields, *names], n=1)
@@ -110,9 +108,10 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if not near and partly:
             hint = " A pattern matches a whole name: add .* where other text may follow or precede."
-        raise StateError(
+        raise GroupError(
             f"In states, {text!r} matches no array of a state.{hint} The arrays are"
-            f" {', '.join(names) or 'none: no state of these optimizers has an array in float32'}."
+            f" {', '.join(names) or 'none: no state of these optimizers has an array in float32'}.",
+            argument="states",
         )
 
 
