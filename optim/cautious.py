@@ -27,15 +27,10 @@ __all__ = ["MaskedState", "cautious", "grams"]
 
 
 class MaskedState(NamedTuple):
-    """The state of `cautious` and of `grams`.
+    """The state of `cautious` and of `grams`."""
 
-    Attributes:
-        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
-        base: the state of the base optimizer.
-    """
-
-    count: ArrayLike | tuple[()]
-    base: optax.OptState
+    count: ArrayLike | tuple[()]  # the number of updates so far, int32; () if no schedule needs it
+    base: optax.OptState  # the state of the base optimizer
 
 
 def cautious(

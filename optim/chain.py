@@ -33,17 +33,11 @@ class PartNeeded(ArgumentError):
 
 
 class ChainState(NamedTuple):
-    """The state of `chain`.
+    """The state of `chain`."""
 
-    Attributes:
-        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
-        before: the states of the parts before the learning rate.
-        after: the states of the parts after it.
-    """
-
-    count: ArrayLike | tuple[()]
-    before: tuple[optax.OptState, ...]
-    after: tuple[optax.OptState, ...]
+    count: ArrayLike | tuple[()]  # the number of updates so far, int32; () if no schedule needs it
+    before: tuple[optax.OptState, ...]  # the states of the parts before the learning rate
+    after: tuple[optax.OptState, ...]  # the states of the parts after it
 
 
 def chain(

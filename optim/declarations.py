@@ -22,23 +22,14 @@ class OptimizerWarning(UserWarning):
 
 
 class Declaration(NamedTuple):
-    """The layouts that an optimizer of matrices uses, or a doubt about another one's arguments.
+    """The layouts that an optimizer of matrices uses, or a doubt about another one's arguments."""
 
-    Attributes:
-        optimizer: its name, such as "optim.muon".
-        layouts: path name of a parameter -> its layout; empty for an optimizer without matrices.
-        named: the path names whose layout the user named; of all others the last two axes are the
-            matrix.
-        doubts: sentences about probable mistakes, guessed from its arguments and from the names and
-            shapes of its parameters.
-        wrong: those of them that are no guesses.
-    """
-
-    optimizer: str
-    layouts: dict[str, Layout]
-    named: frozenset[str]
+    optimizer: str  # its name, such as "optim.muon"
+    layouts: dict[str, Layout]  # by path name; empty for an optimizer without matrices
+    named: frozenset[str]  # whose layout the user named; of others the last two axes are the matrix
+    # sentences about probable mistakes, guessed from arguments and from names and shapes
     doubts: tuple[str, ...]
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # those of them that are no guesses
 
 
 # Collects what optimizers declare at init; None outside of `declarations`.

@@ -19,15 +19,10 @@ Updated = tuple[optax.Updates, Any]
 
 
 class DescentState(NamedTuple):
-    """The state of `descend`.
+    """The state of `descend`."""
 
-    Attributes:
-        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
-        direction: the state of the direction.
-    """
-
-    count: ArrayLike | tuple[()]
-    direction: optax.OptState
+    count: ArrayLike | tuple[()]  # the number of updates so far, int32; () if no schedule needs it
+    direction: optax.OptState  # the state of the direction
 
 
 def descend(

@@ -51,23 +51,14 @@ PRESETS: Mapping[str, str | Mapping[str, str]] = {
     "qkv_joint": "part in out -> in (part out)",
 }
 
-DEFAULT = "dense"
-
 
 class Layout(NamedTuple):
-    """The axes of one parameter, seen as a batch of matrices.
+    """The axes of one parameter, seen as a batch of matrices."""
 
-    Attributes:
-        shape: the shape of the parameter.
-        batch: the axes that are batch.
-        rows: the axes that are flattened into the rows, the inputs of the layer.
-        columns: the axes that are flattened into the columns, its outputs.
-    """
-
-    shape: tuple[int, ...]
-    batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    shape: tuple[int, ...]  # the shape of the parameter
+    batch: tuple[int, ...]  # the axes that are batch
+    rows: tuple[int, ...]  # the axes that are flattened into the rows, the inputs of the layer
+    columns: tuple[int, ...]  # the axes that are flattened into the columns, its outputs
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -198,7 +189,7 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
             f"{optimizer} updates real matrices, but the parameter {path!r} has dtype {x.dtype}:"
             " put it in another group, for example one with optax.adamw."
         )
-    rule = next((rule for rule in known if rule.takes(path)), None) or _parse(PRESETS[DEFAULT])
+    rule = next((rule for rule in known if rule.takes(path)), None) or _parse(PRESETS["dense"])
     # The axes that the spec does not name; they come first and are batch.
     lead = len(shape) - len(rule.axes)
     if lead < 0:

@@ -13,19 +13,12 @@ __all__ = ["MarsState", "mars"]
 
 
 class MarsState(NamedTuple):
-    """The state of MARS.
+    """The state of MARS."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        mean: the mean of the corrected gradients.
-        variance: the mean of their squares.
-        last: the last gradient.
-    """
-
-    count: jax.Array
-    mean: optax.Params
-    variance: optax.Params
-    last: optax.Params
+    count: jax.Array  # the number of updates so far, int32
+    mean: optax.Params  # the mean of the corrected gradients
+    variance: optax.Params  # the mean of their squares
+    last: optax.Params  # the last gradient
 
 
 def mars(

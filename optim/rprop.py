@@ -13,15 +13,10 @@ __all__ = ["RpropState", "rprop"]
 
 
 class RpropState(NamedTuple):
-    """The state of Rprop.
+    """The state of Rprop."""
 
-    Attributes:
-        size: the size of each element's step.
-        last: the last gradient, 0 where its sign had changed.
-    """
-
-    size: optax.Params
-    last: optax.Params
+    size: optax.Params  # the size of each element's step
+    last: optax.Params  # the last gradient, 0 where its sign had changed
 
 
 def rprop(

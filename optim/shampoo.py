@@ -24,26 +24,17 @@ __all__ = ["ShampooState", "shampoo"]
 
 
 class ShampooState(NamedTuple):
-    """The state of Shampoo.
+    """The state of Shampoo."""
 
-    Attributes:
-        count: the number of updates so far, int32.
-        mean: the mean of the gradients.
-        variance: the mean of their squares, for the length of Adam's step.
-        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not
-            preconditioned.
-        right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
-        left_root: the last computed inverse root of `left`.
-        right_root: the last computed inverse root of `right`.
-    """
+    # The means and roots of a side that is not preconditioned are empty tuples.
 
-    count: jax.Array
-    mean: optax.Params
-    variance: optax.Params
-    left: optax.Params
-    right: optax.Params
-    left_root: optax.Params
-    right_root: optax.Params
+    count: jax.Array  # the number of updates so far, int32
+    mean: optax.Params  # the mean of the gradients
+    variance: optax.Params  # the mean of their squares, for the length of Adam's step
+    left: optax.Params  # the mean of G G^T, [batch axes..., rows, rows]
+    right: optax.Params  # the mean of G^T G, [batch axes..., columns, columns]
+    left_root: optax.Params  # the last computed inverse root of `left`
+    right_root: optax.Params  # the last computed inverse root of `right`
 
 
 def shampoo(
