@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.automatic_axes import has_explicit_axes, with_automatic_axes
+from optim.automatic_axes import explicit_mesh, with_automatic_axes
 from optim.dtypes import compute_dtype
 from optim.factories import (
     ArgumentError,
@@ -131,7 +131,7 @@ def _first_state(recipe: Recipe, params: Any) -> Any:
     try:
         return instantiate(now, 0, compute_dtype(params)).init(params)
     except Exception:
-        if not has_explicit_axes(params):
+        if explicit_mesh(params) is None:
             raise
     # Usually the types of the parameters give the state its shardings. But with explicit axes,
     # arrays with different shardings cannot be concatenated, as optax.flatten does.

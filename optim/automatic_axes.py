@@ -24,11 +24,16 @@ def with_automatic_axes(
     # explicit axes. Each of `functions`, whose first argument is a tree like `like[0]`, is called
     # with the axes of the caller, and may use the caller's arrays. Results are replicated if `like`
     # is None.
-    mesh = _explicit_mesh((operands, like))
+    mesh = explicit_mesh((operands, like))
     if mesh is None:
         return function(*operands, functions)
     whole = NamedSharding(mesh, PartitionSpec())
-    places = whole if like is None else jax.tree.map(lambda x: _place(x, whole), like)
+
+    def place(x: jax.Array) -> NamedSharding:
+        sharding = jax.typeof(x).sharding
+        return whole if sharding.mesh.empty else sharding
+
+    places = whole if like is None else jax.tree.map(place, like)
     # Inside a shard_map over some axes of the mesh, those are manual and stay so.
     axes = tuple(
         name
@@ -55,20 +60,10 @@ def with_automatic_axes(
         ) from error
 
 
-def has_explicit_axes(tree: Any) -> bool:
-    """Returns whether an array of a pytree is on a mesh with explicit axes."""
-    return _explicit_mesh(tree) is not None
-
-
-def _explicit_mesh(tree: Any) -> AbstractMesh | None:
+def explicit_mesh(tree: Any) -> AbstractMesh | None:
+    """Returns the mesh with explicit axes that an array of a pytree is on, or None."""
     meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
     return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
-
-
-def _place(x: jax.Array, otherwise: NamedSharding) -> NamedSharding:
-    """Returns the sharding of an array, or another one if it is on no mesh."""
-    sharding = jax.typeof(x).sharding
-    return otherwise if sharding.mesh.empty else sharding
 
 
 def _with_explicit_axes(

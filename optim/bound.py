@@ -23,7 +23,7 @@ from optim.declarations import model_of
 from optim.dtypes import widen
 from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
-from optim.layer_decay import Layers, depends_on_steps, layer_scales, refuse_states
+from optim.layer_decay import Layers, depends_on_steps, layer_scales
 from optim.lookahead import EmaNesterov, Lookahead
 from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, Unpacked, packed, unpack
@@ -142,9 +142,7 @@ class BoundOptimizer(NamedTuple):
             with group_error_context(name, self.groups[name], group_params):
                 # Run once here, so that an error is raised now and not at the first evaluation.
                 jax.eval_shape(eval_params, unpacked.groups[name], group_params)
-                if self.layer_decay is not None:
-                    refuse_states(unpacked.groups[name])
-                self._refuse_wrapped(name, unpacked.groups[name])
+                self._refuse_state(name, unpacked.groups[name])
         norms = self.kept_norms()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
             self.refuse_zeros(norms)
@@ -322,8 +320,14 @@ class BoundOptimizer(NamedTuple):
             )
         return None
 
-    def _refuse_wrapped(self, name: str, state: optax.OptState) -> None:
-        """Raises GroupError if a group's state does not allow the lookahead or the readout."""
+    def _refuse_state(self, name: str, state: optax.OptState) -> None:
+        """Raises ValueError if a state rules out layer_decay, the lookahead or the readout."""
+        if self.layer_decay is not None and depends_on_steps(state):
+            raise ValueError(
+                "layer_decay scales the steps of the lower layers, but the state of this optimizer "
+                "depends on its unscaled steps. Remove layer_decay, or put every layer in a group "
+                "with its own learning rate."
+            )
         if self.lookahead is not None and depends_on_steps(state):
             raise GroupError(
                 f"The state of {name_of(self.groups[name].optimizer)} in group {name!r} has copies "

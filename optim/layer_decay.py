@@ -54,16 +54,6 @@ def depends_on_steps(state: optax.OptState) -> bool:
     return bool(nodes_of(state, _STATES_THAT_DEPEND_ON_STEPS))
 
 
-def refuse_states(state: optax.OptState) -> None:
-    """Raises ValueError if an optimizer's state would disagree with steps that are scaled later."""
-    if depends_on_steps(state):
-        raise ValueError(
-            "layer_decay scales the steps of the lower layers, but the state of this optimizer "
-            "depends on its unscaled steps. Remove layer_decay, or put every layer in a group with "
-            "its own learning rate."
-        )
-
-
 def layer_scales(
     by_path: Mapping[str, Any],
     decay: float,
@@ -176,7 +166,8 @@ def _check_places(
     moving: Container[str] | None,
 ) -> None:
     """Raises GroupError if the parameters of a model cannot be assigned to layers."""
-    used = {place.pattern for place in places.values() if place is not None}
+    known = [place for place in places.values() if place is not None]
+    used = {place.pattern for place in known}
     for pattern in layers:
         if pattern not in used:
             near = difflib.get_close_matches(pattern, by_path, n=3, cutoff=0.0)
@@ -204,9 +195,7 @@ def _check_places(
             f"after the layers, 'stacked', or the number of its layer.",
             argument="layer_decay",
         )
-    stacks = {
-        place.stack for place in places.values() if place is not None and place.pattern == _NUMBERED
-    }
+    stacks = {place.stack for place in known if place.pattern == _NUMBERED}
     if len(stacks) > 1:
         raise GroupError(
             f"layer_decay: several stacks of layers are numbered from 0: "
@@ -214,7 +203,7 @@ def _check_places(
             f"each: {{{', '.join(f'{stack + _DIGITS!r}: 0' for stack in sorted(stacks))}}}.",
             argument="layer_decay",
         )
-    if not any(place is not None and place.end for place in places.values()):
+    if not any(place.end for place in known):
         tops = ", ".join(sorted({path.split("/")[0] for path in by_path}))
         raise GroupError(
             f"layer_decay: no parameter belongs to a numbered layer, such as blocks/... (stacked) "
