@@ -23,8 +23,6 @@ from optim.factories import (
 )
 from optim.tracing import reads
 
-__all__ = ["MaskedState", "cautious", "grams"]
-
 
 class MaskedState(NamedTuple):
     """The state of `cautious` and of `grams`."""

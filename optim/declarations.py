@@ -14,8 +14,6 @@ from optim.doubts import DEPTHWISE, Doubt, ModelShapes
 from optim.layouts import Layout, Rule, layouts, rules
 from optim.paths import flatten
 
-__all__ = ["Declaration", "OptimizerWarning", "declarations"]
-
 
 class OptimizerWarning(UserWarning):
     """Warns that an optimizer's arguments are valid but probably not intended."""

@@ -23,8 +23,6 @@ import optax
 from optim.paths import flatten
 from optim.patterns import fullmatch
 
-__all__ = ["PRESETS", "Layout", "MatrixSpec"]
-
 MatrixSpec = str | Mapping[str, str] | None
 
 _QUERY = "in heads head_dim -> in (heads head_dim)"

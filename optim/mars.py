@@ -9,8 +9,6 @@ import optax
 from optim.descent import Updated, bias_correction, descend, map_unzip, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
 
-__all__ = ["MarsState", "mars"]
-
 
 class MarsState(NamedTuple):
     """The state of MARS."""

@@ -14,8 +14,6 @@ from optim.newton_schulz import polynomials
 from optim.parts.base import check_dtype
 from optim.parts.directions import polar_of
 
-__all__ = ["MuonState", "muon"]
-
 
 class MuonState(NamedTuple):
     """The state of Muon: the momentum, shaped like the parameters."""

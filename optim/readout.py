@@ -15,8 +15,6 @@ from optim.lookahead import copied, like
 from optim.patterns import fullmatch
 from optim.schedules import Steps, step_count
 
-__all__ = ["WeightEma", "weight_ema"]
-
 ByPath = dict[str, jax.Array]  # path name -> array, at least float32
 
 

@@ -9,8 +9,6 @@ import optax
 from optim.descent import Updated, map_unzip, scalar
 from optim.dtypes import wide_zeros, widen
 
-__all__ = ["RpropState", "rprop"]
-
 
 class RpropState(NamedTuple):
     """The state of Rprop."""

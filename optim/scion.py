@@ -15,8 +15,6 @@ from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials
 
-__all__ = ["ScionState", "scion"]
-
 _NORMS = ("spectral", "spectral_conv", "sign", "col_norm", "row_norm", "bias_rms")
 
 

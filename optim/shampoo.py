@@ -20,8 +20,6 @@ from optim.inverse_roots import (
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, gram_matrices
 
-__all__ = ["ShampooState", "shampoo"]
-
 
 class ShampooState(NamedTuple):
     """The state of Shampoo."""

@@ -11,9 +11,7 @@ from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import check_count
-from optim.parts.soap import SoapState, soap_of
-
-__all__ = ["SoapState", "soap"]
+from optim.parts.soap import soap_of
 
 
 def soap(

@@ -13,8 +13,6 @@ from optim.descent import bias_correction as correction
 from optim.dtypes import compute_dtype, wide_zeros
 from optim.parts.base import Part, check_dtype, learning_rate_of
 
-__all__ = ["adam", "laprop", "prodigy"]
-
 
 class AdamState(NamedTuple):
     """The state of `adam`."""

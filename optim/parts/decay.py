@@ -10,8 +10,6 @@ from optim.descent import Updated, scalar
 from optim.parts.base import Part, learning_rate_of
 from optim.transformations import with_known_extras
 
-__all__ = ["cautious_decay", "decay"]
-
 
 def cautious_decay(
     rate: float, around: optax.GradientTransformation | None = None

@@ -15,8 +15,6 @@ from optim.matrices import Matrices
 from optim.newton_schulz import Triple, orthogonalize_all, polynomials, shape_factor
 from optim.parts.base import Part, at_least, check_dtype, check_option, norm
 
-__all__ = ["momentum", "momentum_mixture", "normalize", "polar"]
-
 
 class MomentumState(NamedTuple):
     """The state of `momentum`: the mean of the gradients, shaped like the parameters."""

@@ -27,8 +27,6 @@ from optim.parts.base import (
 )
 from optim.transformations import with_known_extras
 
-__all__ = ["floor", "graft", "match_norm", "match_rms", "pin_radius", "radial_brake"]
-
 _PIN = Need(
     "keeps_norm",
     "after",

@@ -16,8 +16,6 @@ from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, scatter, solve_triangular, transpose
 from optim.parts.base import Part, check_option, gradient_of
 
-__all__ = ["psgd"]
-
 
 class PsgdState(NamedTuple):
     """The state of `psgd`."""

@@ -15,8 +15,6 @@ from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import Part, check_count, check_option, gradient_of
 
-__all__ = ["shampoo"]
-
 
 class ShampooState(NamedTuple):
     """The state of `shampoo`."""

@@ -41,8 +41,6 @@ from optim.parts.base import (
 )
 from optim.transformations import with_known_extras
 
-__all__ = ["kl_shampoo", "kl_soap", "soap", "trust_gate"]
-
 
 class SoapState(NamedTuple):
     """The state of `soap`, and of `optim.soap`."""
