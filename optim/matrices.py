@@ -86,6 +86,10 @@ class Matrices:
             rest = [jax.tree.map(scatter, *pair) for pair in zip(rest, places, strict=False)]
         return [structure.unflatten(column) for column in (*back, *rest)]
 
+    def each(self, function: Callable[..., jax.Array], *trees: Any) -> Any:
+        """Returns what a function makes of each parameter's matrices, [n, rows, columns]."""
+        return self.map(lambda *lists: [list(map(function, *lists))], trees)[0]
+
     def _matrices(self, x: jax.Array, layout: Layout) -> jax.Array:
         self._require_whole(x)
         return _merge(jnp.transpose(x, layout.order), len(layout.batch), layout.matrices)

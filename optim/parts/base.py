@@ -134,12 +134,8 @@ def of_matrices(
         over.check(params)
         return optax.EmptyState()
 
-    def both(updates: list[jax.Array], weights: list[jax.Array]) -> Sequence[list[jax.Array]]:
-        return list(map(change, updates, weights)), weights
-
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
-        moves, _ = over.map(both, [updates, widen(params)])
-        return moves, state
+        return over.each(change, updates, widen(params)), state
 
     return Part(init, update, name=name, length=length, keeps_zeros=keeps_zeros, needs=needs)
 

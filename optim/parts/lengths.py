@@ -197,11 +197,7 @@ def graft(
         def one(u: jax.Array, a: jax.Array) -> jax.Array:
             return jnp.where(count < start, a, with_length_of(u, a, eps))
 
-        def both(us: list[jax.Array], others: list[jax.Array]) -> Sequence[list[jax.Array]]:
-            return list(map(one, us, others)), others
-
-        moves, _ = over.map(both, [updates, others])
-        return moves, GraftState(count, kept)
+        return over.each(one, updates, others), GraftState(count, kept)
 
     return Part(init, update, name="parts.graft", length="replaces")
 

@@ -377,13 +377,9 @@ def trust_gate(
         over.check(params)
         return state
 
-    def both(*lists: list[jax.Array]) -> Sequence[list[jax.Array]]:
-        return list(map(blend, *lists)), *lists[1:]
-
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         found, state = inner.update(updates, state, params, **extra)
-        moves, *_ = over.map(both, [updates, found, gradient_of(extra, "parts.trust_gate")])
-        return moves, state
+        return over.each(blend, updates, found, gradient_of(extra, "parts.trust_gate")), state
 
     return Part(init, update, name="parts.trust_gate", around=around)
 
