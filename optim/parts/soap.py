@@ -172,7 +172,7 @@ def soap_of(
 def _adam_direction(
     b1: ArrayLike | None, b2: ArrayLike, eps: ArrayLike, squares: str, first: str, length: str
 ) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
-    """Makes the direction of `soap`, that of a `_Rule`."""
+    """Makes the `direction` of `soap` and of `kl_soap` for `_update_of`."""
 
     def direction(
         u: jax.Array, g: jax.Array, moments: Any, bases: Sides, _: Any, count: jax.Array
