@@ -257,10 +257,8 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
     for path, inner in recipes_with_paths(given.get("before", ()), "before") if pins else ():
         for name, value, _ in floats(inner):
             # A traced value was checked as a number before.
-            off = (
-                isinstance(value, Tracer) or not callable(value) and np.all(np.asarray(value) == 0)
-            )
-            if name == "weight_decay" and not off:
+            known = not isinstance(value, Tracer)
+            if name == "weight_decay" and known and (callable(value) or np.any(np.asarray(value))):
                 yield (
                     f"{path}.{name}",
                     f"weight_decay of {name_of(inner)} makes weights smaller, and {pins[0].name} in"

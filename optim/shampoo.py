@@ -148,8 +148,7 @@ def shampoo(
             step = jnp.where(count < start, adam, graft(precondition(corrected, *roots), adam))
             return step if jax.tree.leaves(roots) else adam
 
-        def new_roots(sides: tuple[list[Any], list[Any]], old: Any) -> Any:
-            del old
+        def new_roots(sides: tuple[list[Any], list[Any]], _: Any) -> Any:
             return inverse_roots(sides, lambda gram: gram / correction(b2, count, gram), eps)
 
         def move(*lists: list[Any]) -> Sequence[list[Any]]:

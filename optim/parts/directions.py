@@ -1,6 +1,7 @@
 """Parts that compute a direction: averages over the steps, and the polar factor."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import Updated, moving_average, scalar
+from optim.descent import Updated, map_unzip, moving_average, scalar
 from optim.dtypes import wide_zeros
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
@@ -247,11 +248,8 @@ def normalize(
 
     def init(params: optax.Params) -> NormalizeState:
         over.check(params)
-
-        def start(arrays: list[jax.Array]) -> Sequence[list[jax.Array]]:
-            return arrays, [_mean_square(x) for x in arrays]
-
-        _, variance = over.map(start, [jax.tree.map(wide_zeros, params)])
+        zeros = jax.tree.map(wide_zeros, params)
+        _, variance = over.map(lambda arrays: (arrays, list(map(_mean_square, arrays))), [zeros])
         return NormalizeState(variance)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
@@ -260,13 +258,7 @@ def normalize(
             divided = x / (jnp.sqrt(variance) + scalar(eps, x))[:, None, :]
             return divided * (norm(x) / at_least(norm(divided), eps)), variance
 
-        def change(
-            arrays: list[jax.Array], variances: list[jax.Array]
-        ) -> tuple[list[jax.Array], list[jax.Array]]:
-            rows = list(map(one, arrays, variances))
-            return [x for x, _ in rows], [v for _, v in rows]
-
-        moves, variance = over.map(change, [updates], [state.variance])
+        moves, variance = over.map(partial(map_unzip, one, 2), [updates], [state.variance])
         return moves, NormalizeState(variance)
 
     return Part(init, update, name="parts.normalize", once=True)
