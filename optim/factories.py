@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -43,21 +43,16 @@ def recipes_with_paths(recipe: object, path: str = "") -> Iterator[tuple[str, pa
     """Yields a recipe and those inside it, outermost first, each after its path."""
     # A path is such as "" or "inner.base_optimizer". Containers of recipes are searched, and other
     # objects yield nothing. Only recursive calls pass `path`.
-
-    def below(key: Any) -> str:
-        return f"{path}.{key}".lstrip(".")
-
+    inside: Iterable[tuple[Any, Any]] = ()
     if isinstance(recipe, partial):
         yield path, recipe
-        for name, value in bound(recipe).arguments.items():
-            if takes_recipe(recipe.func, name):
-                yield from recipes_with_paths(value, below(name))
+        inside = [x for x in bound(recipe).arguments.items() if takes_recipe(recipe.func, x[0])]
     elif isinstance(recipe, Mapping):
-        for key, value in recipe.items():
-            yield from recipes_with_paths(value, below(key))
+        inside = recipe.items()
     elif isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
-        for index, value in enumerate(recipe):
-            yield from recipes_with_paths(value, below(index))
+        inside = enumerate(recipe)
+    for key, value in inside:
+        yield from recipes_with_paths(value, f"{path}.{key}".lstrip("."))
 
 
 def name_of(recipe: Recipe) -> str:

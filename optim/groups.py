@@ -226,11 +226,9 @@ def _dead_group(
     else:
         near, partly = near_paths(group.match, by_path)
         why = f"The nearest parameters are {', '.join(near)}"
-        advice = (
-            "A pattern matches a whole path: add .* where other text may follow or precede."
-            if partly
-            else ("Correct the pattern, or remove the group.")
-        )
+        advice = "A pattern matches a whole path: add .* where other text may follow or precede."
+        if not partly:
+            advice = "Correct the pattern, or remove the group."
     return GroupError(
         f"The group {name!r} takes no parameter: its pattern is {group.match.pattern!r}. "
         f"{why}. {advice}",

@@ -95,16 +95,14 @@ def layer_scales(
     for path, place in places.items():
         if place is None or place.kind == "head":
             continue
-        if place.kind == "embedding":
-            scales[path] = decay ** (depth + 1)
-        elif place.kind == "stacked":
+        if place.kind == "stacked":
             x = by_path[path]
             powers = [decay ** (depth - i) for i in range(place.end)]
             # finfo gives the real dtype of complex parameters.
             dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
             scales[path] = jnp.asarray(powers, dtype).reshape((place.end,) + (1,) * (x.ndim - 1))
         else:
-            scales[path] = decay ** (depth + 1 - place.end)
+            scales[path] = decay ** (depth + 1 - place.end)  # of an embedding, the end is 0
     return scales
 
 
