@@ -362,8 +362,7 @@ class BoundOptimizer(NamedTuple):
         by = None if self.lookahead is None else self.lookahead.scheduled_by
         if by is None:
             return None
-        rate = learning_rate_of(self.groups[by].optimizer)
-        return evaluate(rate, step, "learning_rate") if callable(rate) else rate
+        return evaluate(learning_rate_of(self.groups[by].optimizer), step, "learning_rate")
 
     def _updates(
         self, grads: Any, old: Unpacked, wide: dict, extra: Mapping[str, Any]
