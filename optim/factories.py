@@ -346,7 +346,9 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     return standardize(made, name_of(recipe))
 
 
-def evaluate(schedule: optax.ScalarOrSchedule, step: ArrayLike, name: str) -> Any:
+def evaluate(
+    schedule: optax.ScalarOrSchedule | Callable[..., object], step: ArrayLike, name: str
+) -> Any:
     """Evaluates a schedule at a step, which it receives as an array; returns other values."""
     # Raises ValueError, with the argument's name, if the schedule fails or does not return a
     # scalar.

@@ -297,7 +297,7 @@ def render_extension(
     lines += [*_arms(stored, revision), tuned_line(tunings), *unlike, ""]
     programs = [as_dataclass(each, SharedProgram) for each in revision["programs"]]
     if programs:
-        rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
+        rows: list[tuple[str, ...]] = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
         for each in programs:
             numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
             rows.append((*(f"{number:,}" for number in numbers), each.trials[0]))

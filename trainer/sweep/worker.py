@@ -263,12 +263,12 @@ class Worker:
     def _divide(self, wave: Wave, why: str) -> int:
         """Splits a wave that cannot be computed; a single trial has failed."""
         claim = wave.claim
-        if len(claim.trials) > 1:
+        trial, *others = claim.trials
+        if others:
             self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
             self.folder.limits.halve_width(claim.program, len(claim.trials))
             wave.finish({})
         else:
-            (trial,) = claim.trials
             self._log(f"{trial.folder} failed. {why}")
             wave.finish({trial: Summary("failed", 0, {}, why, exit=FAILED)})
         return DONE
