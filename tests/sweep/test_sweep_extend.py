@@ -17,9 +17,12 @@ from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep import extension
+from trainer.sweep.final import choose_winners
+from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import append, compared_known
 from trainer.sweep.plan import Plan, make_plan
 from trainer.sweep.plan_file import check_same, read_plan
+from trainer.writers.summary import Summary
 
 SWEEP_TEXT = f"""base: base.yaml
 arms:
@@ -278,6 +281,33 @@ def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):
     definition = defined(folder, WIDER, "trials=6")
     with pytest.raises(UserError, match="trials of first: 5 -> 6"):
         check_same(sweep, definition, make_plan(definition))
+
+
+def test_runs_of_a_new_winner_come_before_those_that_were_left_of_another_arm(folder, monkeypatch):
+    """They divided by zero: the other arm has no run among those of new winners."""
+    other = f"  second: {{set: {{optimizer.b1: 0.8}}, space: {{{RATE}}}}}"
+    text = SWEEP_TEXT.replace("trials", f"{other}\ntrials")
+    sweep, old = begun(folder, text)
+
+    def choose(plan: Plan, best: dict[str, int]) -> None:
+        outcomes: dict[str, Summary | None] = {
+            trial.folder: Summary("done", 100, {plan.goal.row: best[trial.arm] == trial.number})
+            for trial in plan.trials
+        }
+        choose_winners(sweep, plan, outcomes, lambda content: None)
+
+    choose(old, {"first": 3, "second": 0})
+    code, new, _ = extend(folder, text, "trials=5")
+    choose(new, {"first": 4, "second": 0})
+    reader = SweepFolder(sweep)
+    searched = {trial.folder for trial in new.trials}
+    monkeypatch.setattr(reader, "finished", lambda: searched)
+    claim = reader.claim(1, lambda _: 8)
+    assert code == 0 and claim is not None
+    assert [trial.folder for trial in claim.trials] == [
+        f"final.2/first/{seed}" for seed in new.final_seeds
+    ]
+    reader.remove(claim)
 
 
 def test_a_dry_run_prints_what_would_be_added_and_writes_nothing(folder, capsys):

@@ -1,5 +1,5 @@
 """The command line.
 
 Start with commands.py, which has one function per command. options.py defines their options, and
-loading.py reads the config that the options name.
+resolving.py reads the config that the options name.
 """

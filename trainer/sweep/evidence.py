@@ -1,4 +1,4 @@
-"""Checks that the results of a sweep are those that were computed; imports no jax.
+"""Checks that the results of a sweep are those that were computed.
 
 The files are compared with the ledger, the summary of each trial with its rows, cuts.json with the
 rows at the cuts, and final.json with the seeds of the plan and the ranking of the trials. Start

@@ -253,7 +253,9 @@ class SweepFolder:
         if not left:
             return None
         # Take the arm with the largest share of trials left, so that all arms advance together.
+        # Runs of new winners stand apart, and an arm whose winner is as before has none there.
         phase = [trial for trial in trials.values() if trial.final == left[0].final]
+        left = [trial for trial in left if trial.final == left[0].final]
         planned, rest = (Counter(trial.arm for trial in of) for of in (phase, left))
         arm = max(rest, key=lambda name: rest[name] / planned[name])
         first = next(trial for trial in left if trial.arm == arm)
@@ -265,7 +267,6 @@ class SweepFolder:
             trial
             for trial in left
             if self._share_waves(trial.arm, arm)
-            and trial.final == first.final
             and self.program_of(trial) == program
             and starts.get(trial.folder) == start
             and trial.folder not in limits["alone"]
