@@ -306,7 +306,7 @@ FAULTS = (
         "data that change far behind the first batch go unnoticed",
         # The data of a resumed run are hashed in two places.
         "trainer/engine/data_fingerprint.py",
-        "    parts.append(_digest_of_train(data, _far(data)))\n",
+        "    parts.append(digest_batch(read_batch(data, _far(data))))\n",
         "",
         "2d130cd",
     ),

@@ -60,9 +60,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         real(self, *arguments)
         inner = self._evaluate_all
 
-        def note(total: Any, params: Any, model_state: Any, inputs: Any, batches: Any, *more, size):
-            found.append(int(more[0]))
-            return inner(total, params, model_state, inputs, batches, *more, size=size)
+        def note(total: Any, given: Any, batches: Any, count: Any, size: int) -> Any:
+            found.append(int(count))
+            return inner(total, given, batches, count, size=size)
 
         self._evaluate_all = note
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -70,13 +71,12 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     # A block ends where a log line, an evaluation or a save is due: a longer one is never filled.
     evaluated = every.shortest(experiment.eval_every)
     shortest = min(experiment.log_every, evaluated, experiment.save_every)
+    due = 2 ** math.ceil(math.log2(shortest))
+    most = _CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS
     limits = {
-        f"a step has {operations:,} operations": (
-            (_CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS) // operations
-        ),
+        f"a step has {operations:,} operations": most // operations,
         f"a batch has {size:,} bytes": MOST_BYTES // size,
-        "a log line, an evaluation or a save is due after every step": 2
-        ** math.ceil(math.log2(shortest)),
+        "a log line, an evaluation or a save is due after every step": due,
         "the host's time no longer shows": _MOST_STEPS,
     }
     why = min(limits, key=lambda name: limits[name])
@@ -114,19 +114,14 @@ def loop_on_device(
     # steps that were not computed are 0.
 
     def batch_at(index: Any) -> dict[str, Any]:
-        return {
-            name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
-            for name, x in batches.items()
-        }
+        at = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+        return {name: at(x) for name, x in batches.items()}
 
     def body(carry: Any) -> Any:
         index, _, state, rows = carry
         state, metrics = step(state, batch_at(index))
-        rows = jax.tree.map(
-            lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, index, 0),
-            rows,
-            metrics,
-        )
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+        rows = jax.tree.map(put, rows, metrics)
         return index + 1, metrics.proceeds > 0, state, rows
 
     size = next(iter(batches.values())).shape[0]

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +64,20 @@ def find_collectives(text: str) -> list[Collective]:
 def executed_lines(text: str) -> Iterator[tuple[str, int]]:
     """Yields each instruction of a compiled program, and how often a call executes it."""
     # A loop of unknown length counts once, and of a condition both branches.
-    times = _times(text)
-    return ((line, times[name]) for name, line in _computations(text))
+    calls: dict[str, list[tuple[str, int]]] = {}  # computation -> those that call it
+    for name, line in _computations(text):
+        inner = _CALLED.findall(line)
+        for branches in _BRANCHES.findall(line):
+            inner += re.findall(r"[\w.-]+", branches)
+        trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
+        for each in inner:
+            calls.setdefault(each, []).append((name, trips))
+
+    @cache
+    def times(name: str) -> int:
+        return sum(trips * times(caller) for caller, trips in calls.get(name, ())) if name else 1
+
+    return ((line, times(name)) for name, line in _computations(text))
 
 
 def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
@@ -72,12 +85,11 @@ def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] 
     if collective.groups is None:
         return None
     shape = tuple(mesh.values())
-    differing: set[str] = set()
+    differ = np.zeros(len(shape), bool)
     for group in collective.groups:
         positions = np.stack(np.unravel_index(np.asarray(group), shape))  # [axes, devices]
-        moved = (positions != positions[:, :1]).any(axis=1)
-        differing |= {name for name, each in zip(mesh, moved, strict=True) if each}
-    return tuple(name for name in mesh if name in differing)
+        differ |= (positions != positions[:, :1]).any(axis=1)
+    return tuple(name for name, each in zip(mesh, differ, strict=True) if each)
 
 
 def find_traffic(text: str, mesh: Mapping[str, int]) -> list[Traffic]:
@@ -103,28 +115,6 @@ def _computations(text: str) -> Iterator[tuple[str, str]]:
             name = "" if header[1] else header[2]
         elif line.startswith("  "):
             yield name, line
-
-
-def _times(text: str) -> Counter[str]:
-    """Returns how often each computation is executed, by name."""
-    calls: dict[str, list[tuple[str, int]]] = {}  # computation -> those that call it
-    for name, line in _computations(text):
-        inner = _CALLED.findall(line)
-        for branches in _BRANCHES.findall(line):
-            inner += re.findall(r"[\w.-]+", branches)
-        trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
-        for each in inner:
-            calls.setdefault(each, []).append((name, trips))
-    times = Counter({"": 1})
-
-    def of(name: str) -> int:
-        if name not in times:
-            times[name] = sum(trips * of(caller) for caller, trips in calls.get(name, ()))
-        return times[name]
-
-    for name in calls:
-        of(name)
-    return times
 
 
 def _bytes(result: str) -> int:

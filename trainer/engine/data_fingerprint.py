@@ -99,8 +99,8 @@ def _far(data: Any) -> int:
 
 
 def _hash_batches(data: Any) -> str:
-    first = _digest_of_train(data, 0)
-    if _digest_of_train(data, 0) != first:
+    first = digest_batch(read_batch(data, 0))
+    if digest_batch(read_batch(data, 0)) != first:
         raise ComponentError(
             "data",
             f"train(0, {_SEED}) of the data set yielded two different batches. A batch must be a "
@@ -111,13 +111,9 @@ def _hash_batches(data: Any) -> str:
     with calling("data"):
         spec = {name: (x.shape, np.dtype(x.dtype).str) for name, x in data.element_spec.items()}
     parts = [str(sorted(spec.items())), str(data.num_examples), first]
-    parts.append(_digest_of_train(data, _far(data)))
+    parts.append(digest_batch(read_batch(data, _far(data))))
     for split in split_sizes(data):
         with calling("data"):
             batch = next(eval_batches(data, split, WHOLE), None)
         parts.append(f"{split} {digest_batch(check_eval_batch(batch))}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _digest_of_train(data: Any, index: int) -> str:
-    return digest_batch(read_batch(data, index))

@@ -16,6 +16,7 @@ from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
 from trainer.engine.data_fingerprint import read_batch
+from trainer.engine.padding import resized
 from trainer.engine.program import Program
 from trainer.engine.reading import reading
 from trainer.engine.splits import split_sizes
@@ -212,7 +213,7 @@ def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) ->
 def _perhaps_wrong(split: _Split, loss: Any, outputs: Any) -> Iterator[str]:
     """Yields a sentence for each field that a loss may read as classes, and that has others."""
     classes = getattr(outputs, "shape", (0,))[-1]
-    for key in _read_by(loss, outputs, split.arrays, split.mask):
+    for key in _read_by(loss, outputs, split):
         if not _is_number(split, key, outputs):
             continue
         labels, _ = _labels(split, key)
@@ -227,15 +228,13 @@ def _perhaps_wrong(split: _Split, loss: Any, outputs: Any) -> Iterator[str]:
             )
 
 
-def _read_by(
-    loss: Any, outputs: Any, arrays: Mapping[str, np.ndarray], mask: np.ndarray | None
-) -> Sequence[str]:
+def _read_by(loss: Any, outputs: Any, split: _Split) -> Sequence[str]:
     """Returns the integer fields of a batch that a loss reads; none if it cannot be traced."""
     size = getattr(outputs, "shape", (1,))[0]
-    shapes = {k: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for k, x in arrays.items()}
-    counts = (size,) if mask is None else (size, *mask.shape[1:])
-    shapes["mask"] = jax.ShapeDtypeStruct(counts, np.float32)
+    counts = (size,) if split.mask is None else (size, *split.mask.shape[1:])
     try:
+        shapes = resized(split.arrays, size)
+        shapes["mask"] = jax.ShapeDtypeStruct(counts, np.float32)
         # A function of its own, because a loss may be an object that cannot be hashed.
         traced = jax.jit(lambda *given: loss(*given)).trace(outputs, shapes)
     except Exception:  # the step, which is traced later, tells the user
@@ -255,10 +254,8 @@ def _classes(train: _Split, others: Sequence[_Split], key: str, classes: int) ->
     known = count(train)
     for split in others:
         found = count(split)
-        unknown, absent = (
-            np.flatnonzero((known == 0) & (found > 0)),
-            np.flatnonzero((known > 0) & (found == 0)),
-        )
+        unknown = np.flatnonzero((known == 0) & (found > 0))
+        absent = np.flatnonzero((known > 0) & (found == 0))
         if unknown.size:
             number = plural(int(found[unknown[0]]), "example")
             yield (

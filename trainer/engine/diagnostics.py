@@ -151,9 +151,8 @@ def compute(
     for group, updates in split(step.updates).items():
         of_group = Group(updates, step.weights, grads, found)
         for name in computed(asked):
-            if name in OF_HALVES:  # see `compute_noise`
-                continue
-            if name in _OF_MATRICES and not of_group.matrices:
+            # Those of halves are from `compute_noise`.
+            if name in OF_HALVES or (name in _OF_MATRICES and not of_group.matrices):
                 continue
             values[f"{name}/{group}"] = getattr(of_group, name)()
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
@@ -230,10 +229,8 @@ class NoiseScale:
         found, keep = {}, 0.5 ** (1 / _HALF_LIFE)
         for name, value in row.items():
             kind, _, group = name.partition("/")
-            if kind != "gradient_square":
-                continue
             new = value, row.get(f"gradient_noise/{group}", math.nan)
-            if not all(map(math.isfinite, new)):
+            if kind != "gradient_square" or not all(map(math.isfinite, new)):
                 continue
             old = self._sums.get(group, (0.0, 0.0))
             square, noise = (keep * x + y for x, y in zip(old, new, strict=True))

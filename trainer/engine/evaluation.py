@@ -38,12 +38,7 @@ class Evaluation:
     # Raises ComponentError for a metric that does not keep its contract. `unmasked` has the metrics
     # that do not depend on the mask of a batch, once one was traced.
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        mesh: Mesh,
-        insert: Callable[[Any], Experiment],
-    ):
+    def __init__(self, experiment: Experiment, mesh: Mesh, insert: Callable[[Any], Experiment]):
         self._experiment = experiment
         self._mesh = mesh
         self._shard = meshes.data_shard(mesh)
@@ -77,24 +72,22 @@ class Evaluation:
         # Raises ComponentError if a mask does not fit, or no batch has an example.
 
         # Once for all batches: averages are functions of the state alone.
-        params, total = self._averages(state), self._empty()
-        arguments = params, state.model_state, state.hyperparams
-        first, batches = _peek(batches)
-        if self._aux is None and first is not None:
+        given = self._averages(state), state.model_state, state.hyperparams
+        batches = iter(batches)
+        if self._aux is None and (first := next(batches, None)) is not None:
             size = size_of(check_eval_batch(first)) * self._shard.size
-            self._trace(params, state, padded_shapes(self._mesh, resized(first, size)), size)
-            total = self._empty()
+            self._trace(given, padded_shapes(self._mesh, resized(first, size)), size)
+            batches = itertools.chain([first], batches)
+        total = self._empty()
         for group, places in _of_one_shape(batches, self._places):
             size = size_of(group[0]) * self._shard.size
             if places == 1:
-                for batch in group:
-                    sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
-                    total = self._evaluate(total, *arguments, sent, size=size)
-                    # Without this, all batches would queue on the devices and fill their memory.
-                    jax.block_until_ready(total)
-                continue
-            count = np.int32(len(group))
-            total = self._evaluate_all(total, *arguments, _stack(group, places), count, size=size)
+                sent = meshes.to_devices(self._mesh, pad(self._mesh, group[0]))
+                total = self._evaluate(total, given, sent, size=size)
+            else:
+                count = np.int32(len(group))
+                total = self._evaluate_all(total, given, _stack(group, places), count, size=size)
+            # Without this, all batches would queue on the devices and fill their memory.
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
 
@@ -113,16 +106,14 @@ class Evaluation:
         # Metrics that are not means over examples are left out. The weighted means of the others
         # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
         # Raises ComponentError if a mask does not fit, or a metric cannot be computed.
-        params, collected = self._averages(state), ExampleCollector(most)
+        given = self._averages(state), state.model_state, state.hyperparams
+        collected = ExampleCollector(most)
         for batch in batches:
             size = size_of(check_eval_batch(batch))
             if collected.is_full(batch):
                 break
             sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
-            found = self._sum_examples(
-                params, state.model_state, state.hyperparams, sent, size=size
-            )
-            collected.add(batch, jax.device_get(found))
+            collected.add(batch, jax.device_get(self._sum_examples(given, sent, size=size)))
         return collected.result()
 
     def run_splits(
@@ -141,24 +132,20 @@ class Evaluation:
         # They are this process's shards. If the data set is not on this machine, it traces a batch
         # of the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
         # Raises ComponentError.
-        params = self._averages.eval_shape(state)
+        given = self._averages.eval_shape(state), state.model_state, state.hyperparams
         data: Any = self._experiment.data
         first = {}
         for split in split_sizes(data):
             if isinstance(data, DeclaredData):
                 shapes = dict(data.eval_spec)
             else:
-                first[split] = self._first_batch(split)
+                with calling("data"):
+                    batch = next(self.batches(split), None)
+                first[split] = check_eval_batch(batch)
+                check_values(first[split], "evaluate()")
                 shapes = resized(first[split], size_of(first[split]) * self._shard.size)
-            self._trace(params, state, padded_shapes(self._mesh, shapes), size_of(shapes))
+            self._trace(given, padded_shapes(self._mesh, shapes), size_of(shapes))
         return first
-
-    def _first_batch(self, split: str) -> Batch:
-        with calling("data"):
-            first = next(self.batches(split), None)
-        batch = check_eval_batch(first)
-        check_values(batch, "evaluate()")
-        return batch
 
     def _empty(self) -> Any:
         names = self._aux or ()
@@ -167,14 +154,12 @@ class Evaluation:
             self._zeros[names] = jax.device_put(total, meshes.replicated(self._mesh))
         return self._zeros[names]
 
-    def _trace(self, params: Any, state: State, batch: Any, size: int) -> None:
+    def _trace(self, given: Any, batch: Any, size: int) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
         # `run` starts with zeros for every aux value: if they appeared with the first batch, the
         # second would be compiled again.
         nothing = jax.eval_shape(self._metric_accumulator.empty)
-        traced = self._evaluate.trace(
-            nothing, params, state.model_state, state.hyperparams, batch, size=size
-        )
+        traced = self._evaluate.trace(nothing, given, batch, size=size)
         total: Any = traced.out_info
         self._metric_accumulator.check_results(total)
         mask = sorted(batch).index("mask") - len(batch)  # jax sorts a dict
@@ -197,40 +182,26 @@ class Evaluation:
         optimizer = self._insert(state.hyperparams).optimizer
         return optimizer.eval_params(state.opt_state, state.params)
 
-    def _accumulate(
-        self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
-    ) -> Any:
-        computed = self._apply(params, model_state, hyperparams, batch, size)
-        return self._metric_accumulator.add(total, *computed)
+    # Below, `given` is the parameters to evaluate, the state of the model and the inputs.
 
-    def _accumulate_all(
-        self,
-        total: Any,
-        params: Any,
-        model_state: Any,
-        hyperparams: Any,
-        batches: Batch,
-        count: Any,
-        size: int,
-    ) -> Any:
+    def _accumulate(self, total: Any, given: Any, batch: Batch, size: int) -> Any:
+        return self._metric_accumulator.add(total, *self._apply(given, batch, size))
+
+    def _accumulate_all(self, total: Any, given: Any, batches: Batch, count: Any, size: int) -> Any:
         """Adds the first `count` of batches that are stacked, field -> [places, batch, ...]."""
 
         def add(index: Any, total: Any) -> Any:
             batch = {name: x[index] for name, x in batches.items()}
-            return self._accumulate(total, params, model_state, hyperparams, batch, size)
+            return self._accumulate(total, given, batch, size)
 
         return jax.lax.fori_loop(0, count, add, total)
 
-    def _of_examples(
-        self, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
-    ) -> dict[str, ExampleSums]:
-        computed = self._apply(params, model_state, hyperparams, batch, size)
-        return self._metric_accumulator.of_examples(*computed)
+    def _of_examples(self, given: Any, batch: Batch, size: int) -> dict[str, ExampleSums]:
+        return self._metric_accumulator.of_examples(*self._apply(given, batch, size))
 
-    def _apply(
-        self, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
-    ) -> tuple[Any, Batch, Losses]:
+    def _apply(self, given: Any, batch: Batch, size: int) -> tuple[Any, Batch, Losses]:
         """Returns the outputs, the batch and its losses, all without padding."""
+        params, model_state, hyperparams = given
         # The loss may have inputs, such as label_smoothing.
         experiment = self._insert(hyperparams)
 
@@ -241,19 +212,11 @@ class Evaluation:
             outputs = outputs_of(batch)
             if size_of(batch) != size:
                 shapes = resized(batch, size)
-                outputs = without_padding(
-                    outputs, jax.eval_shape(outputs_of, shapes), self._shard.size
-                )
+                wanted = jax.eval_shape(outputs_of, shapes)
+                outputs = without_padding(outputs, wanted, self._shard.size)
                 batch = without_padding(batch, shapes, self._shard.size)
             batch = with_ignored(experiment.loss, batch)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
-
-
-def _peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:
-    """Returns the first batch, or None if there is none, and all batches."""
-    rest = iter(batches)
-    first = next(rest, None)
-    return first, rest if first is None else itertools.chain([first], rest)
 
 
 def _of_one_shape(
@@ -262,18 +225,11 @@ def _of_one_shape(
     """Checks the batches; yields lists of consecutive ones of equal shapes, and their places."""
     # The places are from `places_for` of the first batch of a list, which has at most as many
     # batches.
-    group: list[Batch] = []
-    places = 1
-    for batch in batches:
-        check_eval_batch(batch)
-        if group and (len(group) == places or _shapes(batch) != _shapes(group[0])):
-            yield group, places
-            group = []
-        if not group:
-            places = places_for(batch)
-        group.append(batch)
-    if group:
-        yield group, places
+    runs = (same for _, same in itertools.groupby(map(check_eval_batch, batches), _shapes))
+    for same in runs:
+        for first in same:
+            places = places_for(first)
+            yield [first, *itertools.islice(same, places - 1)], places
 
 
 def _shapes(batch: Batch) -> dict[str, Any]:
