@@ -293,9 +293,7 @@ def _takes(function: Callable[..., Any], *given: Any) -> bool:
 
 def as_model(configured: Any) -> Model:
     """Converts the model of a config, a flax linen module perhaps, to a model."""
-    if isinstance(configured, nn.Module):
-        return models.from_linen(configured)
-    return configured
+    return models.from_linen(configured) if isinstance(configured, nn.Module) else configured
 
 
 def as_optimizer(configured: Any) -> optim.Optimizer:
@@ -319,8 +317,7 @@ def build_experiment(
     builder.check()
     # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
     data = _build_data(builder, config.root.kwargs.get("data"), declared)
-    units = units_of(config, data)
-    return builder.build("", units=units, overrides={"data": data})
+    return builder.build("", units=units_of(config, data), overrides={"data": data})
 
 
 def _build_data(builder: Builder, node: Any, declared: bool) -> Any:

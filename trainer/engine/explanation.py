@@ -66,8 +66,7 @@ def explain(
     else:
         memory = planned_memory(limit)
         plan = make_plan(program, config, memory)
-        devices = plural(program.mesh.size, "simulated device")
-        plan = dataclasses.replace(plan, devices=devices)
+        plan = dataclasses.replace(plan, devices=plural(program.mesh.size, "simulated device"))
     return Explanation(plan, find_holdings(program), memory, simulated)
 
 

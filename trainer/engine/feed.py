@@ -75,8 +75,7 @@ class Feed:
         if self._readers == 1:
             return self._read(batch_index)
         if not self._copies:
-            batches = _Shared(self._read(batch_index))
-            self._copies = list(itertools.tee(batches, self._readers))
+            self._copies = list(itertools.tee(_Shared(self._read(batch_index)), self._readers))
         return self._copies.pop()
 
     def batch(self, batch_index: int) -> Batch:

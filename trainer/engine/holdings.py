@@ -37,8 +37,7 @@ class Held(NamedTuple):
     @property
     def split(self) -> str:
         """The axes in the grammar of a config's sharding, such as "- data+fsdp"; "-" for none."""
-        words = ["+".join(names) or "-" for names in self.axes]
-        return " ".join(words) if any(self.axes) else "-"
+        return " ".join("+".join(names) or "-" for names in self.axes) if any(self.axes) else "-"
 
 
 class Parameter(NamedTuple):
@@ -131,8 +130,6 @@ def _follows(leaf: Held, owner: Held | None) -> bool:
 
 def _gradients(program: Program, params: Any) -> dict[str, Any]:
     """Returns path -> shape and dtype of the gradients that `train_step` holds."""
-    experiment = program.experiment
-    trainable = dict(experiment.optimizer.trainable(params))
-    if experiment.microbatches == 1:
-        return trainable
-    return jax.eval_shape(widen, trainable)
+    trainable = dict(program.experiment.optimizer.trainable(params))
+    several = program.experiment.microbatches > 1
+    return jax.eval_shape(widen, trainable) if several else trainable

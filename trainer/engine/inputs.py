@@ -119,9 +119,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
         and path not in found
     }
     # Sorted, so that a program does not depend on the order of the entries in a config.
-    inputs = Inputs(dict(sorted(found.items())), others, rebuild)
-
-    return inputs.keep_traceable(_factories_trace)
+    return Inputs(dict(sorted(found.items())), others, rebuild).keep_traceable(_factories_trace)
 
 
 def _factories_trace(inputs: Inputs) -> bool:

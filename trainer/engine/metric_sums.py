@@ -141,11 +141,8 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
         # A Python number has no dtype and no shape.
         value = jnp.asarray(x) if isinstance(x, bool | int | float) else x
         dtype = getattr(value, "dtype", None)
-        real = dtype is not None and (
-            jnp.issubdtype(dtype, jnp.floating)
-            or jnp.issubdtype(dtype, jnp.integer)
-            or dtype == jnp.bool_
-        )
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+        real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in kinds)
         if not real or getattr(value, "shape", None) != ():
             raise ComponentError(
                 "loss",
@@ -217,8 +214,7 @@ def train_metrics(
     if not metrics:
         return TrainMetrics(aux, {})
     if "mask" not in batch:
-        size = size_of(batch)
-        batch = {**batch, "mask": jnp.ones(size, jnp.float32)}
+        batch = {**batch, "mask": jnp.ones(size_of(batch), jnp.float32)}
     # jax.value_and_grad traces everything that the objective returns under differentiation, and a
     # metric may use operations without a derivative.
     outputs, values = jax.lax.stop_gradient((outputs, losses.values.astype(jnp.float32)))
@@ -376,9 +372,8 @@ def _defined(metric: Any, method: str) -> str:
 def _is_mean(metric: type) -> bool:
     """Returns whether a metric is a total over a count, both of which are sums over examples."""
     average = clu_metrics.Average
-    same = ("compute", "merge")
     return issubclass(metric, average) and all(
-        getattr(metric, name) is getattr(average, name) for name in same
+        getattr(metric, name) is getattr(average, name) for name in ("compute", "merge")
     )
 
 
@@ -400,14 +395,13 @@ def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Ex
         text += f"\n{shown} reads the keywords {', '.join(reads)}."
     outputs, batch = keywords["outputs"], keywords["batch"]
     fields = ", ".join(f"{key} {describe(x)}" for key, x in batch.items() if key != "mask")
-    model = "the model's outputs"
+    model = describe(outputs)
     if isinstance(outputs, Mapping):
-        model += f", with the fields {', '.join(map(str, outputs))}"
-    else:
-        model += f", {describe(outputs)}"
+        model = f"with the fields {', '.join(map(str, outputs))}"
     text += (
-        f"\nA metric is passed the keywords outputs and logits ({model}), labels (the field "
-        f"'label' of the batch), batch, loss and mask.\nThe batch has the fields {fields}."
+        f"\nA metric is passed the keywords outputs and logits (the model's outputs, {model}), "
+        "labels (the field 'label' of the batch), batch, loss and mask.\nThe batch has the fields "
+        f"{fields}."
     )
     if "label" not in batch:
         text += (

@@ -25,6 +25,7 @@ from optim.factories import (
     recipes_with_paths,
 )
 from trainer.engine.flops import count_flops, equations
+from trainer.engine.reading import reading
 
 # A kernel of a transformer's perceptron, [inputs, outputs] in float32.
 KERNEL = (768, 3072)
@@ -91,8 +92,15 @@ def measure(recipe: partial) -> Cost:
         (4.0, 4)
     """
     per_example = checks.needs_examples(recipe) is not None
-    traced = _trace(recipe, {"kernel": KERNEL})
-    needs = [*_shapes(recipe)]
+    # The floats of the optimizer are inputs, as they are in a run.
+    values = {path: x for path, x in float_paths(recipe).items() if isinstance(x, float)}
+    try:
+        traced = _trace(recipe, {"kernel": KERNEL}, values)
+    except ValueError:  # a factory decides by one of them in Python
+        traced = _trace(recipe, {"kernel": KERNEL}, {})
+    needs = []  # first which parameters it takes, if not all: it is asked for smaller ones
+    if not _accepts(recipe, {"bias": (3,), "scale": ()}):
+        needs = ["at least one axis"] if _accepts(recipe, {"bias": (3,)}) else ["matrices"]
     needs += ["whole batches"] if checks.needs_full_batch(recipe) else []
     needs += ["gradients of single examples"] if per_example else []
     needs += traced.asked
@@ -176,7 +184,7 @@ def _accepts_schedule(recipe: partial, path: str, value: Any) -> bool:
 
     scheduled = map_floats(recipe, lambda each, x: schedule if each == path else x)
     try:
-        _trace_with(scheduled, {"kernel": (4, 3)}, {})
+        _trace(scheduled, {"kernel": (4, 3)}, {})
     except (ValueError, TypeError) as error:
         # Others are about the value: optim.grams refuses a weight decay beside that of its base.
         return not any(isinstance(each, ArgumentError | TypeError) for each in _causes(error))
@@ -189,16 +197,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _trace(recipe: partial, shapes: Shapes) -> _Traced:
-    """Traces an update, in which the floats of the optimizer are inputs, as they are in a run."""
-    values = {path: x for path, x in float_paths(recipe).items() if isinstance(x, float)}
-    try:
-        return _trace_with(recipe, shapes, values)
-    except ValueError:  # a factory decides by one of them in Python
-        return _trace_with(recipe, shapes, {})
-
-
-def _trace_with(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Traced:
+def _trace(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Traced:
     """Traces an update, in which the floats of the optimizer at some paths are inputs."""
 
     def alone(recipe: partial) -> optim.Optimizer:
@@ -216,19 +215,10 @@ def _trace_with(recipe: partial, shapes: Shapes, values: Mapping[str, float]) ->
 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     traced = jax.jit(update).trace({path: scalar for path in values}, grads, state, x, scalar)
-    jaxpr = traced.jaxpr.jaxpr
     # The scalars of all groups are packed in vectors, which do not grow with the kernel.
-    found = ["value"] if _is_used(jaxpr.invars[-1], jaxpr) else []
+    _, read = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
+    found = ["value"] if read[-1] else []
     return _Traced(state, traced, (*found, *asked))
-
-
-def _is_used(variable: Any, jaxpr: Any) -> bool:
-    """Returns whether a result of a jaxpr depends on a variable."""
-    depend = {variable}
-    for equation in jaxpr.eqns:
-        if any(not hasattr(x, "val") and x in depend for x in equation.invars):
-            depend.update(equation.outvars)
-    return any(not hasattr(x, "val") and x in depend for x in jaxpr.outvars)
 
 
 def _loss(grads: Any, value: Any, asked: dict[str, None]) -> dict[str, Any]:
@@ -249,17 +239,9 @@ def _loss(grads: Any, value: Any, asked: dict[str, None]) -> dict[str, Any]:
     return {"value": value, "grad": grads, **functions}
 
 
-def _shapes(recipe: partial) -> list[str]:
-    """Returns which parameters an optimizer takes, if not all: it is asked for smaller ones."""
-    vector: Shapes = {"bias": (3,)}
-    if _accepts(recipe, {**vector, "scale": ()}):
-        return []
-    return ["at least one axis"] if _accepts(recipe, vector) else ["matrices"]
-
-
 def _accepts(recipe: partial, shapes: Shapes) -> bool:
     try:
-        _trace_with(recipe, shapes, {})
+        _trace(recipe, shapes, {})
     except ValueError:  # a GroupError is one
         return False
     return True

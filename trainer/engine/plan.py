@@ -6,7 +6,7 @@ matrices that optimizers such as Muon work on.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 import optim
 from optim.checks import groups_needing, needs_full_batch, wrong_float, wrong_schedule
-from optim.declarations import Declaration, declarations
+from optim.declarations import declarations
 from optim.factories import evaluate, name_of
 from optim.layouts import Layout
 from optim.paths import flatten
@@ -86,9 +86,7 @@ def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter
     return describe(sample(program))
 
 
-def describe(
-    sampled: Mapping[str, Mapping[str, Sampled]],
-) -> dict[str, dict[str, Hyperparameter]]:
+def describe(sampled: Mapping[str, Mapping[str, Sampled]]) -> dict[str, dict[str, Hyperparameter]]:
     """Describes the values that `sample` returned."""
     return {
         group: {name: _describe(*values) for name, values in arguments.items()}
@@ -115,41 +113,43 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
     # take.
     optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
-    scheduled_arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
+
+    def arguments(optimizer: optim.Optimizer) -> dict[str, Mapping[str, Any]]:
+        by_group = {name: optimizer.schedules(name) for name in optimizer.groups}
+        return {**by_group, "": optimizer.own_floats()}
+
+    given = arguments(optimizer)
 
     # One program, because compiling one for each operation takes a second; and with the inputs as
     # an argument, so that another learning rate does not compile it again.
     @jax.jit
     def scheduled(hyperparams: Any, at: Any) -> Any:
         optimizer = program.inputs.insert(program.experiment, hyperparams).optimizer
-        arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
         return {
             name: {key: _at_steps(name, key, x, at) for key, x in own.items() if callable(x)}
-            for name, own in {**arguments, "": optimizer.own_floats()}.items()
+            for name, own in arguments(optimizer).items()
         }
 
     # A plan uses no accelerator.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         values = jax.device_get(scheduled(program.inputs.pack(), at))
-    bounds = values.pop("")
-    for key, those in bounds.items():
+    for key, those in values[""].items():
         if (why := wrong_float(key, those)) is not None:
             raise optim.GroupError(f"The schedule of {key} goes wrong: it {why}", argument=key)
-    for name, arguments in values.items():
-        if (wrong := wrong_schedule(optimizer.groups[name].optimizer, arguments)) is not None:
+    for name in sorted(optimizer.groups):
+        if (wrong := wrong_schedule(optimizer.groups[name].optimizer, values[name])) is not None:
             raise optim.GroupError(
                 f"In group {name!r}, the schedule of {wrong[0]} goes wrong: it {wrong[1]}",
                 name,
                 f"optimizer.{wrong[0]}",
             )
-    found = {
-        name: {key: (at, _over(at, x, values[name].get(key))) for key, x in arguments.items()}
-        for name, arguments in scheduled_arguments.items()
+    return {
+        name: {
+            key: (at, np.asarray(values[name][key]) if callable(x) else np.full(at.shape, x))
+            for key, x in own.items()
+        }
+        for name, own in given.items()
     }
-    found[""] = {
-        key: (at, _over(at, x, bounds.get(key))) for key, x in optimizer.own_floats().items()
-    }
-    return found
 
 
 def _at_steps(group: str, name: str, schedule: Callable[[Any], Any], at: Any) -> Any:
@@ -162,11 +162,6 @@ def _at_steps(group: str, name: str, schedule: Callable[[Any], Any], at: Any) ->
             raise optim.GroupError(str(error), argument=name) from error
         text = f"In group {group!r}: {error}"
         raise optim.GroupError(text, group, f"optimizer.{name}") from error
-
-
-def _over(at: np.ndarray, value: Any, scheduled: Any) -> np.ndarray:
-    """Returns the values at some steps: those of a schedule, or a number repeated."""
-    return np.asarray(scheduled) if callable(value) else np.full(at.shape, value)
 
 
 # The matrices that optimizers work on.
@@ -200,8 +195,10 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
         for path, layout in one.layouts.items():
             unnamed = len(layout.shape) > 2 and path not in one.named
             cells[path] = _sizes([layout]) + (_UNNAMED if unnamed else "")
+        count, _, rest = _sizes(one.layouts.values()).partition(" ")
         lines.append(
-            f"In group {group!r}, {one.optimizer} works on {_description(one)} (inputs by outputs)."
+            f"In group {group!r}, {one.optimizer} works on {count} "
+            f"{'matrix' if count == '1' else 'matrices'} {rest} (inputs by outputs)."
         )
         if one.wrong:
             raise ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
@@ -214,13 +211,7 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
     return Matrices(cells, list(dict.fromkeys(lines)), list(dict.fromkeys(warnings)))
 
 
-def _description(one: Declaration) -> str:
-    text = _sizes(list(one.layouts.values()))
-    count, _, rest = text.partition(" ")
-    return f"{count} {'matrix' if count == '1' else 'matrices'} {rest}"
-
-
-def _sizes(layouts: list[Layout]) -> str:
+def _sizes(layouts: Iterable[Layout]) -> str:
     """Counts matrices by their size: "16 of 64x64, 4 of 64x256"."""
     sizes: Counter[tuple[int, int]] = Counter()
     for layout in layouts:
@@ -309,6 +300,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         if here:  # it computes first parameters, which those of other devices may be too large for
             program.check_norms()
         sampled = sample(program)
+        hyperparameters = describe(sampled)
         matrices = find_matrices(optimizer, state.params)
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
@@ -320,13 +312,8 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
         raise with_place(error, config) from error
-    named = flatten(state.params)
-    labels = flatten(optimizer.label(state.params))
-    scales = optimizer.layer_scales(state.params)
-    rows = [
-        _row(path, x, labels[path], optimizer, sampled, float(np.max(scales.get(path, 1.0))))
-        for path, x in named.items()
-    ]
+    rows = list(_rows(optimizer, state.params, hyperparameters))
+    labels = {row.path: row.group for row in rows}
     return Plan(
         rows=rows,
         groups={
@@ -353,7 +340,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             for name, values in sampled.items()
             if "learning_rate" in values
         },
-        hyperparameters=describe(sampled),
+        hyperparameters=hyperparameters,
         wrappers=_wrappers(optimizer, state.opt_state),
         precision=describe_precision(experiment.roles, optimizer, state, program.mesh),
         diagnostics=diagnostics,
@@ -403,28 +390,26 @@ def _absent(data: Any) -> list[str]:
     ]
 
 
-def _row(
-    path: str,
-    x: Any,
-    name: str,
-    optimizer: optim.Optimizer,
-    sampled: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
-    scale: float,
-) -> Row:
-    group = optimizer.groups[name]
-    peaks = {key: float(np.max(values)) for key, (_, values) in sampled[name].items()}
-    spec = ["+".join(axes) if isinstance(axes, tuple) else axes or "-" for axes in x.sharding.spec]
-    rate = peaks.get("learning_rate")
-    return Row(
-        path=path,
-        shape=tuple(x.shape),
-        dtype=x.dtype.name,
-        group=name,
-        optimizer=name_of(group.optimizer),
-        peak_learning_rate=None if rate is None else rate * scale,
-        weight_decay=max((x for key, x in peaks.items() if _is_decay(key)), default=None),
-        sharding=", ".join(spec),
-    )
+def _rows(
+    optimizer: optim.Optimizer, params: Any, found: Mapping[str, Mapping[str, Hyperparameter]]
+) -> Iterator[Row]:
+    labels, scales = flatten(optimizer.label(params)), optimizer.layer_scales(params)
+    for path, x in flatten(params).items():
+        group = labels[path]
+        peaks = {key: each.peak for key, each in found.get(group, {}).items()}
+        rate, scale = peaks.get("learning_rate"), float(np.max(scales.get(path, 1.0)))
+        decays = [peak for key, peak in peaks.items() if key.split(".")[-1] == "weight_decay"]
+        spec = ["+".join(one) if isinstance(one, tuple) else one or "-" for one in x.sharding.spec]
+        yield Row(
+            path=path,
+            shape=tuple(x.shape),
+            dtype=x.dtype.name,
+            group=group,
+            optimizer=name_of(optimizer.groups[group].optimizer),
+            peak_learning_rate=None if rate is None else rate * scale,
+            weight_decay=max(decays, default=None),
+            sharding=", ".join(spec),
+        )
 
 
 def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[str]:
@@ -442,26 +427,21 @@ def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[s
 
 def _diagnostics(program: Program) -> str:
     """Returns a line about the diagnostics of a run, or "" if it has none."""
-    experiment = program.experiment
-    if not experiment.diagnostics:
+    experiment, asked = program.experiment, program.experiment.diagnostics
+    if not asked:
         return ""
     every = f"diagnostics, every {plural(experiment.log_every, 'step')}, in "
-    if not computed(experiment.diagnostics):
-        return f"{every}no time of their own: {', '.join(experiment.diagnostics)}"
+    if not computed(asked):
+        return f"{every}no time of their own: {', '.join(asked)}"
     labels = flatten(experiment.optimizer.label(program.abstract_state().params))
     by_group: dict[str, list[Layout]] = {}
     for path, layout in program.diagnosed_layouts.items():
         by_group.setdefault(labels[path], []).append(layout)
-    asked = experiment.diagnostics
     names = "all" if asked == "all" else ", ".join(asked)
     matrices = [f"{_sizes(found)} in group {group!r}" for group, found in by_group.items()]
     time = "two steps" if set(asked) & set(OF_HALVES) else "a step"
     found = "; ".join(matrices) or "none"
     return f"{every}about the time of {time}: {names}; their matrices: {found}"
-
-
-def _is_decay(key: str) -> bool:
-    return key.split(".")[-1] == "weight_decay"
 
 
 def _bytes(tree: Any) -> int:

@@ -13,6 +13,8 @@ from trainer.messages import plural, printable, table
 def render(plan: Plan) -> str:
     """Formats a plan as two tables, of the parameters and of the groups, and the totals."""
     total = sum(count for count, _ in plan.groups.values())
+    block = plan.block
+    steps = "1 step" if block.steps == 1 else f"at most {block.steps} steps"
     lines = [
         *table(parameter_cells(plan)),
         "",
@@ -21,7 +23,7 @@ def render(plan: Plan) -> str:
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
         f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
-        _block(plan),
+        f"blocks of {steps} ({block.form}): {block.why}",
         *([plan.evaluations] if plan.evaluations else []),
         _examples(plan),
         *(line for line in (plan.fingerprint, plan.mode) if line),
@@ -129,36 +131,30 @@ def holdings_text(holdings: Holdings, limit: int | None) -> str:
         (*_held(one.held), f"{one.state:,}", f"{one.gradient:,}") for one in holdings.parameters
     ]
     rows += [(*_held(one), "", "") for one in (*holdings.apart, *holdings.batch)]
+    dtypes = f" ({holdings.gradient_dtypes}, if split as their parameters)"
+    totals = [
+        (f"{name}{dtypes if name == GRADIENTS else ''}", f"{size:,}")
+        for name, size in holdings.totals.items()
+    ]
+    total = sum(holdings.totals.values())
     lines = [
         f"What each of {plural(count, 'device')} holds (mesh {holdings.mesh_text}; a sharding has a"
         " word for each dimension):",
         *table([head, *rows], right=(5, 6, 7)),
         "",
-        *table([(name, f"{size:,}") for name, size in _totals(holdings)], right=(1,)),
+        *table([*totals, ("sum, bytes of a device", f"{total:,}")], right=(1,)),
     ]
-    if limit is None:
-        return "\n".join(lines) + "\n"
-    total = sum(holdings.totals.values())
-    end = (
-        f"{in_words(limit - total)} remain for activations and other temporary memory."
-        if total <= limit
-        else "they do not fit beside each other, unless the compiler frees gradients early."
-    )
-    lines.append(f"{in_words(total)} of the {in_words(limit)} of a device: {end}")
+    if limit is not None:
+        end = "they do not fit beside each other, unless the compiler frees gradients early."
+        if total <= limit:
+            end = f"{in_words(limit - total)} remain for activations and other temporary memory."
+        lines.append(f"{in_words(total)} of the {in_words(limit)} of a device: {end}")
     return "\n".join(lines) + "\n"
 
 
 def _held(one: Held) -> tuple[str, ...]:
     shapes = ["x".join(map(str, shape)) or "scalar" for shape in (one.shape, one.shard)]
     return one.path, one.dtype, shapes[0], one.split, shapes[1], f"{one.size:,}"
-
-
-def _totals(holdings: Holdings) -> Iterator[tuple[str, int]]:
-    """Yields the rows of the table of totals."""
-    for name, size in holdings.totals.items():
-        dtypes = f" ({holdings.gradient_dtypes}, if split as their parameters)"
-        yield f"{name}{dtypes if name == GRADIENTS else ''}", size
-    yield "sum, bytes of a device", sum(holdings.totals.values())
 
 
 def _chains(plan: Plan) -> Iterator[str]:
@@ -197,13 +193,6 @@ def _inputs(plan: Plan) -> list[str]:
         f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.constants.items()
     ]
     return lines
-
-
-def _block(plan: Plan) -> str:
-    """Returns "blocks of at most 8 steps (device_loop): the step has the same bits ..."."""
-    steps, form, why = plan.block
-    length = "1 step" if steps == 1 else f"at most {steps} steps"
-    return f"blocks of {length} ({form}): {why}"
 
 
 def _tokens(plan: Plan) -> str:

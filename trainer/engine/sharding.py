@@ -136,10 +136,7 @@ class ShardingRules:
         found = {}
         for path, x in by_path.items():
             rule = rule_of[path]
-            if rule is None:
-                found[path] = self._default(path, x.shape)
-            else:
-                found[path] = self._split(rule, path, x.shape)
+            found[path] = self._split(rule, path, x.shape) if rule else self._default(path, x.shape)
         return found
 
     def left_whole(self, params: Any) -> list[str]:

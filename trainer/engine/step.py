@@ -104,22 +104,12 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
     metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
     if (displacement := optimizer.displacement(opt_state, params)) is not None:
         metrics["lookahead.step_size"] = jnp.asarray(displacement, jnp.float32)
-    return State(
-        step=state.step + 1,
-        params=params,
-        model_state=model_state,
-        opt_state=opt_state,
-        ema=ema,
-        hyperparams=state.hyperparams,
-        run_state=run_state,
-    ), metrics
+    after = State(state.step + 1, params, model_state, opt_state, ema, state.hyperparams, run_state)
+    return after, metrics
 
 
 def diagnose_step(
-    experiment: Experiment,
-    state: State,
-    batch: Batch,
-    layouts: Mapping[str, Layout],
+    experiment: Experiment, state: State, batch: Batch, layouts: Mapping[str, Layout]
 ) -> dict[str, Any]:
     """Computes the diagnostics of the update that `train_step` would make."""
     # Returns "<name>/<group>" -> float32 scalar. `layouts` are from `diagnostics.find_layouts`.
@@ -131,8 +121,7 @@ def diagnose_step(
     values = compute(asked, updates, found.grads, layouts, split)
     if set(asked) & set(OF_HALVES):
         first, second = _half_gradients(experiment, state, batch, found.key)
-        examples = size_of(batch)
-        values |= compute_noise(asked, first, second, examples, split)
+        values |= compute_noise(asked, first, second, size_of(batch), split)
     return values
 
 
@@ -148,11 +137,7 @@ class ShadowedStep(NamedTuple):
 
 
 def shadow_step(
-    experiment: Experiment,
-    other: optim.Optimizer,
-    state: State,
-    opt_state: Any,
-    batch: Batch,
+    experiment: Experiment, other: optim.Optimizer, state: State, opt_state: Any, batch: Batch
 ) -> ShadowedStep:
     """Computes the update that `train_step` would make, and that of another optimizer beside it."""
     # `opt_state` is what the other optimizer's `init` returned for the first parameters of the run,
@@ -206,12 +191,8 @@ class _Differentiated(NamedTuple):
         def grad_fn(params: Any, *_: Any) -> Any:
             return jax.tree.map(jnp.conj, jax.grad(self.value_fn)(params))
 
-        return {
-            "value": self.loss,
-            "value_fn": self.value_fn,
-            "obj_fn": self.value_fn,
-            "grad_fn": grad_fn,
-        }
+        functions = {"value_fn": self.value_fn, "obj_fn": self.value_fn, "grad_fn": grad_fn}
+        return {"value": self.loss, **functions}
 
 
 def _differentiate(
@@ -335,19 +316,13 @@ def _example_gradients(
         one = {name: x[None] for name, x in example.items()}
         return _loss(experiment, params, state.model_state, one, key)[0]
 
-    size = size_of(batch)
-    keys = jax.random.split(jax.random.fold_in(key, _EXAMPLES), size)
+    keys = jax.random.split(jax.random.fold_in(key, _EXAMPLES), size_of(batch))
     grads = jax.vmap(jax.grad(objective), (None, 0, 0))(group_params, dict(batch), keys)
     return jax.tree.map(jnp.conj, grads)
 
 
 def _loss(
-    experiment: Experiment,
-    params: Any,
-    model_state: Any,
-    batch: Batch,
-    key: Any,
-    share: Any = None,
+    experiment: Experiment, params: Any, model_state: Any, batch: Batch, key: Any, share: Any = None
 ) -> tuple[Any, tuple[Any, TrainMetrics]]:
     """Computes the mean loss of a batch, float32, the updated model state and the metrics."""
     # `share` is the mean of the mask of the whole batch, of which `batch` may be a microbatch. It

@@ -53,8 +53,7 @@ class Vmapped:
         stacked = [feed.stack(batches, steps) for _, batches in blocks]
         stacked += stacked[:1] * idle
         batches = {name: np.stack([each[name] for each in stacked]) for name in stacked[0]}
-        count = np.int32(len(blocks[0][1]))
-        found = self._advance((*states, *self._idle[:idle]), batches, count)
+        found = self._advance((*states, *self._idle[:idle]), batches, np.int32(len(blocks[0][1])))
         self._idle[:idle] = [state for state, _ in found[len(states) :]]
         return [(state, [metrics]) for state, metrics in found[: len(states)]]
 
