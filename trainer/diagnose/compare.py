@@ -200,10 +200,9 @@ def compare_fingerprints(a: Side, b: Side) -> list[str]:
     """Lists the differences of two runs in versions, machine, code and data."""
     # A line such as "jax: 0.10.2 -> 0.11.2" adds whether the difference changes the data or the
     # program.
-    changes = compare(a.fingerprint, b.fingerprint)
     return [
         f"{change}" + (f" (changes the {change.kind})" if change.kind != "bits" else "")
-        for change in changes
+        for change in compare(a.fingerprint, b.fingerprint)
         if change.key not in OF_CONFIG
     ]
 
@@ -262,14 +261,8 @@ def compare_rows(a: Rows, b: Rows) -> RowDifferences:
     shared = [step for step in old if step in new]
     found = ((step, _differing(old[step], new[step])) for step in shared)
     first, names = next(((step, names) for step, names in found if names), (None, ()))
-    return RowDifferences(
-        tuple(shared),
-        len(old) - len(shared),
-        len(new) - len(shared),
-        first,
-        tuple(names),
-        tuple(_finals(a, b)),
-    )
+    only_a, only_b = (len(rows) - len(shared) for rows in (old, new))
+    return RowDifferences(tuple(shared), only_a, only_b, first, tuple(names), tuple(_finals(a, b)))
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

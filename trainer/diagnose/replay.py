@@ -51,7 +51,9 @@ def replay(
     folder = Path(workdir)
     config = read_run(folder)
     events = read_events(folder)
-    step = step or _last_recorded(folder, events)
+    if not step and not events:
+        raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
+    step = step or events[-1]["step"]
     program = load(config, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
@@ -65,7 +67,7 @@ def replay(
     try:
         state, lines = _state_before(program, folder, step, skipped_batches)
     except _EarlierNonFinite as earlier:
-        asked, step, event = step, earlier.step, None
+        asked, step, event = step, earlier.args[0], None
         state, lines = _state_before(program, folder, step, skipped_batches)
         lines.append(
             f"Step {step}, before step {asked}, is not finite: step {step} is shown instead."
@@ -84,11 +86,7 @@ def replay(
 
 
 class _EarlierNonFinite(Exception):
-    """Raised if a step before the requested one is not finite, in a run that halts then."""
-
-    def __init__(self, step: int):
-        super().__init__(step)
-        self.step = step
+    """Raised with a step before the requested one that is not finite, in a run that halts then."""
 
 
 def _changed_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
@@ -97,12 +95,6 @@ def _changed_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
     old = None if record is None else record["fingerprint"].get("code")
     changes = [] if old is None else compare({"code": old}, {"code": code.hashes(vocabulary)})
     return [f"The code is not that of the run: {str(each).partition(': ')[2]}." for each in changes]
-
-
-def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
-    if not events:
-        raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
-    return events[-1]["step"]
 
 
 def _state_before(
@@ -213,8 +205,7 @@ def _compute_with_checks(
         return [*lines, "Every result of the step is finite."], True
     # The step returns (state, metrics), so that the paths of metrics begin with 1. The loss comes
     # first, because everything else follows from it.
-    wanted = [path for path in ("1/train/loss", "1/grad_norm") if path in origins]
-    path = wanted[0] if wanted else next(iter(origins))
+    path = next(path for path in ("1/train/loss", "1/grad_norm", *origins) if path in origins)
     origin = origins[path]
     reached = path.split("/", 1)[1]
     if origin.what == "input":
@@ -283,7 +274,7 @@ def find_origins(
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
             inner = jax.tree_util.keystr(path, simple=True, separator="/")
             leaves.append(_input(leaf, "/".join(filter(None, (name, inner)))))
-    values = _run(closed.jaxpr, [_Value(x) for x in closed.consts], leaves)
+    values = _run(closed, leaves)
     results = jax.tree.unflatten(jax.tree.structure(shape), [value.data for value in values])
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -298,16 +289,15 @@ def _input(leaf: Any, name: str) -> _Value:
     return _Value(leaf, name, Origin("input", name, "", [], _count_not_finite(leaf)))
 
 
-def _run(
-    jaxpr: Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value], place: str = ""
-) -> list[_Value]:
+def _run(closed: ClosedJaxpr, inputs: Sequence[_Value], place: str = "") -> list[_Value]:
     """Runs the operations; `place` is the location of those without one of their own."""
+    jaxpr = closed.jaxpr
     known: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:
         return _Value(atom.val) if isinstance(atom, Literal) else known[atom]
 
-    known.update(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.constvars, map(_Value, closed.consts), strict=True))
     known.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
@@ -347,7 +337,7 @@ def _run_call(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
         if isinstance(body, ClosedJaxpr | Jaxpr):
             closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
             if len(closed.jaxpr.invars) == len(operands):
-                return _run(closed.jaxpr, [_Value(x) for x in closed.consts], operands, place)
+                return _run(closed, operands, place)
     return None
 
 
@@ -360,22 +350,14 @@ def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
     stacked, pieces = operands[fixed + carried :], {}
     for step in range(p["length"]):
         index = p["length"] - 1 - step if p["reverse"] else step
-        slices = [
-            _input(x.data[index], f"{x.name}[{index}]" if x.name else "")
-            if x.origin is None
-            else _inherit(x.data[index], x)
-            for x in stacked
-        ]
-        inputs = [*consts, *carry, *slices]
-        out = _run(body.jaxpr, [_Value(x) for x in body.consts], inputs, place)
+        out = _run(body, [*consts, *carry, *(_piece(x, index) for x in stacked)], place)
         carry = out[:carried]
         for i, value in enumerate(out[carried:]):
             if value.origin is not None:
                 # The earliest step of the loop in which an output is not finite is its origin.
                 pieces.setdefault(i, value)
-    count = len(eqn.outvars) - carried
     # The caller has the data of the whole scan, and takes only the origins from here.
-    return [*carry, *(pieces.get(i, _Value(None)) for i in range(count))]
+    return [*carry, *(pieces.get(i, _Value(None)) for i in range(len(eqn.outvars) - carried))]
 
 
 def _fixed_and_carried(scan: Mapping[str, Any]) -> tuple[int, int]:
@@ -386,8 +368,11 @@ def _fixed_and_carried(scan: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _inherit(piece: Any, whole: _Value) -> _Value:
-    return _Value(piece, whole.name, None if _finite(piece) else whole.origin)
+def _piece(whole: _Value, index: int) -> _Value:
+    data = whole.data[index]
+    if whole.origin is None:
+        return _input(data, f"{whole.name}[{index}]" if whole.name else "")
+    return _Value(data, whole.name, None if _finite(data) else whole.origin)
 
 
 def _run_while(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
@@ -397,9 +382,8 @@ def _run_while(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
     # The operands are constants of the test, constants of the body, and the carry.
     of_test, of_body, carry = operands[: cut[0]], operands[cut[0] : cut[1]], operands[cut[1] :]
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
-    while bool(_run(test.jaxpr, [_Value(x) for x in test.consts], [*of_test, *carry])[0].data):
-        consts = [_Value(x) for x in body.consts]
-        carry = _run(body.jaxpr, consts, [*of_body, *carry], place)
+    while bool(_run(test, [*of_test, *carry])[0].data):
+        carry = _run(body, [*of_body, *carry], place)
     return carry
 
 
@@ -407,7 +391,7 @@ def _run_cond(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
     """Runs the branch of a cond that its first operand selects."""
     branches = eqn.params["branches"]
     branch = branches[int(np.clip(int(operands[0].data), 0, len(branches) - 1))]
-    return _run(branch.jaxpr, [_Value(x) for x in branch.consts], operands[1:], place)
+    return _run(branch, operands[1:], place)
 
 
 _RUNNERS: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | None]] = {

@@ -63,9 +63,8 @@ class Trace:
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
     """Returns step -> {"batch": hash, "leaves": {path: hash}} from a run's trace.jsonl."""
     # Only the last step of each block has "leaves".
-    lines = (Path(workdir) / FILE).read_text(encoding="utf-8").splitlines()
-    rows = map(json.loads, lines)
-    return {row["step"]: row for row in rows}
+    text = (Path(workdir) / FILE).read_text(encoding="utf-8")
+    return {row["step"]: row for row in map(json.loads, text.splitlines())}
 
 
 class Difference(NamedTuple):
@@ -185,23 +184,19 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
     name = f"{2 * half} single steps, and {half} + kill -9 + restore + {half} in blocks,"
-    if found is None:
-        saved = checkpoint.diff(whole, 2 * half, 2 * half, other=killed)
-        if saved:
-            found = Difference(2 * half, f"in the checkpoint, {saved[0]}")
+    if found is None and (saved := checkpoint.diff(whole, 2 * half, 2 * half, other=killed)):
+        found = Difference(2 * half, f"in the checkpoint, {saved[0]}")
     if found is None:
         leaves = list(traces[0][2 * half]["leaves"])
         counts = {field: sum(leaf.split("/")[0] == field for leaf in leaves) for field in _FIELDS}
         counted = ", ".join(f"{field} {count}" for field, count in counts.items() if count)
         rows = len(writers.read_metrics(whole))
-        return Verdict(
-            True,
-            [
-                f"Verified: {name} are the same, bit for bit.",
-                f"Equal after every block: the leaves ({counted}); at every step: the batch.",
-                f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
-            ],
-        )
+        lines = [
+            f"Verified: {name} are the same, bit for bit.",
+            f"Equal after every block: the leaves ({counted}); at every step: the batch.",
+            f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
+        ]
+        return Verdict(True, lines)
     lines = [f"Different: {name} differ first at step {found.step}: {found.name}."]
     if found.name == "batch":
         lines.append(
@@ -260,9 +255,7 @@ class TrainerProcess:
         # Not a pipe: nobody reads while the process runs, and a full pipe would block it.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*command, f"--workdir={workdir}"],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
+            [*command, f"--workdir={workdir}"], stdout=self._log, stderr=subprocess.STDOUT
         )
         self.output = ""
 

@@ -146,19 +146,15 @@ def _adding(
     chunks = [split(x, head.count) for x in (features, labels, weights)]
 
     def add(index: Any, sums: _Sums) -> _Sums:
-        rows, targets, factors = [
-            jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in chunks
-        ]
+        at = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+        rows, targets, factors = map(at, chunks)
         products = _dot(rows, kernel, 1, 0)
-        losses, pull, z_loss = jax.vjp(
-            lambda products, wide_bias, smoothing: head.losses(
-                products, wide_bias, targets, smoothing
-            ),
-            products,
-            None if bias is None else bias.astype(products.dtype),
-            smoothing,
-            has_aux=True,
-        )
+        wide_bias = None if bias is None else bias.astype(products.dtype)
+
+        def losses_of(products: jax.Array, bias: Any, smoothing: Any) -> Any:
+            return head.losses(products, bias, targets, smoothing)
+
+        losses, pull, z_loss = jax.vjp(losses_of, products, wide_bias, smoothing, has_aux=True)
         by_products, by_bias, by_smoothing = pull(factors)
         by_products = by_products.astype(kernel.dtype)
         return _Sums(
