@@ -89,8 +89,7 @@ def _what_else(folder: Path) -> str:
     """Says what a folder without a config.yaml is, and what to name instead."""
     if not (folder / "plan.json").exists():
         return "it is not the folder of a run or of a trial."
-    trials = sorted(folder.glob("trials/*/*/*/config.yaml"))
-    if trials:
+    if trials := sorted(folder.glob("trials/*/*/*/config.yaml")):
         return f"it is that of a sweep. Name one of its trials, such as {trials[0].parent}."
     return "it is that of a sweep without finished trials. Name the file of an arm in its arms/."
 
@@ -298,7 +297,6 @@ def metrics_to_plot(finals: Sequence[LastValues]) -> list[str]:
     # They are of the validation split, else of the test split, else of training.
     both = [each.name for each in finals if each.a and each.b]
     for start in (*_EVALUATIONS, "train/"):
-        names = [name for name in both if name.startswith(start)]
-        if names:
+        if names := [name for name in both if name.startswith(start)]:
             return sorted(names, key=lambda name: name != f"{start}loss")[:2]
     return []

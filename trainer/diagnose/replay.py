@@ -58,8 +58,7 @@ def replay(
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")
-    newest = Checkpoints(folder / "checkpoints", read_only=True).latest()
-    if newest is not None:
+    if (newest := Checkpoints(folder / "checkpoints", read_only=True).latest()) is not None:
         check_fits(program, folder, newest, may_differ=False)
     event = next((e for e in reversed(events) if e["step"] == step), None)
     # The step from n to n + 1 takes the batch n + skipped_batches.
@@ -223,8 +222,7 @@ def _compute_with_checks(
 
 def _with_parameter_names(operand: str, params: Mapping[str, Any]) -> str:
     """Appends the parameters of the same shape to the text of an operand without a name."""
-    shape = re.match(r"\w+\[([\d,]+)\]", operand)
-    if not shape:
+    if not (shape := re.match(r"\w+\[([\d,]+)\]", operand)):
         return operand
     alike = [path for path, x in flatten(params).items() if ",".join(map(str, x.shape)) == shape[1]]
     return f"{operand}, shaped like params/{' or params/'.join(alike[:3])}" if alike else operand
@@ -402,13 +400,9 @@ _RUNNERS: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | No
 
 
 def _origin(eqn: JaxprEqn, operands: list[_Value], result: Any, place: str) -> Origin:
-    return Origin(
-        what=eqn.primitive.name,
-        where=place,
-        scope=str(eqn.source_info.name_stack),
-        operands=[_describe(x) for x in operands],
-        result=_count_not_finite(result),
-    )
+    scope = str(eqn.source_info.name_stack)
+    told = [_describe(x) for x in operands]
+    return Origin(eqn.primitive.name, place, scope, told, _count_not_finite(result))
 
 
 def _finite(x: Any) -> bool:

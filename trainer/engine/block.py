@@ -44,10 +44,9 @@ def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> 
     """Chooses the steps of a block from a step's operations and the kind of device."""
     # The number is a power of two, unless the experiment's `steps_per_call` sets another. `jaxpr`
     # is that of the step, and `batch` has the `jax.ShapeDtypeStruct` of a training batch.
-    if experiment.steps_per_call is None:
+    steps, why = experiment.steps_per_call, "steps_per_call is 1"
+    if steps is None:
         steps, why = _choose_steps(experiment, mesh, jaxpr, batch)
-    else:
-        steps, why = experiment.steps_per_call, "steps_per_call is 1"
     if steps == 1:
         return BlockRule(1, "dispatch", why)
     if mesh.size > 1:

@@ -220,8 +220,7 @@ def _check_mask(mask: Any, size: int, who: str) -> None:
 
 def _check_mask_values(mask: Any, who: str) -> None:
     values = np.asarray(mask)
-    wrong = values[(values != 0) & (values != 1)]
-    if wrong.size:
+    if (wrong := values[(values != 0) & (values != 1)]).size:
         raise ComponentError(
             "data",
             f"{who} a 'mask' with the value {wrong[0]:.6g}. It must be 1 for an example that "

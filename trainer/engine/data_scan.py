@@ -87,8 +87,7 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
 
 def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
     """Yields the splits of a data set, the training split first."""
-    held = getattr(data, "split_arrays", None)
-    if held is not None:
+    if (held := getattr(data, "split_arrays", None)) is not None:
         for split in ("train", *split_sizes(data)):
             with calling("data"):
                 found = _sampled("training" if split == "train" else split, held[split])

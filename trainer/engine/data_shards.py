@@ -49,13 +49,11 @@ def check_shard(data: Any, shard: DataShard) -> None:
     )
 
 
-def train_batches(
-    data: Any, batch_index: int, seed: int, shard: DataShard | None
-) -> Iterator[Batch]:
+def train_batches(data: Any, index: int, seed: int, shard: DataShard | None) -> Iterator[Batch]:
     """Yields a part of each training batch, from an index on."""
     # A data set whose `train` takes no part yields that of its process; with the `shard` None, so
     # does any data set.
-    return iter(data.train(batch_index, seed, **_keywords(data.train, shard)))
+    return iter(data.train(index, seed, **_keywords(data.train, shard)))
 
 
 def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:

@@ -96,8 +96,8 @@ def counts_clipped(asked: Sequence[str] | str, clip_norm: Any) -> bool:
 
 def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> None:
     """Raises ValueError for diagnostics of matrices, if no trainable parameter is one."""
-    wanted = [name for name in asked if name in _OF_MATRICES]
-    if wanted and asked != "all" and not found:
+    wanted = [name for name in asked if name in _OF_MATRICES]  # none if it is "all"
+    if wanted and not found:
         raise ValueError(
             f"diagnostics has {wanted[0]!r}, which is that of matrices, but no trainable parameter "
             f"is a matrix. Remove {', '.join(map(repr, wanted))}."

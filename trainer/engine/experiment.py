@@ -23,7 +23,7 @@ from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
 from trainer.engine.precision import Roles, in_roles, roles_of
 from trainer.engine.splits import best_row, split_sizes
-from trainer.protocols import Dataset, Loss, Model
+from trainer.protocols import Batch, Dataset, Loss, Model
 from trainer.writers import check_names
 
 if TYPE_CHECKING:  # the types of an experiment's fields
@@ -43,6 +43,7 @@ else:  # the types that a config may pass; the builder reads these annotations
 _2_PERCENT: Any = "2%"
 _10_PERCENT: Any = "10%"
 _MOST_STEPS = 2**31 - 1  # State.step is int32
+_COUNTS = ("steps", "log_every", "save_every", "microbatches", "steps_per_call", "keep_latest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,14 +163,7 @@ class Experiment:
     writers: Sequence[str] = ("tensorboard", "console")
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "log_every",
-            "save_every",
-            "microbatches",
-            "steps_per_call",
-            "keep_latest",
-        ):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is None and name == "steps_per_call":
                 continue
@@ -269,9 +263,7 @@ class Experiment:
             return None
         return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
 
-    def batches(
-        self, batch_index: int, shard: DataShard | None = None
-    ) -> Iterator[Mapping[str, Any]]:
+    def batches(self, batch_index: int, shard: DataShard | None = None) -> Iterator[Batch]:
         """Returns a part of each training batch, from an index on (from 0).
 
         None is the part of this process, one of as many as there are processes. So is any part of a

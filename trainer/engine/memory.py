@@ -4,6 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,7 @@ class StepMemory:
 
 def compiled_memory(compiled: Any) -> StepMemory | None:
     """Returns the memory of a `jax.stages.Compiled`; None if the compiler does not report it."""
-    found = compiled.memory_analysis()
-    if found is None:
+    if (found := compiled.memory_analysis()) is None:
         return None
     return StepMemory(
         arguments=found.argument_size_in_bytes,
@@ -128,15 +128,11 @@ def compiled_memory(compiled: Any) -> StepMemory | None:
 def host_memory() -> int | None:
     """Returns the bytes of memory that this process may use; None if it cannot be found out."""
     found = []
-    try:
+    with suppress(ValueError, OSError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):
-        pass
     for file in _GROUPS:
-        try:
+        with suppress(ValueError, OSError):
             found.append(int(file.read_text()))  # a container's limit; "max" means unlimited
-        except (OSError, ValueError):
-            pass
     # os.sysconf returns -1 for what it does not know.
     return min((size for size in found if size > 0), default=None)
 

@@ -45,8 +45,7 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
         >>> axis_sizes({"data": -1, "tensor": 2}, 8, "gpu")
         {'data': 4, 'tensor': 2}
     """
-    unknown = sorted(set(axes) - set(AXES))
-    if unknown:
+    if unknown := sorted(set(axes) - set(AXES)):
         raise ValueError(
             f"The mesh has an axis {unknown[0]!r}. The possible axes are 'data', which splits the "
             f"batch, 'tensor', which splits the parameters, and 'fsdp', which splits both."

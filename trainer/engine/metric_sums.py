@@ -99,8 +99,7 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
             "[batch, 1] minus labels [batch] do. Give both the same shape, for example by "
             "outputs[:, 0]; losses of pairs that are meant are averaged over the second axis.",
         )
-    mask = batch.get("mask")
-    if mask is not None and mask.shape not in (shape, shape[:1]):
+    if (mask := batch.get("mask")) is not None and mask.shape not in (shape, shape[:1]):
         raise ComponentError(
             "data",
             f"The batch has a 'mask' of {describe(mask)}, and the loss returned "

@@ -249,8 +249,7 @@ def _accepts(recipe: partial, shapes: Shapes) -> bool:
 
 def _unknown(traced: _Traced) -> str:
     """Returns why the operations of an update are not known; "" if they are."""
-    functions = [name for name in traced.asked if name != "value"]
-    if functions:
+    if functions := [name for name in traced.asked if name != "value"]:
         return f"it calls {' and '.join(functions)}, the model's own function"
     found = {each.primitive.name: each for each in equations(traced.program.jaxpr)}
     if factorizations := sorted(_FACTORIZATIONS & found.keys()):

@@ -174,25 +174,20 @@ def _hyperparameters(plan: Plan) -> Iterator[str]:
             yield f"  constant: {', '.join(constants)}"
 
 
-def _inputs(plan: Plan) -> list[str]:
-    """Lists the floats that are inputs of the program, a line a call, and those that are not."""
+def _inputs(plan: Plan) -> Iterator[str]:
+    """Yields the floats that are inputs of the program, a line a call, and those that are not."""
     by_call: dict[str, list[str]] = {}
     for path, value in plan.inputs.items():
         call, _, name = printable(path).rpartition(".")
         by_call.setdefault(call, []).append(f"{name} {_number(value)}")
-    lines = []
     if by_call:
-        lines.append("Inputs of the program; another value needs no compilation:")
-    lines += [
-        f"  {call}: {', '.join(values)}" if call else f"  {', '.join(values)}"
-        for call, values in by_call.items()
-    ]
+        yield "Inputs of the program; another value needs no compilation:"
+    for call, values in by_call.items():
+        yield f"  {call}: {', '.join(values)}" if call else f"  {', '.join(values)}"
     if plan.constants:
-        lines.append("Floats that are constants of the program; another value compiles it again:")
-    lines += [
-        f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.constants.items()
-    ]
-    return lines
+        yield "Floats that are constants of the program; another value compiles it again:"
+    for path, (x, why) in plan.constants.items():
+        yield f"  {printable(path)} {_number(x)}: {why}"
 
 
 def _tokens(plan: Plan) -> str:

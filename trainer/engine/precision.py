@@ -217,12 +217,8 @@ def describe_precision(
 
 def _before_sum(x: Any) -> int:
     """Returns the bytes of a gradient, float32, on a device; only "tensor" splits it."""
-    kept = [
-        tuple(name for name in (axes if isinstance(axes, tuple) else (axes,)) if name == "tensor")
-        for axes in x.sharding.spec
-    ]
-    shape = NamedSharding(x.sharding.mesh, PartitionSpec(*kept)).shard_shape(x.shape)
-    return 4 * math.prod(shape)
+    kept = ["tensor" if "tensor" in (axes or ()) else None for axes in x.sharding.spec]
+    return 4 * math.prod(NamedSharding(x.sharding.mesh, PartitionSpec(*kept)).shard_shape(x.shape))
 
 
 def _dtypes(arrays: Iterable[Any]) -> str:

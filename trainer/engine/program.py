@@ -51,10 +51,7 @@ class Program:
         self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
-        self._step: Any = None
-        self._block: Any = None
-        self._params_finite: Any = None
-        self._diagnose: Any = None
+        self._compiled: dict[str, Any] = {}  # "step", "block", "check" and "diagnosis"
 
     # Initialization.
 
@@ -154,30 +151,32 @@ class Program:
         """Compiles what `advance` calls; its first call does so if needed."""
         # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         if self.block_rule.form == "device_loop":
-            self._block = self._trace_block(state).lower().compile()
+            self._compile("block", self._trace_block, state)
         else:
-            self._step = self.trace(state).lower().compile()
-        self._compile_check(state)
+            self._compile("step", self.trace, state)
+        self._compile("check", self._trace_check, state)
         if computed(self.experiment.diagnostics):
-            self._diagnose = self._trace_diagnose(state).lower().compile()
+            self._compile("diagnosis", self._trace_diagnose, state)
+
+    def _compile(self, name: str, trace: Callable[[State], jax.stages.Traced], state: State) -> Any:
+        """Returns a compiled program, which is compiled when it is first asked for."""
+        if name not in self._compiled:
+            self._compiled[name] = trace(state).lower().compile()
+        return self._compiled[name]
 
     @property
     def compiled(self) -> Any:
         """The compiled block or step, a `jax.stages.Compiled`; None before `compile`."""
-        return self._block or self._step
+        return self._compiled.get("block") or self._compiled.get("step")
 
     @property
     def temporary_bytes(self) -> int | None:
         """The memory besides state and batch of what `compile` compiled, on each device."""
         # Step and diagnosis run one after the other: it is that of the larger one. None before
         # `compile`, or if the compiler does not tell.
-        compiled = [each for each in (self.compiled, self._diagnose) if each is not None]
-        found = [compiled_memory(each) for each in compiled]
+        compiled = self.compiled, self._compiled.get("diagnosis")
+        found = [compiled_memory(each) for each in compiled if each is not None]
         return max((each.temporary for each in found if each is not None), default=None)
-
-    def _compile_check(self, state: State) -> None:
-        check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
-        self._params_finite = check.lower(state.params).compile()
 
     def trace(self, state: State) -> jax.stages.Traced:
         """Traces the step, whose state is donated; repeated calls return the same object."""
@@ -197,6 +196,10 @@ class Program:
         batches = self.feed.abstract_batch(self.block_rule.steps)
         return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
 
+    def _trace_check(self, state: State) -> jax.stages.Traced:
+        check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
+        return check.trace(state.params)
+
     def loop(self, state: State) -> Loop:
         """Returns the loop over a block's steps as a pure function; see `loop_on_device`."""
         # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
@@ -206,10 +209,8 @@ class Program:
         """Computes one update, asynchronously; the buffers of `state` are donated."""
         # The batch is from `feed.to_devices`. The metrics are those of `step.train_step`, on the
         # devices.
-        if self._step is None:
-            self._step = self.trace(state).lower().compile()
         # Raises for other shapes and shardings, where a jitted function would compile again.
-        return self._step(state, batch)
+        return self._compile("step", self.trace, state)(state, batch)
 
     def advance(
         self, state: State, batches: Sequence[Batch]
@@ -219,9 +220,7 @@ class Program:
         # are one for each step, or one of arrays [steps]. After a step whose `StepMetrics.proceeds`
         # is false, the metrics and the state have no meaning.
         if self.block_rule.form == "device_loop":
-            if self._block is None:
-                self.compile(state)
-            compiled: Any = self._block
+            compiled = self._compile("block", self._trace_block, state)
             stacked = self.feed.stack(batches, self.block_rule.steps)
             state, metrics = compiled(state, stacked, np.int32(len(batches)))
             return state, [metrics]
@@ -238,10 +237,7 @@ class Program:
         # With on_nonfinite="halt" the step itself checks only loss and gradients: reading every
         # parameter at every step costs 5% of a small model's step. `compile` compiles this check
         # too.
-        if self._params_finite is None:
-            self._compile_check(state)
-        compiled: Any = self._params_finite
-        return compiled(state.params)
+        return self._compile("check", self._trace_check, state)(state.params)
 
     # Diagnostics.
 
@@ -260,9 +256,8 @@ class Program:
         """Computes the diagnostics of the next update, asynchronously; `state` stays valid."""
         # It is a program of its own, so that the step has the same bits with and without it.
         # `compile` compiles it as well, if the experiment has such diagnostics.
-        if self._diagnose is None:
-            self._diagnose = self._trace_diagnose(state).lower().compile()
-        found = self._diagnose(state, self.feed.to_devices(batch))
+        compiled = self._compile("diagnosis", self._trace_diagnose, state)
+        found = compiled(state, self.feed.to_devices(batch))
         if self.simulated:  # as for the steps of `advance`
             jax.block_until_ready(found.arrays)
         return found

@@ -297,8 +297,7 @@ def _example_gradients(
 ) -> dict[str, Any]:
     """Computes the gradient of every example for groups whose optimizer needs them."""
     # Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
-    wanting = groups_needing(optimizer.groups, needs_examples)
-    if not wanting:
+    if not (wanting := groups_needing(optimizer.groups, needs_examples)):
         return {}
     if experiment.microbatches > 1 or jax.tree.leaves(state.model_state):
         group, name = next(iter(wanting.items()))
