@@ -281,9 +281,9 @@ FAULTS = (
         # They differ in schedule-free optimizers and with a lookahead.
         "trainer/engine/step.py",
         """\
-        ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
+        decay, averaged = experiment.ema_decay, optimizer.eval_params(opt_state, params)
 """,
-        "        ema = _average(experiment.ema_decay, ema, params)\n",
+        "        decay, averaged = experiment.ema_decay, params\n",
         "dde8675",
     ),
     Fault(

@@ -77,11 +77,10 @@ def describe_fingerprint(data: Any) -> str:
         return ""
     if _has_own(data):
         return "fingerprint of the data: that of the data set"
-    indices = list(dict.fromkeys((0, _far(data))))
-    batches = " and ".join(map(str, indices))
+    batches = f"batches 0 and {far}" if (far := _far(data)) else "batch 0"
     return (
-        f"fingerprint of the data: a hash of training batch{'es' * (len(indices) > 1)} {batches} "
-        f"and of the first batch of {' and '.join(split_sizes(data))}; the data set has none"
+        f"fingerprint of the data: a hash of training {batches} and of the first batch of "
+        f"{' and '.join(split_sizes(data))}; the data set has none"
     )
 
 

@@ -22,9 +22,9 @@ from trainer.engine.contracts import Batch, calling, check_eval_batch, check_val
 from trainer.engine.data_shards import eval_batches
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
+from trainer.engine.flops import reading
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
-from trainer.engine.reading import reading
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES

@@ -1,8 +1,14 @@
-"""Counts the floating-point operations of a traced function, without running or compiling it."""
+"""Counts the floating-point operations of a traced function, and finds what it reads.
+
+Nothing is run or compiled.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import jax
+from jax.interpreters import partial_eval
 
 from trainer.logits.cross_entropy import AGAIN
 
@@ -45,6 +51,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def has_convolution(jaxpr: Any) -> bool:
     """Returns whether a jaxpr, or one inside of it, has a convolution."""
     return any(each.primitive.name == "conv_general_dilated" for each in equations(jaxpr))
+
+
+def reading(traced: jax.stages.Traced, outputs: Any) -> tuple[Sequence[Any], list[bool]]:
+    """Returns the equations that some outputs need, and for each input whether they need it."""
+    # `outputs` has the structure of the outputs, and True for those that are asked about.
+    jaxpr, used = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, jax.tree.leaves(outputs))
+    return jaxpr.eqns, used
 
 
 def _count_equation(equation: Any, elementwise: bool) -> int:

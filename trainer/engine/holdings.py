@@ -79,15 +79,14 @@ def find_holdings(program: Program) -> Holdings:
     state, batch = program.abstract_state(), program.feed.abstract_batch()
     params = {path: held(path, x) for path, x in flatten(state.params).items()}
     totals = Counter(dict.fromkeys((*ROLES.values(), GRADIENTS, BATCH, OTHER), 0))
-    of_parameter: Counter[str] = Counter()
+    of_parameter: Counter[str | None] = Counter()
     apart = []
     for owner, path, x in state_leaves(state):
         leaf, field = held(path, x), path.split("/")[0]
         totals[ROLES.get(field, OTHER)] += leaf.size
         if field == "params":
             continue
-        if owner is not None:
-            of_parameter[owner] += leaf.size
+        of_parameter[owner] += leaf.size
         vector = len(leaf.shape) < 2 and not any(leaf.axes)
         if field in ROLES and not vector and not _follows(leaf, params.get(owner or "")):
             apart.append(leaf)
@@ -124,8 +123,7 @@ def _follows(leaf: Held, owner: Held | None) -> bool:
     if owner is None:
         return False
     more = len(leaf.shape) - len(owner.shape)
-    same = more >= 0 and leaf.shape[more:] == owner.shape
-    return same and leaf.axes == ((),) * more + owner.axes
+    return leaf.shape[more:] == owner.shape and leaf.axes == ((),) * more + owner.axes
 
 
 def _gradients(program: Program, params: Any) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from optim.factories import (
     map_floats,
     recipes_with_paths,
 )
-from trainer.engine.flops import count_flops, equations
-from trainer.engine.reading import reading
+from trainer.engine.flops import count_flops, equations, reading
 
 # A kernel of a transformer's perceptron, [inputs, outputs] in float32.
 KERNEL = (768, 3072)

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 import optim
 from optim.checks import groups_needing, needs_full_batch, wrong_float, wrong_schedule
 from optim.declarations import declarations
-from optim.factories import evaluate, name_of
+from optim.factories import bound, evaluate, name_of, takes_recipe
 from optim.layouts import Layout
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves, wording
@@ -28,7 +29,6 @@ from trainer.engine.data_scan import scan
 from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
-from trainer.engine.plan_chains import describe_chain
 from trainer.engine.plan_learning import (
     mask_warnings,
     rate_warnings,
@@ -220,6 +220,45 @@ def _sizes(layouts: Iterable[Layout]) -> str:
     return ", ".join(f"{count:,} of {rows}x{columns}" for (rows, columns), count in sizes.items())
 
 
+# The parts of chains, for a person who compares them with a paper.
+
+
+def _describe_chain(recipe: Any) -> list[str]:
+    """Lists the parts of a group's `optim.chain` in their order; empty for other optimizers."""
+    # Each line has a part and its arguments: "parts.momentum: decay 0.95, nesterov true".
+    if not isinstance(recipe, partial) or recipe.func is not optim.chain:
+        return []
+    given = bound(recipe).arguments
+    lines = [line for part in given["before"] for line in _describe_part(part)]
+    lines.append("times -learning_rate")
+    return [*lines, *(line for part in given.get("after", ()) for line in _describe_part(part))]
+
+
+def _describe_part(part: Any, indent: str = "") -> list[str]:
+    if not isinstance(part, partial):
+        return [indent + name_of(part)]
+    given = bound(part)
+    given.apply_defaults()
+    inner = [x for key, x in given.arguments.items() if takes_recipe(part.func, key) and x]
+    told = [
+        f"{key} {_told(x)}"
+        for key, x in given.arguments.items()
+        if x is not None and not takes_recipe(part.func, key) and not key.startswith("eps")
+    ]
+    line = indent + name_of(part).removeprefix("optim.") + (f": {', '.join(told)}" if told else "")
+    return [line, *(row for x in inner for row in _describe_part(x, f"{indent}  around "))]
+
+
+def _told(x: Any) -> str:
+    if callable(x):
+        return "scheduled"
+    if isinstance(x, list | tuple):
+        return f"[{', '.join(map(_told, x))}]"
+    if isinstance(x, bool):
+        return str(x).lower()
+    return f"{x:.4g}" if isinstance(x, float) else str(x)
+
+
 # The plan.
 
 _LARGEST = 2**63 - 1  # XLA stores sizes as int64
@@ -350,7 +389,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         chains={
             name: lines
             for name, group in optimizer.groups.items()
-            if (lines := describe_chain(group.optimizer))
+            if (lines := _describe_chain(group.optimizer))
         },
         warnings=[
             *_absent(experiment.data),

@@ -18,9 +18,9 @@ from optim.paths import flatten
 from trainer.config import Call, Config
 from trainer.config.vocabulary import RUN
 from trainer.engine.contracts import Batch
+from trainer.engine.flops import reading
 from trainer.engine.padding import size_of
 from trainer.engine.program import Program
-from trainer.engine.reading import reading
 from trainer.engine.splits import split_sizes
 
 _LONGEST = 6  # elements along an axis of the arrays on which updates are measured

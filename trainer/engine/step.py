@@ -82,7 +82,8 @@ def train_step(experiment: Experiment, state: State, batch: Batch) -> tuple[Stat
     metrics = {"train/loss": found.loss, **train_rows(found.computed), "grad_norm": found.norm}
     ema, run_state = state.ema, state.run_state
     if experiment.ema_decay is not None:
-        ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
+        decay, averaged = experiment.ema_decay, optimizer.eval_params(opt_state, params)
+        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, averaged)
     if experiment.on_nonfinite == "skip":
         skipped = optimizer.skipped(opt_state)
         # The optimizer also skips an update that makes parameters not finite.
@@ -353,10 +354,6 @@ def output_shapes(experiment: Experiment, state: State, batch: Batch) -> Any:
         return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
 
     return jax.eval_shape(apply, state.params, state.model_state, batch)
-
-
-def _average(decay: Any, ema: Any, params: Any) -> Any:
-    return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, params)
 
 
 def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
