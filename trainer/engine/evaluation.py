@@ -179,8 +179,7 @@ class Evaluation:
     def _eval_params(self, state: State) -> Any:
         if self._experiment.ema_decay is not None:
             return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
-        optimizer = self._insert(state.hyperparams).optimizer
-        return optimizer.eval_params(state.opt_state, state.params)
+        return self._insert(state.hyperparams).optimizer.eval_params(state.opt_state, state.params)
 
     # Below, `given` is the parameters to evaluate, the state of the model and the inputs.
 

@@ -68,7 +68,9 @@ class ExampleCollector:
         self._left -= len(kept)
         for name, sums in found.items():
             totals, counts = np.asarray(sums.totals, float), np.asarray(sums.counts, float)
-            if not _adds_up(sums, totals, counts):
+            same = float(counts.sum()) == float(sums.count)
+            apart = abs(float(totals.sum()) - float(sums.total))
+            if not (same and apart <= _ROUNDING * float(np.abs(totals).sum())):  # also for NaN
                 self._wrong.add(name)
             self._totals.setdefault(name, []).append(totals[kept])
             self._counts.setdefault(name, []).append(counts[kept])
@@ -104,9 +106,3 @@ def _counted(batch: _Batch) -> NDArray[np.bool_]:
     """Returns which examples of a batch count, or have a position that does."""
     mask = np.asarray(batch["mask"])
     return np.asarray(mask.reshape(len(mask), -1).any(axis=1))
-
-
-def _adds_up(sums: ExampleSums, totals: NDArray, counts: NDArray) -> bool:
-    same = float(counts.sum()) == float(sums.count)
-    apart = abs(float(totals.sum()) - float(sums.total))
-    return same and bool(apart <= _ROUNDING * float(np.abs(totals).sum()))  # false for NaN

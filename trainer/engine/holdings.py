@@ -90,7 +90,9 @@ def find_holdings(program: Program) -> Holdings:
         vector = len(leaf.shape) < 2 and not any(leaf.axes)
         if field in ROLES and not vector and not _follows(leaf, params.get(owner or "")):
             apart.append(leaf)
-    gradients = _gradients(program, state.params)
+    gradients = dict(program.experiment.optimizer.trainable(state.params))
+    if program.experiment.microbatches > 1:
+        gradients = jax.eval_shape(widen, gradients)
     sizes = {
         path: math.prod(params[path].shard) * x.dtype.itemsize for path, x in gradients.items()
     }
@@ -124,10 +126,3 @@ def _follows(leaf: Held, owner: Held | None) -> bool:
         return False
     more = len(leaf.shape) - len(owner.shape)
     return leaf.shape[more:] == owner.shape and leaf.axes == ((),) * more + owner.axes
-
-
-def _gradients(program: Program, params: Any) -> dict[str, Any]:
-    """Returns path -> shape and dtype of the gradients that `train_step` holds."""
-    trainable = dict(program.experiment.optimizer.trainable(params))
-    several = program.experiment.microbatches > 1
-    return jax.eval_shape(widen, trainable) if several else trainable

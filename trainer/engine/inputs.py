@@ -127,8 +127,7 @@ def _factories_trace(inputs: Inputs) -> bool:
     # This is faster than to trace the whole program, which `Program.abstract_state` does later.
 
     def call(hyperparams: jax.Array, step: jax.Array) -> Any:
-        by_path = dict(zip(inputs.values, hyperparams, strict=True))
-        optimizer = inputs.rebuild(by_path)["optimizer"]
+        optimizer = inputs.rebuild(dict(zip(inputs.values, hyperparams, strict=True)))["optimizer"]
         for group in optimizer.groups.values():
             instantiate(group.optimizer, step, hyperparams.dtype)
         return optimizer.hyperparameters(step)

@@ -453,14 +453,10 @@ def _rows(
 
 def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[str]:
     """Returns a line about the lookahead, and one about the readout, if there are any."""
-    found = (
-        ("lookahead", optimizer.lookahead, state.lookahead),
-        ("readout", optimizer.readout, state.readout),
-    )
     return [
-        f"{name}: {wrapper.describe()}; {_bytes(own):,} bytes of state"
-        for name, wrapper, own in found
-        if wrapper is not None
+        f"{name}: {wrapper.describe()}; {_bytes(getattr(state, name)):,} bytes of state"
+        for name in ("lookahead", "readout")
+        if (wrapper := getattr(optimizer, name)) is not None
     ]
 
 

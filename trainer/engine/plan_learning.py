@@ -38,9 +38,8 @@ def update_warnings(
     labels, found = flatten(optimizer.label(params)), []
     for name, group in optimizer.groups.items():
         shapes = {path: x.shape for path, x in flatten(params).items() if labels[path] == name}
-        if group.is_frozen or _is_known(group.optimizer):
-            continue
-        if (wrong := wrong_update(group.optimizer, shapes, sampled[name])) is not None:
+        asked = not group.is_frozen and not _is_known(group.optimizer)
+        if asked and (wrong := wrong_update(group.optimizer, shapes, sampled[name])) is not None:
             found.append(
                 f"The first updates of the group {name!r} ({name_of(group.optimizer)}) {wrong}"
             )
