@@ -53,7 +53,7 @@ def replay(
     events = read_events(folder)
     if not step and not events:
         raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
-    step = step or events[-1]["step"]
+    step = step or int(events[-1]["step"])
     program = load(config, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
