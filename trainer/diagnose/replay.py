@@ -66,7 +66,7 @@ def replay(
     try:
         state, lines = _state_before(program, folder, step, skipped_batches)
     except _EarlierNonFinite as earlier:
-        asked, step, event = step, earlier.args[0], None
+        asked, step, event = step, int(earlier.args[0]), None
         state, lines = _state_before(program, folder, step, skipped_batches)
         lines.append(
             f"Step {step}, before step {asked}, is not finite: step {step} is shown instead."
