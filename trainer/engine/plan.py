@@ -410,23 +410,21 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
     )
 
 
-def _unchecked(optimizer: optim.Optimizer, params: Any) -> list[str]:
-    """Returns a sentence if first parameters decide about an error, and were not computed."""
-    if not jax.tree.leaves(jax.eval_shape(lambda p: optimizer.bind(p).kept_norms(), params)):
-        return []
-    return [
-        "The optimizer keeps the norms of matrices. Whether one is zero at the first step was not "
-        "checked, because first parameters are not computed for other devices."
-    ]
+def _unchecked(optimizer: optim.Optimizer, params: Any) -> Iterator[str]:
+    """Yields a sentence if first parameters decide about an error, and were not computed."""
+    if jax.tree.leaves(jax.eval_shape(lambda p: optimizer.bind(p).kept_norms(), params)):
+        yield (
+            "The optimizer keeps the norms of matrices. Whether one is zero at the first step was "
+            "not checked, because first parameters are not computed for other devices."
+        )
 
 
-def _absent(data: Any) -> list[str]:
-    if not isinstance(data, DeclaredData):
-        return []
-    return [
-        f"The plan has the declared shapes of {data.name}, whose data are not on this machine. "
-        f"{data.message}"
-    ]
+def _absent(data: Any) -> Iterator[str]:
+    if isinstance(data, DeclaredData):
+        yield (
+            f"The plan has the declared shapes of {data.name}, whose data are not on this machine."
+            f" {data.message}"
+        )
 
 
 def _rows(

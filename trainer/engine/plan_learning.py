@@ -5,7 +5,7 @@ gradient, arguments that change nothing, and metrics that count padding.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,18 +32,15 @@ Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # argument -> steps, value
 
 def update_warnings(
     optimizer: optim.Optimizer, params: Any, sampled: Mapping[str, Values]
-) -> list[str]:
-    """Returns a sentence for each group whose updates climb, or are parameters and not changes."""
+) -> Iterator[str]:
+    """Yields a sentence for each group whose updates climb, or are parameters and not changes."""
     # `sampled` is from `plan.sample`.
-    labels, found = flatten(optimizer.label(params)), []
+    labels = flatten(optimizer.label(params))
     for name, group in optimizer.groups.items():
         shapes = {path: x.shape for path, x in flatten(params).items() if labels[path] == name}
         asked = not group.is_frozen and not _is_known(group.optimizer)
         if asked and (wrong := wrong_update(group.optimizer, shapes, sampled[name])) is not None:
-            found.append(
-                f"The first updates of the group {name!r} ({name_of(group.optimizer)}) {wrong}"
-            )
-    return found
+            yield f"The first updates of the group {name!r} ({name_of(group.optimizer)}) {wrong}"
 
 
 def _is_known(recipe: Any) -> bool:
@@ -137,8 +134,8 @@ def rate_warnings(sampled: Mapping[str, Values]) -> list[str]:
     return found
 
 
-def step_warnings(program: Program, config: Config | None) -> list[str]:
-    """Returns sentences if updates do not depend on the batch, or on an argument of a user's."""
+def step_warnings(program: Program, config: Config | None) -> Iterator[str]:
+    """Yields sentences if updates do not depend on the batch, or on an argument of a user's."""
     state, batch = program.abstract_state(), program.feed.abstract_batch()
     traced = program.trace(state)
     after, metrics = jax.tree.map(lambda _: False, traced.out_info)
@@ -148,10 +145,9 @@ def step_warnings(program: Program, config: Config | None) -> list[str]:
     def from_batch(asked: Any) -> bool:
         return any(reading(traced, asked)[1][-len(batch) :])
 
-    found = []
     # A loss of the parameters alone reads no batch, either.
     if not from_batch((params, metrics)) and from_batch((after, shown)):
-        found.append(
+        yield (
             "The updates do not depend on the batch, and the loss does: its gradient is 0, and"
             " nothing is learned. The loss does not read the outputs of the model, or only through"
             " a function without a derivative, such as argmax, round or a comparison."
@@ -172,11 +168,10 @@ def step_warnings(program: Program, config: Config | None) -> list[str]:
             continue
         call = config.at(call_path)
         if isinstance(call, Call) and not RUN.has(call.name):
-            found.append(
+            yield (
                 f"No update depends on {path}: {call.name} does not use its argument {name!r}, and"
                 " a search over it would compare equal runs."
             )
-    return found
 
 
 def mask_warnings(program: Program, first: Mapping[str, Batch]) -> list[str]:
