@@ -22,6 +22,7 @@ from optim.layouts import Layout
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves, wording
 from trainer.data.absent import DeclaredData
+from trainer.engine import plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
@@ -29,12 +30,6 @@ from trainer.engine.data_scan import scan
 from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
-from trainer.engine.plan_learning import (
-    mask_warnings,
-    rate_warnings,
-    step_warnings,
-    update_warnings,
-)
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
@@ -397,10 +392,10 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             *found,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
-            *update_warnings(optimizer, state.params, sampled),
-            *rate_warnings(sampled),
-            *step_warnings(program, config),
-            *mask_warnings(program, first),
+            *plan_learning.update_warnings(optimizer, state.params, sampled),
+            *plan_learning.rate_warnings(sampled),
+            *plan_learning.step_warnings(program, config),
+            *plan_learning.mask_warnings(program, first),
             *ranking_warnings(experiment),
             *([] if here else _unchecked(optimizer, state.params)),
             *(unrepeatable(program.mesh) if here else ()),
