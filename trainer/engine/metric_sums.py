@@ -115,9 +115,8 @@ def _grows(loss: Any, outputs: Any, batch: Batch, size: int) -> bool:
 
     def twice(x: Any) -> jax.ShapeDtypeStruct:
         shape = jnp.shape(x)
-        return jax.ShapeDtypeStruct(
-            (2 * size, *shape[1:]) if shape[:1] == (size,) else shape, jnp.result_type(x)
-        )
+        larger = (2 * size, *shape[1:]) if shape[:1] == (size,) else shape
+        return jax.ShapeDtypeStruct(larger, jnp.result_type(x))
 
     try:
         found = jax.eval_shape(loss, *jax.tree.map(twice, (outputs, batch)))
