@@ -171,13 +171,8 @@ def lockstep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 LOCKSTEP = [
     ["config", "--config=run.gin", "--set=model=!of_here.net {width: 3}", "--vocabulary=unruly"],
     ["explain", "--config=run.gin", "--vocabulary=unruly"],
-    pytest.param(
-        ["sweep", "--config=sweep.yaml", "--vocabulary=unruly", "--workdir=sweep", "--workers=2"],
-        marks=pytest.mark.long,
-    ),
-    pytest.param(
-        ["verify", "--config=run.gin", "--vocabulary=unruly", "--steps=2"], marks=pytest.mark.long
-    ),
+    ["sweep", "--config=sweep.yaml", "--vocabulary=unruly", "--workdir=sweep", "--workers=2"],
+    ["verify", "--config=run.gin", "--vocabulary=unruly", "--steps=2"],
 ]
 
 
