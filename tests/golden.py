@@ -126,7 +126,7 @@ def programs(dump: Path) -> list[str]:
     """
     found = []
     for file in dump.glob("*.mlir"):
-        text = re.sub(r"loc\(.*?\)+|#loc.*", "", file.read_text())
+        text = re.sub(r"loc\(.*?\)+|#loc.*\n", "", file.read_text())
         text = re.sub(r"@[\w.<>\"-]+", "@", text)
         found.append(hashlib.sha256(re.sub(r"[ \t]+", " ", text).encode()).hexdigest())
     return sorted(found)
