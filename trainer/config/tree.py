@@ -8,16 +8,7 @@ from typing import Any
 
 from trainer.messages import UserError
 
-__all__ = [
-    "Call",
-    "Config",
-    "ConfigError",
-    "ConfigFile",
-    "Key",
-    "Source",
-    "Tree",
-    "Unused",
-]
+__all__ = ["Call", "Config", "ConfigError", "ConfigFile", "Key", "Source", "Tree", "Unused"]
 
 Key = str | int
 Tree = Any

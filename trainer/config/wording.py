@@ -131,10 +131,7 @@ _IN_GIN = [
 ]
 _IN_YAML = [
     (r"\s*[\w./]+\s*=\s*\S.*|experiment\s*:\s*", "This looks like Gin, whose files end in .gin."),
-    (
-        rf".*!{_NAME}\(.*",
-        "Write arguments in braces, as in !optax.adamw {learning_rate: 1e-3}.",
-    ),
+    (rf".*!{_NAME}\(.*", "Write arguments in braces, as in !optax.adamw {learning_rate: 1e-3}."),
     (rf".*!{_NAME}\{{.*", "Add a space before the brace."),
     (
         rf".*!{_NAME}\s+[\w']+:\s.*",

@@ -20,10 +20,7 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = {
         first: Loader.yaml_implicit_resolvers.get(first, [])
         + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
-        for first in {
-            *Loader.yaml_implicit_resolvers,
-            *yaml.SafeDumper.yaml_implicit_resolvers,
-        }
+        for first in {*Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
     }
 
     def ignore_aliases(self, data: Any) -> bool:

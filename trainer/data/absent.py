@@ -78,11 +78,7 @@ class DeclaredData:
                 setattr(self, key, getattr(like, key))
 
     def train(
-        self,
-        batch_index: int = 0,
-        seed: int = 0,
-        rank: int | None = None,
-        size: int | None = None,
+        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
     ) -> Iterator[Batch]:
         """Raises ValueError: there are no examples."""
         self._refuse()

@@ -132,11 +132,7 @@ class ArrayDataset:
         return digest.hexdigest()
 
     def train(
-        self,
-        batch_index: int = 0,
-        seed: int = 0,
-        rank: int | None = None,
-        size: int | None = None,
+        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yields a part of the training batches from `batch_index` on, without end.
 

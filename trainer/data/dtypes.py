@@ -10,12 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_NARROW = {
-    "int64": "int32",
-    "uint64": "uint32",
-    "float64": "float32",
-    "complex128": "complex64",
-}
+_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def dtype_fault(dtype: Any) -> str | None:

@@ -115,11 +115,7 @@ class ImageStream:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def train(
-        self,
-        batch_index: int = 0,
-        seed: int = 0,
-        rank: int | None = None,
-        size: int | None = None,
+        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
     ) -> Iterator[Batch]:
         """Yields a part of the training batches from `batch_index` on, without end."""
         # It is part `rank` of `size` equal parts of each batch; None for that of this process.

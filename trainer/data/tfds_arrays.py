@@ -19,13 +19,7 @@ import numpy as np
 
 from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
-from trainer.data.folders import (
-    Refused,
-    base_name,
-    check_folder,
-    data_root,
-    prepared_directory,
-)
+from trainer.data.folders import Refused, base_name, check_folder, data_root, prepared_directory
 from trainer.data.images import Pixels
 
 Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.absent import DataAbsent
-from trainer.data.folders import (
-    Refused,
-    base_name,
-    check_folder,
-    data_root,
-    prepared_directory,
-)
+from trainer.data.folders import Refused, base_name, check_folder, data_root, prepared_directory
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 

@@ -25,13 +25,7 @@ from trainer.models.layers import (
     policies_of,
 )
 from trainer.models.linen_model import from_our_linen
-from trainer.models.model import (
-    TRANSFORMER_SHARDING,
-    Heads,
-    LanguageModel,
-    Model,
-    WidthScaling,
-)
+from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Model, WidthScaling
 
 EMBED_DTYPES = ("bfloat16", "float16", "float32")
 """The values of the argument `embed_dtype` of `gpt`, besides None."""

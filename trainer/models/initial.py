@@ -53,11 +53,7 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
 
 
 def _draw(
-    key: Any,
-    shape: Sequence[int],
-    mean: float,
-    deviation: float,
-    dtype: DTypeLike = jnp.float32,
+    key: Any, shape: Sequence[int], mean: float, deviation: float, dtype: DTypeLike = jnp.float32
 ) -> Drawn:
     # `one_draw` uses only shape and dtype of this array; its numbers are used if flax initializes
     # the module.
