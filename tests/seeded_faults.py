@@ -192,10 +192,10 @@ FAULTS = (
         # A block ends where the next line begins.
         "trainer/config/yaml_reader.py",
         """\
-        return Source(self._source.file, self._source.line + self._lines.of(node.start_mark))
+        return self._source.below(bisect.bisect_left(self._ends, node.start_mark.index))
 """,
         """\
-        return Source(self._source.file, self._source.line + self._lines.of(node.end_mark))
+        return self._source.below(bisect.bisect_left(self._ends, node.end_mark.index))
 """,
         "63243d8",
     ),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests import short
 from tests.gin_engine import FUNCTIONS, engine
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
-from trainer.config.gin_scopes import Statement, resolve
+from trainer.config.gin_scopes import resolve
 from trainer.config.nodes import plain
 from trainer.config.tree import same
 from trainer.config.vocabulary import RUN
@@ -32,7 +33,7 @@ def clear_engine():
 
 def ours(texts: Sequence[str]) -> Tree:
     statements = [
-        Statement(statement, section)
+        replace(statement, section=section)
         for section, text in enumerate(texts)
         for statement in read(text, Source(f"{section}.gin", 1))
     ]

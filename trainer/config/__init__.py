@@ -8,6 +8,7 @@ Reading a config executes nothing. The readers and the builder are imported when
 with tree.py, then `load` in files.py and `Builder` in build.py.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.edit import override, replace
@@ -45,21 +46,15 @@ __all__ = [
 
 # Names that reading a config does not need: __getattr__ imports their modules when first used.
 _LATER = {
-    "Builder": "build",
-    "Floats": "build",
-    "Units": "units",
-    "computed": "yaml_writer",
-    "diff": "yaml_writer",
-    "digest": "yaml_writer",
-    "dump": "yaml_writer",
-    "file_text": "yaml_writer",
-    "full_text": "full",
+    "build": ["Builder", "Floats"],
+    "full": ["full_text"],
+    "units": ["Units"],
+    "yaml_writer": ["computed", "diff", "digest", "dump", "file_text"],
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,13 +16,11 @@ from typing import Any
 from trainer.config.units import is_steps
 from trainer.config.wording import nearest
 
-SEQUENCES = (
-    collections.abc.Sequence,
-    collections.abc.Iterable,
-    collections.abc.Collection,
-    collections.abc.MutableSequence,
+LISTS = (
+    *(list, tuple, set, frozenset, collections.abc.Set),
+    *(collections.abc.Sequence, collections.abc.MutableSequence),
+    *(collections.abc.Iterable, collections.abc.Collection),
 )
-SETS = (set, frozenset, collections.abc.Set)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 
@@ -39,14 +37,9 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
     """
     if hint is not inspect.Parameter.empty:
         return hint
-    if default is inspect.Parameter.empty or default is None:
-        return Any
     # The type of a function would refuse a partial and a class.
-    if callable(default):
-        return Any
-    if isinstance(default, list | tuple):
-        return type(default)
-    return type(default) if type(default) in (bool, int, float, str, dict) else Any
+    is_list = isinstance(default, list | tuple) and not callable(default)
+    return type(default) if is_list or type(default) in (bool, int, float, str, dict) else Any
 
 
 def widen_to_float(hint: Any, default: Any) -> Any:
@@ -223,7 +216,7 @@ def describe(hint: Any) -> str:
             word = "a function"
         elif origin is type:
             word = "a class"
-        elif origin in (list, tuple, *SEQUENCES, *SETS):
+        elif origin in LISTS:
             word = "a list"
         elif origin in MAPPINGS:
             word = "a dict"
@@ -245,7 +238,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
     # Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
     # what they do, not for their class.
     parts = union_members(hint)
-    if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
+    if accepts_anything(hint) or accepts_anything(returns):
         return True
     if all(is_optimizer(part) for part in union_members(returns)):
         # Arguments that take an optimizer are left to `returns_optimizer`.
@@ -259,7 +252,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
 def returns_optimizer(hint: Any, returns: Any) -> bool:
     """Returns whether a function may return an optimizer, or another value that fits."""
     # `hint` is the annotation of the argument, which accepts an optimizer.
-    if returns is inspect.Parameter.empty or accepts_anything(returns):
+    if accepts_anything(returns):
         return True
     wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
     if any(is_protocol(part) for part in wanted):
@@ -274,16 +267,11 @@ def returns_factory(hint: Any, returns: Any) -> bool:
     """Returns whether a function must be called to get a value that fits an annotation."""
     # This is the case if the annotation accepts a class, or a function that does not itself return
     # a function, and the function is annotated to return a function or a class.
-    if returns is inspect.Parameter.empty or accepts_anything(returns):
-        return False
     wanted = [part for part in union_members(hint) if _is_function(part)]
-    if (
-        accepts_anything(hint)
-        or not wanted
-        or not all(_is_function(part) for part in union_members(returns))
-    ):
+    if accepts_anything(hint) or accepts_anything(returns) or not wanted:
         return False
-    return not any(_may_return_function(part) for part in wanted)
+    makes_functions = all(map(_is_function, union_members(returns)))
+    return makes_functions and not any(map(_may_return_function, wanted))
 
 
 def _may_return_function(wanted: Any) -> bool:
@@ -335,8 +323,7 @@ def exists(value: Any) -> bool:
 def dtype_advice(value: Any) -> str:
     """Returns advice for a value that is not the name of a dtype: the nearest one, and all."""
     text = str(value).lower()
-    short = _SHORT.fullmatch(text)
-    if short:
+    if short := _SHORT.fullmatch(text):
         text = ("bfloat" if short[1] == "bf" else "float") + short[2]
     near = text if text in DTYPE_NAMES else nearest(text, DTYPE_NAMES)
     names = f"The dtypes are {', '.join(DTYPE_NAMES)}, and float8 types such as float8_e4m3fn."

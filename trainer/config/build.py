@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trainer.config import annotations, build_errors, signatures, wording
@@ -15,7 +15,6 @@ from trainer.config.tree import (
     Key,
     Source,
     Tree,
-    Unused,
     child_trees,
     functions,
     join,
@@ -101,20 +100,16 @@ class Builder:
         """Raises ConfigError for wrong names, arguments and types, all of them; calls nothing."""
         mistakes = _Mistakes()
         with mistakes.collected():
-            _Traversal(self.config, self._vocabulary, None, {}, calling=False).start("")
+            _Traversal(self.config, self._vocabulary, calling=False).start("")
         for unused in self.config.unused:
+            if unused.function is None:
+                continue
             with mistakes.collected():
-                self._check_unused(unused)
+                functions = self._vocabulary.ending_with(unused.function, unused.source)
+                if not any(unused.argument in each.parameters for each in functions):
+                    text = build_errors.unknown_argument(functions[0], unused.argument)
+                    raise ConfigError(text, unused.source)
         mistakes.raise_all()
-
-    def _check_unused(self, unused: Unused) -> None:
-        """Raises ConfigError for a binding whose function or argument does not exist."""
-        if unused.function is None:
-            return
-        functions = self._vocabulary.ending_with(unused.function, unused.source)
-        if not any(unused.argument in function.parameters for function in functions):
-            text = build_errors.unknown_argument(functions[0], unused.argument)
-            raise ConfigError(text, unused.source)
 
     def build(
         self,
@@ -146,8 +141,8 @@ class Builder:
         for each in [path, *(overrides or ())]:
             if each not in self.config.sources:
                 raise KeyError(f"The config has no node at {each!r}.")
-        walk = _Traversal(self.config, self._vocabulary, units, overrides or {}, True, floats)
-        return walk.start(path)
+        given = units or Units(), overrides or {}, floats
+        return _Traversal(self.config, self._vocabulary, *given).start(path)
 
 
 class _Mistakes:
@@ -187,28 +182,20 @@ class ConfigErrors(ConfigError):
         self.errors = errors
 
 
+@dataclass(frozen=True)
 class _Traversal:
     """Visits the tree once, and calls its functions or, for a check, only compares signatures."""
 
-    def __init__(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        units: Units | None,
-        overrides: Mapping[str, Any],
-        calling: bool,
-        floats: Floats | None = None,
-    ):
-        self._config = config
-        self._vocabulary = vocabulary
-        self._units = units
-        self._overrides = overrides
-        self._calling = calling
-        self._floats = floats
+    config: Config
+    vocabulary: Vocabulary
+    units: Units = Units()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    floats: Floats | None = None
+    calling: bool = True
 
     def start(self, path: str) -> Any:
         """Builds the node at a path, converted to the annotation of its argument."""
-        tree, here, slot = self._config.root, "", Slot()
+        tree, here, slot = self.config.root, "", Slot()
         for key in split_path(tree, path):
             slot = self._below(tree, key, slot, here)
             tree, here = child_trees(tree)[key], join(here, key)
@@ -216,7 +203,7 @@ class _Traversal:
 
     def _below(self, tree: Tree, key: Key, slot: Slot, path: str) -> Slot:
         if isinstance(tree, Call):
-            function = self._vocabulary.function(tree.name, self._config.sources[path])
+            function = self.vocabulary.function(tree.name, self.config.sources[path])
             self._check_arguments(tree, function, path, None)
             return slot.of_argument(function, str(key), annotations.takes_optimizer(slot.hint))
         try:
@@ -228,8 +215,8 @@ class _Traversal:
             return replace(slot, hint=Any, default=None)
 
     def value(self, tree: Tree, slot: Slot, path: str) -> Any:
-        if path in self._overrides:
-            return self._overrides[path]
+        if path in self.overrides:
+            return self.overrides[path]
         try:
             if isinstance(tree, Call):
                 return self._call(tree, slot, path)
@@ -241,30 +228,27 @@ class _Traversal:
                 raise TypeMismatch
             leaf = self._leaf(tree, slot, path)
             # Replaced after the conversion: a 1 in the place of a float is 1.0.
-            if self._floats is not None and type(leaf) is float:
-                return self._floats.replace(path, leaf, slot.hint)
+            if self.floats is not None and type(leaf) is float:
+                return self.floats.replace(path, leaf, slot.hint)
             return leaf
         except TypeMismatch:
-            raise ConfigError(
-                build_errors.type_mismatch(tree, slot), self._config.sources[path]
-            ) from None
+            text = build_errors.type_mismatch(tree, slot)
+            raise ConfigError(text, self.config.sources[path]) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
         if slot.takes_dtype and value is not None and not annotations.exists(value):
             raise TypeMismatch
         if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
-                return self._steps(value, self._config.sources[path])
+                return self._steps(value, self.config.sources[path])
             # An annotation that takes strings too would let '3 epoks' pass.
             if is_steps(slot.hint) or looks_like_quantity(value):
                 raise TypeMismatch
         return signatures.leaf(value, slot.hint, slot.default)
 
     def _steps(self, value: str, source: Source | None) -> int:
-        if self._calling:
-            return (self._units or Units()).steps(value, source)
         # A check knows no data set, so that it cannot convert units; the result is not used.
-        return 0
+        return self.units.steps(value, source) if self.calling else 0
 
     def _list(self, tree: list, slot: Slot, path: str) -> Any:
         slots, kind = slot.of_elements(len(tree))
@@ -273,7 +257,7 @@ class _Traversal:
             with mistakes.collected():
                 built.append(self.value(item, slots[index], join(path, index)))
         mistakes.raise_all()
-        return kind(built) if self._calling else built
+        return kind(built) if self.calling else built
 
     def _dict(self, tree: dict, slot: Slot, path: str) -> dict:
         key_slot = slot.of_keys()
@@ -282,11 +266,9 @@ class _Traversal:
             with mistakes.collected():
                 built_key = self._key(key, key_slot, path)
                 # Equal once their units are converted, perhaps. In a check all of them are 0.
-                if built_key in built and self._calling:
-                    source = self._config.argument_source(join(path, key))
-                    raise ConfigError(
-                        f"Two keys of {path!r} are {built_key!r}. Remove one.", source
-                    )
+                if built_key in built and self.calling:
+                    text = f"Two keys of {path!r} are {built_key!r}. Remove one."
+                    raise ConfigError(text, self.config.argument_source(join(path, key)))
                 built[built_key] = self.value(item, slot.of_entry(key), join(path, key))
         mistakes.raise_all()
         return built
@@ -295,14 +277,15 @@ class _Traversal:
         try:
             return self._leaf(key, slot, join(path, key))
         except TypeMismatch:
-            source = self._config.argument_source(join(path, key))
-            raise ConfigError(build_errors.key_type_mismatch(key, slot), source) from None
+            text = f"{slot.owner} takes {annotations.describe(slot.hint)} as a key of"
+            text += f" {slot.argument!r}, and was given {wording.describe(key)}."
+            raise ConfigError(text, self.config.argument_source(join(path, key))) from None
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
         is_factory = annotations.takes_optimizer(slot.hint)
         # An optimizer needs all required arguments now; another function may get some when called.
         is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
-        function = self._vocabulary.function(call.name, self._config.sources[path])
+        function = self.vocabulary.function(call.name, self.config.sources[path])
         # A schedule may stand for any float of an optimizer, although no annotation says so.
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
@@ -323,11 +306,16 @@ class _Traversal:
                 with mistakes.collected():
                     values[name] = self.value(item, below, join(path, name))
         mistakes.raise_all()
-        values |= self._default_steps(function, values, path)
-        if not self._calling:
+        # Defaults that are numbers of steps with a unit are converted, too.
+        for name, parameter in function.parameters.items():
+            default = parameter.default
+            if name not in values and isinstance(default, str) and quantity(default) is not None:
+                if Slot().of_argument(function, name, False).takes_steps:
+                    values[name] = self._steps(default, self.config.sources[path])
+        if not self.calling:
             return None
-        if self._floats is not None:
-            function, values = self._floats.within(function, values, path)
+        if self.floats is not None:
+            function, values = self.floats.within(function, values, path)
         bound = function.bind(values)
         if is_factory:
             return bound
@@ -344,14 +332,14 @@ class _Traversal:
         # A function may reject its arguments with any exception, and a script's helper may exit.
         except (Exception, SystemExit) as error:
             said = build_errors.exception_text(error)
-            source = self._config.source_of_error(path, said)
-            if not self._vocabulary.language.has(name):
+            source = self.config.source_of_error(path, said)
+            if not self.vocabulary.language.has(name):
                 if not isinstance(error, ValueError):  # its sentence needs no type before it
                     said = wording.summary(error, name)
                 elif line := wording.location(error, name):
                     said = f"{said.rstrip('.: ')}{line}"
             text = said if said.startswith(f"{name} ") else f"{name} refuses its arguments: {said}"
-            if changed := [x for x in self._config.overridden(path) if x != str(source)]:
+            if changed := [x for x in self.config.overridden(path) if x != str(source)]:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."
             raise ConfigError(text, source) from error
 
@@ -366,30 +354,11 @@ class _Traversal:
                 if path:
                     text = build_errors.unknown_argument(function, name)
                 else:
-                    text = build_errors.unknown_at_root(call, function, name, self._config.sources)
-                source = self._config.argument_source(join(path, name))
-                unknown.append(ConfigError(text, source))
+                    text = build_errors.unknown_at_root(call, function, name, self.config.sources)
+                unknown.append(ConfigError(text, self.config.argument_source(join(path, name))))
         _Mistakes(unknown).raise_all()  # without what is missing: its name may be misspelt
-        missing = [
-            name
-            for name, parameter in function.parameters.items()
-            if parameter.required and name not in call.kwargs
-        ]
+        required = [name for name, each in function.parameters.items() if each.required]
+        missing = [name for name in required if name not in call.kwargs]
         if slot is not None and missing:
             text = build_errors.missing_arguments(function, missing, slot)
-            raise ConfigError(text, self._config.sources[path])
-
-    def _default_steps(
-        self, function: Function, values: Mapping[str, Any], path: str
-    ) -> dict[str, int]:
-        """Returns the defaults of a function that are numbers of steps with a unit, converted."""
-        slots = {
-            name: Slot().of_argument(function, name, False)
-            for name, parameter in function.parameters.items()
-            if name not in values and isinstance(parameter.default, str)
-        }
-        return {
-            name: self._steps(slot.default, self._config.sources[path])
-            for name, slot in slots.items()
-            if slot.takes_steps and quantity(slot.default) is not None
-        }
+            raise ConfigError(text, self.config.sources[path])

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from trainer.config import annotations
 from trainer.config.signatures import Function, Slot
-from trainer.config.tree import Call, Key, Tree
+from trainer.config.tree import Call, Tree
 from trainer.config.units import quantity
 from trainer.config.vocabulary import LANGUAGES, Vocabulary
 from trainer.config.wording import brief, describe, known_names, listing, nearest
@@ -35,17 +35,11 @@ def unknown_argument(function: Function, name: str) -> str:
     return text
 
 
-def other_places(name: str, paths: Iterable[str]) -> str:
-    """Returns a sentence with the paths that end in an argument's name; "" if none do."""
-    # It is for an argument that the root of a config does not take.
-    below = [path for path in paths if path.endswith(f".{name}")]
-    return f" This config has {name} at {listing(below, 4)}." if below else ""
-
-
 def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[str]) -> str:
     """Returns the message for an argument that the root of a config does not have."""
     text = unknown_argument(function, name)
-    elsewhere = other_places(name, paths)
+    below = [path for path in paths if path.endswith(f".{name}")]
+    elsewhere = f" This config has {name} at {listing(below, 4)}." if below else ""
     own = LANGUAGES[root.name]
     for other in LANGUAGES.values():
         if other is own or name not in Vocabulary(language=other).function(other.root).parameters:
@@ -60,8 +54,7 @@ def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[s
 
 def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) -> str:
     """Returns the message for required arguments that are missing."""
-    many = len(missing) > 1
-    what, them = ("the arguments", "them") if many else ("the argument", "it")
+    what, them = ("the arguments", "them") if len(missing) > 1 else ("the argument", "it")
     text = f"{function.name} needs {what} {listing(missing)}"
     if "rngs" in missing:  # of flax's nnx
         return (
@@ -76,14 +69,6 @@ def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) ->
     return (
         f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
         f" @{function.name} in Gin and !{PARTIAL}{function.name} {{}} in YAML."
-    )
-
-
-def key_type_mismatch(key: Key, slot: Slot) -> str:
-    """Returns the message for a key of a dict that has the wrong type."""
-    words = annotations.describe(slot.hint)
-    return (
-        f"{slot.owner} takes {words} as a key of {slot.argument!r}, and was given {describe(key)}."
     )
 
 
@@ -127,25 +112,20 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         )
     elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
         text += " The value None is written None in Gin and null in YAML."
+    elif words == "a Space" and isinstance(tree, list):
+        text += (
+            f" Values to choose from are written !space.values {{values: {brief(tree)}}} in YAML,"
+            " and as the argument values of @space.values() in Gin."
+        )
+    elif words == "a Space" and isinstance(tree, dict):
+        text += " An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}, in YAML."
     elif words == "a Space":
-        text += _in_a_space(tree)
+        text += " A value that all trials have is written under set, not under space."
     elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
         text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
     elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
         text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
-
-
-def _in_a_space(tree: Tree) -> str:
-    """Returns advice for a value that is not a call of a space."""
-    if isinstance(tree, list):
-        return (
-            f" Values to choose from are written !space.values {{values: {brief(tree)}}} in YAML,"
-            " and as the argument values of @space.values() in Gin."
-        )
-    if isinstance(tree, dict):
-        return " An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}, in YAML."
-    return " A value that all trials have is written under set, not under space."
 
 
 def _is_number(text: str) -> bool:

@@ -1,6 +1,5 @@
 """Edits a resolved config: replaces values by path, and merges two trees."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
@@ -10,6 +9,7 @@ from trainer.config.nodes import (
     check_key,
     check_leaf,
     children,
+    edited,
     plain,
     to_config,
     to_node,
@@ -60,18 +60,16 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
     root = to_node(config)
     for text in sets:
         source = Source(f"{option} {shorten(' '.join(text.splitlines()))}")
-        path, sign, value = text.partition("=")
-        if not sign or not path.strip() or not value.strip():
-            raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
-        new = yaml_reader.read(value, source)
-        if new is None:  # the value is only a comment
+        path, _, value = text.partition("=")
+        new = yaml_reader.read(value, source) if path.strip() and value.strip() else None
+        if new is None:  # the value may be only a comment
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
         try:
             root = _replace(root, path.strip(), new, source, "")
         except ConfigError as error:
             hint = _hint_for_function_path(root, path.strip(), value.strip())
             raise ConfigError(hint, source) if hint else error from None
-    return _edited(config, root)
+    return edited(config, root)
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
@@ -97,7 +95,7 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
     root = to_node(config)
     for path, value in values.items():
         root = _replace(root, path, _with_source(value, source), source, "")
-    return _edited(config, root)
+    return edited(config, root)
 
 
 def without(config: Config, path: str) -> Config:
@@ -114,7 +112,7 @@ def without(config: Config, path: str) -> Config:
     keys = split_path(config.root, path)
     if not keys:
         raise KeyError(path)
-    return _edited(config, _without(to_node(config), keys))
+    return edited(config, _without(to_node(config), keys))
 
 
 def _without(node: Node, keys: Sequence[Key]) -> Node:
@@ -130,25 +128,16 @@ def config_of_tree(root: Call, source: Source) -> Config:
     return to_config(_with_source(root, source))
 
 
-def _edited(config: Config, root: Node) -> Config:
-    """Returns the config of an edited tree, with the list of files of the original."""
-    return dataclasses.replace(to_config(root), files=config.files, unused=config.unused)
-
-
 def _with_source(tree: Tree, source: Source) -> Node:
-    if isinstance(tree, Call):
-        for key in tree.kwargs:
-            check_argument(key, source)
-        kwargs = {key: _with_source(item, source) for key, item in tree.kwargs.items()}
-        return Node(Call(tree.name, kwargs, tree.partial), source)
-    if isinstance(tree, dict):
-        for key in tree:
-            check_key(key, source)
-        return Node({key: _with_source(item, source) for key, item in tree.items()}, source)
-    if isinstance(tree, list | tuple):
-        return Node([_with_source(item, source) for item in tree], source)
-    check_leaf(tree, source)
-    return Node(tree, source)
+    node = Node(list(tree) if isinstance(tree, tuple) else tree, source)
+    items = children(node)
+    if isinstance(tree, Call | dict):
+        check = check_argument if isinstance(tree, Call) else check_key
+        for key in items:
+            check(key, source)
+    elif not isinstance(node.value, list):
+        check_leaf(tree, source)
+    return with_children(node, {key: _with_source(item, source) for key, item in items.items()})
 
 
 def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
@@ -159,17 +148,14 @@ def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> No
             f"The path has an empty key below {above or 'the root'}: join keys by single dots.",
             source,
         )
+    child = Node(new.value, source, source)
     if key is None:
         _check_new(node, path, source, above)
         # The keys of a path are text, and a dict such as boundaries_and_scales has integer keys.
         only_integers = items and all(isinstance(each, int) for each in items)
         key = int(path) if only_integers and path.isdecimal() else path
-        return with_children(node, {**items, key: Node(new.value, source, source)})
-    rest = path[len(str(key)) + 1 :]
-    if rest:
+    elif rest := path[len(str(key)) + 1 :]:
         child = _replace(items[key], rest, new, source, join(above, key))
-    else:
-        child = Node(new.value, new.source, source)
     return with_children(node, {**items, key: child})
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 
 from trainer.config import wording
@@ -18,8 +19,7 @@ from trainer.config.wording import describe, known_names, listing, nearest
 MAX_BYTES = 256 * 1024
 SHIPPED = "lockstep:"  # the prefix of the names of shipped configs
 EMPTY = "is empty: a config names a model, data, an optimizer and more"
-_GIN = (".gin",)
-_YAML = (".yaml", ".yml")
+_KINDS = {".gin": "gin", ".yaml": "yaml", ".yml": "yaml"}
 
 
 # Finding and reading files.
@@ -100,7 +100,7 @@ def shipped_file(name: str, source: Source) -> str | None:
     if not name.startswith(SHIPPED):
         return None
     folder = Path(__file__).parent.parent / "shipped"
-    files = [file for file in sorted(folder.rglob("*.*")) if file.suffix in (*_GIN, *_YAML)]
+    files = [file for file in sorted(folder.rglob("*.*")) if file.suffix in _KINDS]
     names = [file.relative_to(folder).as_posix() for file in files]
     wanted = name.removeprefix(SHIPPED)
     if wanted not in names:
@@ -111,11 +111,8 @@ def shipped_file(name: str, source: Source) -> str | None:
 
 def _same(one: str, other: str) -> bool:
     try:
-        if os.path.samefile(one, other):
-            return True
-        if not (os.path.isfile(one) and os.path.isfile(other)):  # reading a pipe would block
-            return False
-        return _read(one) == _read(other)
+        regular = os.path.isfile(one) and os.path.isfile(other)  # reading a pipe would block
+        return os.path.samefile(one, other) or (regular and _read(one) == _read(other))
     except OSError:
         return False
 
@@ -126,19 +123,21 @@ def _read(path: str) -> bytes:
         return stream.read(MAX_BYTES + 1)
 
 
-def suffix_kind(path: str, source: Source) -> str:
+def _kind_of(path: str, source: Source) -> str:
     """Returns "gin" or "yaml" by the suffix of a config; raises ConfigError."""
     # The file need not exist.
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _GIN:
-        return "gin"
-    if suffix in _YAML:
-        return "yaml"
-    raise ConfigError(
-        f"The format of {os.path.basename(path)!r} is unknown: the name of a config ends in .gin,"
-        " .yaml or .yml.",
-        source,
-    )
+    kind = _KINDS.get(_suffix(path))
+    if kind is None:
+        raise ConfigError(
+            f"The format of {os.path.basename(path)!r} is unknown: the name of a config ends in"
+            " .gin, .yaml or .yml.",
+            source,
+        )
+    return kind
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def read_text(path: str, included_at: Source | None, searched: str = "") -> tuple[str, str]:
@@ -195,7 +194,7 @@ def _hint(file: Path, included_at: Source | None) -> str:
     except OSError:
         return f"Nor does its directory {file.parent}."
     itself = os.path.basename(included_at.file) if included_at else ""
-    configs = [name for name in names if name.endswith(_GIN + _YAML) and name != itself]
+    configs = [name for name in names if name.endswith(tuple(_KINDS)) and name != itself]
     near = nearest(file.stem, [Path(name).stem for name in configs])
     for name in configs:
         if Path(name).stem == near:
@@ -240,7 +239,7 @@ def load(
     paths = [os.fspath(file) for file in files]
     if not paths:
         raise ConfigError("No config is given: name one with --config=configs/muon_vit.gin.")
-    kinds = [suffix_kind(path, Source(path)) for path in paths]
+    kinds = [_kind_of(path, Source(path)) for path in paths]
     if len(set(kinds)) > 1:
         raise ConfigError(
             f"The files {', '.join(paths[:4])} are Gin and YAML: use files of one format, and"
@@ -249,8 +248,7 @@ def load(
     places = SearchPath(search_paths)
     paths = [places.find_file(path) for path in paths]
     reader = _FileReader(kinds[0], places, language)
-    load_kind = _load_gin if kinds[0] == "gin" else _load_yaml
-    root, unused = load_kind(reader, paths, bindings)
+    root, unused = (_load_gin if kinds[0] == "gin" else _load_yaml)(reader, paths, bindings)
     for text in sets:
         check_text(text, Source("--set"))
     config = dataclasses.replace(to_config(root), files=tuple(reader.read), unused=tuple(unused))
@@ -267,10 +265,7 @@ def _load_yaml(
             " --set optimizer.clip_norm=1.0.",
             _binding_source(bindings[0], 0),
         )
-    root = reader.yaml(paths[0], None)
-    for path in paths[1:]:
-        root = merge(root, reader.yaml(path, None))
-    return root, []
+    return reduce(merge, [reader.yaml(path, None) for path in paths]), []
 
 
 def _load_gin(
@@ -306,16 +301,13 @@ class _FileReader:
         self.read: list[ConfigFile] = []
 
     def gin(self, path: str, included_at: Source | None) -> None:
-        text = self._enter(path, included_at)
-        with self._without_quotes(path, included_at):
+        with self._opened(path, included_at) as text:
             self.gin_text(text, Source(path, 1), os.path.dirname(path), included_at)
-        self._open.pop()  # not in `finally`: an error ends the reading
 
     def gin_text(
         self, text: str, source: Source, directory: str, included_at: Source | None
     ) -> None:
         from trainer.config import gin_reader
-        from trainer.config.gin_scopes import Statement
 
         self._section += 1
         first: dict = {}
@@ -338,19 +330,17 @@ class _FileReader:
                         statement.source,
                     )
                 first[statement.key] = statement.source
-            self.statements.append(Statement(statement, self._section, included_at is not None))
+            place = {"section": self._section, "included": included_at is not None}
+            self.statements.append(dataclasses.replace(statement, **place))
 
     def yaml(self, path: str, included_at: Source | None) -> Node:
-        text = self._enter(path, included_at)
-        with self._without_quotes(path, included_at):
+        with self._opened(path, included_at) as text:
             root, include = self._yaml_root(text, path)
-            base: Node | None = None
-            for name, at in _included(include):
-                found = self._places.find_include(name, os.path.dirname(path), at)
-                other = self.yaml(found, at)
-                base = other if base is None else merge(base, other)
-        self._open.pop()
-        return root if base is None else merge(base, root)
+            bases = [
+                self.yaml(self._places.find_include(name, os.path.dirname(path), at), at)
+                for name, at in _included(include)
+            ]
+        return reduce(merge, [*bases, root])
 
     def _yaml_root(self, text: str, path: str) -> tuple[Node, Node | None]:
         """Returns the tree of a file, and the value of its key `include`."""
@@ -361,10 +351,9 @@ class _FileReader:
             raise ConfigError(f"The file {EMPTY}.", Source(path))
         if not isinstance(document.value, dict):
             given = describe(plain(document))
-            hint = wording.in_yaml(str(document.value))
             raise ConfigError(
                 f"The root of a config must be a mapping ({self.language.keys}, ...), not {given}."
-                f" {hint}".rstrip(),
+                f" {wording.in_yaml(str(document.value))}".rstrip(),
                 document.source,
             )
         items = dict(document.value)
@@ -381,8 +370,8 @@ class _FileReader:
         return Node(Call(root, items), document.source), include
 
     def _enter(self, path: str, included_at: Source | None) -> str:
-        """Returns the text of a file, and adds it to `_open`; the caller removes it."""
-        if included_at is not None and suffix_kind(path, included_at) != self._kind:
+        """Returns the text of a file, and adds it to `_open`; `_opened` removes it."""
+        if included_at is not None and _kind_of(path, included_at) != self._kind:
             raise ConfigError(
                 f"A {self._kind} file cannot include {path!r}: use one format.", included_at
             )
@@ -397,7 +386,12 @@ class _FileReader:
             )
         # A folder of somebody else may contain a link to any file of the user's.
         if included_at is not None and not self._places.may_quote(path):
-            self._check_target(path, real, included_at)
+            if _KINDS.get(_suffix(real)) != self._kind:
+                raise ConfigError(
+                    f"The included file {path} is a symbolic link to {real}, whose name is not the"
+                    f" name of a {self._kind} file. It is not read.",
+                    included_at,
+                )
         text, sha256 = read_text(
             path, included_at, self._places.describe_search() if included_at else ""
         )
@@ -405,26 +399,14 @@ class _FileReader:
         self._open.append(real)
         return text
 
-    def _check_target(self, path: str, real: str, included_at: Source) -> None:
-        """Raises ConfigError for a symbolic link to a file elsewhere that is not a config."""
-        try:
-            is_config = suffix_kind(real, included_at) == self._kind
-        except ConfigError:
-            is_config = False
-        if not is_config:
-            raise ConfigError(
-                f"The included file {path} is a symbolic link to {real}, whose name is not the name"
-                f" of a {self._kind} file. It is not read.",
-                included_at,
-            )
-
     @contextmanager
-    def _without_quotes(self, path: str, included_at: Source | None) -> Iterator[None]:
-        """Keeps an included file's text out of messages, unless the command names its folder."""
+    def _opened(self, path: str, included_at: Source | None) -> Iterator[str]:
+        """Gives a file's text, which messages quote only if the command names its folder."""
         # A config written by somebody else can include any file that the user can read, and
         # messages are copied into logs and mails.
+        text = self._enter(path, included_at)
         try:
-            yield
+            yield text
         except ConfigError as error:
             at = error.source
             if included_at is None or at is None or at.file != path or self._places.may_quote(path):
@@ -435,6 +417,7 @@ class _FileReader:
                 " shown here. Open it to see what is wrong.",
                 at,
             ) from None
+        self._open.pop()  # not in `finally`: an error ends the reading
 
 
 def _included(include: Node | None) -> list[tuple[str, Source]]:

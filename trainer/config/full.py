@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config import annotations, signatures
 from trainer.config.build import Builder
-from trainer.config.signatures import Function, Parameter, Slot, TypeMismatch
+from trainer.config.signatures import Function, Slot, TypeMismatch
 from trainer.config.tree import Call, Config, Tree, join
 from trainer.config.units import quantity
 from trainer.config.yaml_writer import dump
@@ -75,7 +75,9 @@ class _Completion:
             argument = slot.of_argument(function, name, is_factory)
             try:
                 # Whoever calls a partial may pass an argument by position, which must be free then.
-                kwargs[name] = _refuse() if call.partial else _spelled(default, argument)
+                if call.partial:
+                    raise TypeMismatch
+                kwargs[name] = _spelled(default, argument)
             except TypeMismatch:
                 self.left[join(path, name)] = _described(default)
         return Call(call.name, kwargs, call.partial)
@@ -98,18 +100,14 @@ class _Completion:
 
 
 def _defaults(function: Function) -> Iterator[tuple[str, Any]]:
+    """Yields the defaults; that of a field of a dataclass may come from its `default_factory`."""
+    call = function.call
+    fields = dataclasses.fields(call) if dataclasses.is_dataclass(call) else ()
+    makers = {x.name: x.default_factory for x in fields}
     for name, parameter in function.parameters.items():
         if parameter.default is not inspect.Parameter.empty:
-            yield name, _made(function, name, parameter)
-
-
-def _made(function: Function, name: str, parameter: Parameter) -> Any:
-    """Returns the default; that of a field of a dataclass may come from its `default_factory`."""
-    if dataclasses.is_dataclass(function.call):
-        for field in dataclasses.fields(function.call):
-            if field.name == name and field.default_factory is not dataclasses.MISSING:
-                return field.default_factory()
-    return parameter.default
+            make = makers.get(name, dataclasses.MISSING)
+            yield name, parameter.default if make is dataclasses.MISSING else make()
 
 
 def _spelled(default: Any, slot: Slot) -> Tree:
@@ -145,10 +143,6 @@ def _leaf(default: Any, slot: Slot) -> Tree:
     if type(built) is not type(default) or built != default:
         raise TypeMismatch
     return default
-
-
-def _refuse() -> Tree:
-    raise TypeMismatch
 
 
 def _described(default: Any) -> str:

@@ -45,6 +45,10 @@ class Binding:
     argument: str
     value: Node  # of leaves, References, lists of Nodes, and Pairs
     source: Source
+    # each file, include, end of an include, and option begins a new section; a binding overrides
+    # those of earlier sections
+    section: int = 0
+    included: bool = False  # by another file
 
     @property
     def key(self) -> tuple[tuple[str, ...], str, str]:
@@ -71,6 +75,8 @@ class Block:
 
     name: str
     source: Source
+    section: int = 0  # as of a Binding
+    included: bool = False
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -132,8 +138,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
             at = error.lineno or _line(parser)
             raise _unreadable(error.msg or "", at, text, source) from None
         except Exception as error:  # gin's parser may raise anything for such a text
-            reason = f"{type(error).__name__}: {error}"
-            raise _unreadable(reason, line, text, source) from None
+            raise _unreadable(f"{type(error).__name__}: {error}", line, text, source) from None
         if statement is None:
             return
         yield _statement(statement, source)
@@ -148,15 +153,12 @@ def _unreadable(reason: str, line: int, text: str, source: Source) -> ConfigErro
     lines = text.split("\n")
     shown = lines[min(line, len(lines)) - 1].strip()[:80]
     reason, hint = wording.in_gin(shown, " ".join(reason.split())[:200].rstrip("."))
-    return ConfigError(f"Gin cannot read {shown!r}: {reason}. {hint}".rstrip(), _at(source, line))
-
-
-def _at(source: Source, line: int) -> Source:
-    return Source(source.file, source.line + line - 1) if source.line else source
+    told = f"Gin cannot read {shown!r}: {reason}. {hint}".rstrip()
+    return ConfigError(told, source.below(line - 1))
 
 
 def _statement(statement: Any, source: Source) -> Binding | Include | Block:
-    at = _at(source, statement.location.line_num)
+    at = source.below(statement.location.line_num - 1)
     if isinstance(statement, config_parser.BindingStatement):
         return _binding(statement, at, source)
     if isinstance(statement, config_parser.IncludeStatement):
@@ -184,19 +186,16 @@ def _binding(statement: Any, at: Source, source: Source) -> Binding:
 
 
 def _node(located: _Located, source: Source) -> Node:
-    value, at = located.value, _at(source, located.line)
+    value, at = located.value, source.below(located.line - 1)
     while isinstance(value, _Located):  # a value in parentheses
         value = value.value
     if isinstance(value, list | tuple):
         value = [_node(item, source) for item in value]
     elif isinstance(value, dict):
-        value = _dict(value, source)
+        items = value.items()
+        value = Pairs(tuple((_node(key, source), _node(item, source)) for key, item in items))
     elif not isinstance(value, Reference):
         check_leaf(value, at)
     elif not is_name(value.name):
         raise ConfigError(f"{value.name[:60]!r} is not the name of a function.", at)
     return Node(value, at)
-
-
-def _dict(items: dict[_Located, _Located], source: Source) -> Pairs:
-    return Pairs(tuple((_node(key, source), _node(value, source)) for key, value in items.items()))

@@ -12,9 +12,10 @@ the command line, or in an option, and its function is never called; if its func
 never in its scope; or if it defines a macro that no binding names.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 
 from trainer.config.gin_reader import MACRO, Binding, Block, Pairs, Reference
 from trainer.config.nodes import Budget, Node, check_key, plain
@@ -25,17 +26,6 @@ from trainer.config.wording import known_names, listing, nearest
 Scope = tuple[str, ...]
 Calls = Mapping[str, set[Scope]]
 """The scopes in which each function is called. The key MACRO has the macros that are read."""
-
-
-@dataclass(frozen=True)
-class Statement:
-    """A binding or the head of a block, and its position."""
-
-    content: Binding | Block
-    # each file, include, end of an include, and option begins a new section; a binding overrides
-    # those of earlier sections
-    section: int
-    included: bool = False  # by another file
 
 
 def references(value: Node) -> Iterator[Reference]:
@@ -69,45 +59,30 @@ class Bindings:
     # `full` has the names that a reference spells in full. A binding of another name applies to the
     # called function whose name ends with it.
 
-    def __init__(self, statements: Sequence[Statement], root: str):
-        self.bindings = [each for each in statements if isinstance(each.content, Binding)]
-        self.blocks = [each for each in statements if isinstance(each.content, Block)]
-        self.full = {root, MACRO}
-        for each in self.bindings:
-            assert isinstance(each.content, Binding)
-            self.full |= {reference.name for reference in references(each.content.value)}
-
-    def at_end(self) -> "Table":
-        """Returns the bindings in force at the end of the text."""
-        return Table(self, None)
-
-    def before(self) -> list[tuple[int, "Table"]]:
-        """Returns (section, its table) for each section but the last, the latest first."""
-        # The table of a section holds for each argument the last binding up to that section, or
-        # else the first one after it.
-        sections = sorted({each.section for each in self.bindings})
-        return [(section, Table(self, section)) for section in reversed(sections[:-1])]
+    def __init__(self, statements: Sequence[Binding | Block], root: str):
+        self.bindings = [each for each in statements if isinstance(each, Binding)]
+        self.blocks = [each for each in statements if isinstance(each, Block)]
+        named = {found.name for each in self.bindings for found in references(each.value)}
+        self.full = {root, MACRO, *named}
 
 
 class Table:
-    """The bindings that are in force; see `Bindings`."""
+    """The bindings that are in force up to a section, and else the first of those after it."""
 
-    # `in_force` is in the order of the text. Two bindings that spell the name of one function
-    # differently are both listed, though only one is read.
+    # None is the end of the text. `in_force` is in the order of the text. Two bindings that spell
+    # the name of one function differently are both listed, though only one is read.
 
-    def __init__(self, all_bindings: Bindings, last: int | None):
+    def __init__(self, all_bindings: Bindings, last: int | None = None):
         self._full = all_bindings.full
-        self._entries: dict[tuple[Scope, str], dict[str, tuple[int, Statement]]] = {}
-        for position, each in enumerate(all_bindings.bindings, 1):
-            binding = each.content
-            assert isinstance(binding, Binding)
+        self._entries: dict[tuple[Scope, str], dict[str, tuple[int, Binding]]] = {}
+        for position, binding in enumerate(all_bindings.bindings, 1):
             # The highest rank wins. Up to the section `last` that is the last binding; later ones
             # have negative ranks, of which the first is the highest, and count only if there is no
             # earlier one.
-            rank = position if last is None or each.section <= last else -position
+            rank = position if last is None or binding.section <= last else -position
             entries = self._entries.setdefault((binding.scopes, binding.name), {})
             if binding.argument not in entries or rank > entries[binding.argument][0]:
-                entries[binding.argument] = rank, each
+                entries[binding.argument] = rank, binding
         ranked = [entry for entries in self._entries.values() for entry in entries.values()]
         self.in_force = [each for _, each in sorted(ranked, key=lambda entry: abs(entry[0]))]
         self._names = {name for _, name in self._entries}
@@ -121,7 +96,7 @@ class Table:
         if name not in self._spellings:
             short = [each for each in suffixes(name) if each not in self._full]
             self._spellings[name] = [each for each in [name, *short] if each in self._names]
-        found: dict[str, tuple[int, Statement]] = {}
+        found: dict[str, tuple[int, Binding]] = {}
         for spelling in self._spellings[name]:
             for argument, entry in self._entries.get((scope, spelling), {}).items():
                 if argument in found:
@@ -130,21 +105,16 @@ class Table:
                     if first[1].section == second[1].section:
                         raise ConfigError(
                             f"This binds {argument!r} of {name} for the second time; the first is"
-                            f" {first[1].content} at {first[1].content.source}. Remove one.",
-                            second[1].content.source,
+                            f" {first[1]} at {first[1].source}. Remove one.",
+                            second[1].source,
                         )
                     entry = second
                 found[argument] = entry
-        return {argument: _binding(each) for argument, (_, each) in found.items()}
+        return {argument: binding for argument, (_, binding) in found.items()}
 
     def macros(self) -> list[str]:
         """Returns the names of the macros that are defined."""
         return ["/".join(scopes) for scopes, function in self._entries if function == MACRO]
-
-
-def _binding(statement: Statement) -> Binding:
-    assert isinstance(statement.content, Binding)
-    return statement.content
 
 
 # Gin defines this macro for values that another file or a binding must provide.
@@ -152,71 +122,56 @@ _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 
 def resolve(
-    statements: Sequence[Statement], where: Source, language: Language
+    statements: Sequence[Binding | Block], where: Source, language: Language
 ) -> tuple[Node, list[Unused]]:
     """Returns the tree of the statements, and the bindings that have no effect on it."""
     # Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
     # effect is a mistake; see `UnusedBindings`. `where` is the place to name if the root has no
     # binding.
-    root_name = language.root
-    bindings = Bindings(statements, root_name)
-    table = bindings.at_end()
-    bound = {each.content.name for each in table.in_force}
-    if root_name not in bound:
+    bindings = Bindings(statements, language.root)
+    table = Table(bindings)
+    bound = {each.name for each in table.in_force}
+    if language.root not in bound:
         others = [each for each in LANGUAGES.values() if each.root in bound]
         found = "".join(f" It is the config of {x.what}: {x.command}." for x in others)
         raise ConfigError(
-            f"The config binds no argument of {root_name}, so there is nothing to run: write"
+            f"The config binds no argument of {language.root}, so there is nothing to run: write"
             f" {language.example}, and so on.{found}",
             where,
         )
-    resolver = _Resolver(table, root_name)
-    root = resolver.root(where)
-    unused_bindings = UnusedBindings(
-        bindings, resolver.called, resolver.where, partial(_calls, root_name)
-    )
+    resolver = _Resolver(table, language.root)
+    root = resolver.resolve(where)
+    unused_bindings = UnusedBindings(bindings, resolver)
     for statement in [*table.in_force, *bindings.blocks]:
         unused_bindings.refuse_ambiguous(statement)
-    idle = [each for each in table.in_force if id(each.content) not in resolver.read]
-    unused = [unused_bindings.classify(statement, table.in_force) for statement in idle]
+    idle = [each for each in table.in_force if id(each) not in resolver.read]
+    unused = [unused_bindings.classify(binding) for binding in idle]
     for block in bindings.blocks:
         unused_bindings.refuse_block(block)
     return root, unused
-
-
-def _calls(root: str, table: Table) -> Calls:
-    """Returns the calls that a config makes with the bindings of a table, up to the first error."""
-    resolver = _Resolver(table, root)
-    try:
-        resolver.root(Source(""))
-    except ConfigError:
-        pass  # an early section alone need not be a complete config
-    return resolver.called
 
 
 class _Resolver:
     """Follows the references of one table from the root; calls no function."""
 
     def __init__(self, table: Table, root: str):
-        self._table = table
-        self._root = root
+        self.table = table
+        self.root = root
         self._budget = Budget()
         self._open: list[tuple[Scope, str]] = []
         self.read: set[int] = set()  # the ids of the bindings that were read
         self.called: dict[str, set[Scope]] = {}  # the scopes in which each function was called
         self.where: dict[str, Source] = {}  # where each function was called first
 
-    def root(self, where: Source) -> Node:
-        own = [
-            each.content.source for each in self._table.in_force if each.content.name == self._root
-        ]
-        return self._call(Reference((), self._root, True), (), (), own[0] if own else where, 0)
+    def resolve(self, where: Source) -> Node:
+        own = (each.source for each in self.table.in_force if each.name == self.root)
+        return self._call(Reference((), self.root, True), (), (), next(own, where), 0)
 
     def _bound(self, name: str, scope: Scope) -> dict[str, Binding]:
         bound: dict[str, Binding] = {}
         # From the outermost scope to the innermost, which overrides.
         for length in range(len(scope) + 1):
-            bound.update(self._table.bound(name, scope[:length]))
+            bound.update(self.table.bound(name, scope[:length]))
         self.called.setdefault(name, set()).add(scope)
         self.read.update(map(id, bound.values()))
         return bound
@@ -238,8 +193,7 @@ class _Resolver:
             for argument, binding in self._bound(reference.name, scope).items():
                 value = self._value(binding.value, scope, scope, depth + 1)
                 kwargs[argument] = Node(value.value, value.source, binding.source)
-            call = Call(reference.name, kwargs, not reference.evaluate)
-            node = Node(call, source)
+            node = Node(Call(reference.name, kwargs, not reference.evaluate), source)
         self._open.pop()
         return node
 
@@ -257,7 +211,7 @@ class _Resolver:
             return self._value(bound["value"].value, scope, caller, depth + 1)
         if name in _REQUIRED:
             raise ConfigError("This value is required (%gin.REQUIRED): bind it.", source)
-        macros = known_names(name, self._table.macros(), "Macros")
+        macros = known_names(name, self.table.macros(), "Macros")
         raise ConfigError(
             f"The macro %{name} is not defined. {macros} Define it with a line {name} = value.",
             source,
@@ -303,64 +257,50 @@ class _Resolver:
 class UnusedBindings:
     """Classifies the bindings of a config that no call reads."""
 
-    # `called` has the scopes of the calls that the config makes, by function, and `where` the place
-    # of the first call of each. `calls_of` returns the calls that the config would make with
-    # another table.
+    # The bindings and calls are those of `resolver`, which has followed the table at the end.
 
-    def __init__(
-        self,
-        bindings: Bindings,
-        called: Calls,
-        where: dict[str, Source],
-        calls_of: Callable[[Table], Calls],
-    ):
+    def __init__(self, bindings: Bindings, resolver: _Resolver):
         self._bindings = bindings
-        self._called = called
-        self._where = where
-        self._calls_of = calls_of
+        self._called: Calls = resolver.called
+        self._resolver = resolver
         self._functions: dict[str, list[str]] = {name: [name] for name in bindings.full}
-        for name in sorted(called):
+        for name in sorted(self._called):
             for short in suffixes(name):
                 if short not in bindings.full:
                     self._functions.setdefault(short, []).append(name)
 
-    def refuse_ambiguous(self, statement: Statement) -> None:
+    def refuse_ambiguous(self, statement: Binding | Block) -> None:
         """Raises ConfigError for a short name that several functions have that the config calls."""
-        functions = self._functions.get(statement.content.name, [])
+        functions = self._functions.get(statement.name, [])
         if len(functions) > 1:
             raise ConfigError(
-                f"{statement.content.name} may be any of {listing(functions)}, which this config"
-                " calls. Write the name in full.",
-                statement.content.source,
+                f"{statement.name} may be any of {listing(functions)}, which this config calls."
+                " Write the name in full.",
+                statement.source,
             )
 
-    def refuse_block(self, statement: Statement) -> None:
+    def refuse_block(self, block: Block) -> None:
         """Raises ConfigError for a block, even an empty one, of a function never called."""
         # A block of an included file may be for a function that the config does not call.
-        name = statement.content.name
-        if not statement.included and not self._scopes_since(statement):
-            raise ConfigError(self._never_called(name), statement.content.source)
+        if not block.included and not self._scopes_since(block):
+            raise ConfigError(self._never_called(block.name), block.source)
 
-    def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
+    def classify(self, binding: Binding) -> Unused:
         """Returns why a binding that no call reads is no mistake; raises ConfigError if it is."""
-        # `in_force` are the bindings in force at the end of the text, which may override it.
-        binding = statement.content
-        assert isinstance(binding, Binding)
         name, why, unknown = binding.name, "", None
         if name == MACRO:
             if binding.scopes not in self._named_macros:
                 raise ConfigError(self._why_macro(binding), binding.source)
             why = "Only bindings without effect read it."
         elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
-            called = f"it wherever {self._full_name(name)} is called."
-            why = f"{self._overriding(binding, in_force)} {called}"
-        elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
+            why = f"{self._overriding(binding)} it wherever {self._full_name(name)} is called."
+        elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(binding)):
             why = "A later file or binding replaces the call that would read it."
         elif self._scopes(name):
             # Called, but in no scope that would take this binding: most likely a misspelt scope,
             # also if the file is included.
             raise ConfigError(self._why_scope(binding), binding.source)
-        elif statement.included:
+        elif binding.included:
             why, unknown = f"This config never calls {name}.", name
         else:
             raise ConfigError(self._never_called(name), binding.source)
@@ -375,35 +315,34 @@ class UnusedBindings:
     def _scopes(self, name: str) -> set[Scope]:
         return self._called.get(self._full_name(name), set())
 
-    def _scopes_since(self, statement: Statement) -> set[Scope]:
+    def _scopes_since(self, statement: Binding | Block) -> set[Scope]:
         """Returns the scopes of the calls, including calls that later sections replaced."""
         earlier = [calls for section, calls in self._earlier if section >= statement.section]
-        name = statement.content.name
+        name = statement.name
         return self._scopes(name).union(*(calls.get(name, ()) for calls in earlier))
 
     @cached_property
     def _earlier(self) -> list[tuple[int, Calls]]:
         """Returns, for each section but the last, the calls of the config up to it, by spelling."""
         earlier = []
-        for section, table in self._bindings.before():
-            calls: dict[str, set[Scope]] = {}
-            for name, scopes in self._calls_of(table).items():
+        for section in sorted({each.section for each in self._bindings.bindings})[:-1]:
+            resolver = _Resolver(Table(self._bindings, section), self._resolver.root)
+            with suppress(ConfigError):  # an early section alone need not be a complete config
+                resolver.resolve(Source(""))
+            calls = defaultdict[str, set[Scope]](set)
+            for name, scopes in resolver.called.items():
                 for spelling in [name, *suffixes(name)]:
-                    calls.setdefault(spelling, set()).update(scopes)
+                    calls[spelling] |= scopes
             earlier.append((section, calls))
         return earlier
 
     @cached_property
     def _named_macros(self) -> set[Scope]:
         """Returns the macros that bindings of functions name, and those that these macros name."""
-        macros: dict[Scope, list[Binding]] = {}
+        macros = defaultdict[Scope, list[Binding]](list)
         waiting: list[Binding] = []
         for each in self._bindings.bindings:
-            assert isinstance(each.content, Binding)
-            is_macro = each.content.name == MACRO
-            (macros.setdefault(each.content.scopes, []) if is_macro else waiting).append(
-                each.content
-            )
+            (macros[each.scopes] if each.name == MACRO else waiting).append(each)
         named: set[Scope] = set()
         while waiting:  # each macro is popped below, so that a cycle of macros ends
             for reference in references(waiting.pop().value):
@@ -415,15 +354,14 @@ class UnusedBindings:
 
     # Messages.
 
-    def _overriding(self, binding: Binding, in_force: Sequence[Statement]) -> str:
+    def _overriding(self, binding: Binding) -> str:
         others = [
-            str(each.content.source)
-            for each in in_force
-            if isinstance(each.content, Binding)
-            and each.content is not binding
-            and each.content.argument == binding.argument
-            and self._full_name(each.content.name) == self._full_name(binding.name)
-            and _covers(binding.scopes, each.content.scopes)
+            str(each.source)
+            for each in self._resolver.table.in_force
+            if each is not binding
+            and each.argument == binding.argument
+            and self._full_name(each.name) == self._full_name(binding.name)
+            and _covers(binding.scopes, each.scopes)
         ]
         return f"{listing(others, 3)} override{'s' if len(others) == 1 else ''}"
 
@@ -434,7 +372,7 @@ class UnusedBindings:
         near = nearest(name, names) or next(iter(tails), None)
         hint = known_names(name, names, "It calls")
         if near is not None:
-            hint = f"It calls {near} ({self._where[near]}): is one of the two misspelled?"
+            hint = f"It calls {near} ({self._resolver.where[near]}): is one of the two misspelled?"
         return f"This config never calls {name}, so nothing reads this. {hint}"
 
     def _why_macro(self, binding: Binding) -> str:

@@ -24,8 +24,7 @@ def dump(root: Call) -> str:
         <BLANKLINE>
         losses.huber.delta = 2.0
     """
-    blocks = _Writer(root).blocks
-    return "\n".join(_text(selector, lines) for selector, lines in blocks if lines)
+    return "\n".join(_text(*block) for block in _Writer(root).blocks if block[1])
 
 
 def _text(selector: str, lines: list[str]) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, child_trees, join
@@ -35,24 +35,19 @@ def children(node: Node) -> Mapping[Key, Node]:
     return child_trees(node.value)
 
 
-def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
+def with_children(node: Node, items: Mapping[Key, Any]) -> Node:
     """Returns a copy of a node with other children; the keys of a list's are ignored."""
     value = node.value
     if isinstance(value, Call):
         value = Call(value.name, {str(key): item for key, item in items.items()}, value.partial)
-    else:
+    elif isinstance(value, list | dict):
         value = list(items.values()) if isinstance(value, list) else dict(items)
-    return Node(value, node.source, node.key_source)
+    return replace(node, value=value)
 
 
 def plain(node: Node) -> Tree:
     """Returns the tree without its sources."""
-    value = node.value
-    if isinstance(value, Call):
-        return Call(value.name, {k: plain(v) for k, v in value.kwargs.items()}, value.partial)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
+    return with_children(node, {key: plain(x) for key, x in children(node).items()}).value
 
 
 def to_config(root: Node) -> Config:
@@ -84,16 +79,16 @@ def to_node(config: Config) -> Node:
     """Returns the tree of a config with its sources, the inverse of `to_config`."""
 
     def visit(tree: Tree, path: str) -> Node:
-        if isinstance(tree, Call):
-            kwargs = {key: visit(item, join(path, key)) for key, item in tree.kwargs.items()}
-            tree = Call(tree.name, kwargs, tree.partial)
-        elif isinstance(tree, dict):
-            tree = {key: visit(item, join(path, key)) for key, item in tree.items()}
-        elif isinstance(tree, list):
-            tree = [visit(item, join(path, key)) for key, item in enumerate(tree)]
-        return Node(tree, config.sources[path], config.key_sources.get(path))
+        node = Node(tree, config.sources[path], config.key_sources.get(path))
+        items = {key: visit(item, join(path, key)) for key, item in children(node).items()}
+        return with_children(node, items)
 
     return visit(config.root, "")
+
+
+def edited(config: Config, root: Node) -> Config:
+    """Returns the config of an edited tree, with the list of files of the original."""
+    return replace(to_config(root), files=config.files, unused=config.unused)
 
 
 def with_calls(
@@ -106,8 +101,7 @@ def with_calls(
     def call(node: Node, name: str) -> Node:
         if not isinstance(node.value, dict):
             return node
-        kwargs = {str(key): item for key, item in node.value.items()}
-        return Node(Call(name, kwargs), node.source, node.key_source)
+        return with_children(replace(node, value=Call(name)), node.value)
 
     root = to_node(config)
     items = dict(children(root))
@@ -118,8 +112,7 @@ def with_calls(
         if argument in items and isinstance(items[argument].value, dict):
             calls = {key: call(item, name) for key, item in items[argument].value.items()}
             items[argument] = with_children(items[argument], calls)
-    edited = to_config(with_children(root, items))
-    return Config(edited.root, edited.sources, edited.key_sources, config.files, config.unused)
+    return edited(config, with_children(root, items))
 
 
 def is_name(text: str) -> bool:
@@ -165,9 +158,8 @@ def check_leaf(value: Any, source: Source) -> None:
 class Budget:
     """Limits the size of a tree, because a few lines with aliases could expand without end."""
 
-    def __init__(self, limit: int = MAX_NODES):
-        self._limit = limit
-        self._left = limit
+    def __init__(self):
+        self._left = MAX_NODES
 
     def spend(self, depth: int, source: Source) -> None:
         """Counts one node below `depth` others; raises ConfigError for a tree too deep or large."""
@@ -179,7 +171,7 @@ class Budget:
             )
         if self._left < 0:
             raise ConfigError(
-                f"The config has more than {self._limit} values once its macros, references or"
+                f"The config has more than {MAX_NODES} values once its macros, references or"
                 " aliases are written out: make it smaller.",
                 source,
             )

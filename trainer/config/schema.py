@@ -82,8 +82,7 @@ def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
 
 def _either(root: dict[str, Any], other: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a file that is of one kind if it has a key that `others` lack."""
-    known = {key for each in others for key in each["properties"]}
-    only = sorted(set(root["properties"]) - known)
+    only = sorted(set(root["properties"]).difference(*(each["properties"] for each in others)))
     return {"if": {"anyOf": [{"required": [key]} for key in only]}, "then": root, "else": other}
 
 
@@ -104,11 +103,10 @@ def custom_tags(vocabulary: Sequence[str] = ()) -> str:
     """Returns the tags of all functions as a JSON list, for `yaml.customTags` of an editor."""
     tags = []
     for name, function in sorted(_Schemas(vocabulary, SWEEP).functions().items()):
-        bare = not any(each.required for each in function.parameters.values())
-        for tag in (name, PARTIAL + name):
-            tags.append(f"!{tag} mapping")
-            if bare or tag != name:
-                tags.append(f"!{tag} scalar")
+        tags += [f"!{name} mapping"]
+        if not any(each.required for each in function.parameters.values()):
+            tags += [f"!{name} scalar"]
+        tags += [f"!{PARTIAL}{name} mapping", f"!{PARTIAL}{name} scalar"]
     return json.dumps(tags, indent=1) + "\n"
 
 
@@ -119,18 +117,17 @@ class _Schemas:
         self.definitions: dict[str, Any] = dict(_BASIC)
         self._vocabulary = Vocabulary(packages, language)
         self._root = self._vocabulary.function(language.root)
-        of_user = list(self._functions_of(packages))
+        self._of_user = list(self._functions_of(packages))
         parts = {name: list(self._functions_of([name])) for name in language.modules}
         parts["nodes"] = [self._vocabulary.function(each) for each in language.nodes]
         every = [each for part in parts.values() for each in part]
         every += list(self._functions_of(["optax.contrib"]))
         kinds = {name: parts[name] for name in _KIND_OF.values() if name in parts}
         kinds[_OPTIMIZER] = [each for each in every if is_optimizer(each)]
-        kinds[_SCHEDULE] = [each for each in every if _is_schedule(each)]
+        kinds[_SCHEDULE] = [each for each in every if annotations.takes_callable(each.returns)]
         self._ours = [each for each in every if not each.name.startswith("optax.")]
-        self._of_user = of_user
         self.kinds = {
-            name: functions + [each for each in of_user if _may_be(each, name)]
+            name: functions + [each for each in self._of_user if _may_be(each, name)]
             for name, functions in kinds.items()
         }
 
@@ -199,11 +196,10 @@ class _Schemas:
                 yield _SCALARS[part]
         elif annotations.is_literal(part):
             yield {"enum": list(typing.get_args(part))}
-        elif origin in (list, tuple, *annotations.SEQUENCES, *annotations.SETS):
+        elif origin in annotations.LISTS:
             yield self._list(here, kind)
         elif origin in annotations.MAPPINGS or typing.is_typeddict(part):
-            entries = self._value(here.of_entry(""), kind)
-            yield {"type": "object", "additionalProperties": entries}
+            yield {"type": "object", "additionalProperties": self._value(here.of_entry(""), kind)}
         elif kind:
             yield self._calls(kind)
         elif annotations.is_optimizer(part):
@@ -230,8 +226,7 @@ class _Schemas:
         # A protocol says what an object can do, and not whose result it is.
         known = inspect.isclass(kind) and kind is not collections.abc.Callable
         if known and not annotations.is_protocol(kind):
-            fitting = [each for each in self._ours if _returns(each, kind)]
-            if fitting:
+            if fitting := [each for each in self._ours if _returns(each, kind)]:
                 return self._any_of(f"any_{kind.__name__}", fitting + self._of_user)
         # A function or an array, such as the dtype of a layer or its initializer.
         return {"type": ["object", "null", "string", "number", "array"]}
@@ -262,23 +257,13 @@ class _Schemas:
         self.definitions[function.name] = {**about, **self._arguments(function, kinds)}
 
 
-def _result(function: Function) -> Any:
-    return function.call if inspect.isclass(function.call) else function.returns
-
-
 def is_optimizer(function: Function) -> bool:
     """Returns whether a function returns an optimizer; classes, such as optax's states, do not."""
-    if function.name == "optim.optimizer":
-        return True
-    return not inspect.isclass(function.call) and annotations.takes_optimizer(function.returns)
-
-
-def _is_schedule(function: Function) -> bool:
-    return not inspect.isclass(function.call) and annotations.takes_callable(function.returns)
+    return function.name == "optim.optimizer" or annotations.takes_optimizer(function.returns)
 
 
 def _returns(function: Function, kind: type) -> bool:
-    result = _result(function)
+    result = function.call if inspect.isclass(function.call) else function.returns
     return inspect.isclass(result) and issubclass(result, kind)
 
 

@@ -14,15 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import annotations
-from trainer.config.annotations import (
-    MAPPINGS,
-    SEQUENCES,
-    SETS,
-    accepts_anything,
-    is_literal,
-    takes_dtype,
-    union_members,
-)
+from trainer.config.annotations import LISTS, MAPPINGS, accepts_anything, is_literal, union_members
 from trainer.config.tree import ConfigError, Key, Source, Tree
 from trainer.config.units import is_steps, names_steps, quantity
 
@@ -183,10 +175,8 @@ class Slot:
         # If the function is the factory of an optimizer, `learning_rate` and `weight_decay` accept
         # a float, whatever their annotation.
         parameter = function.parameters[name]
-        hint, default = (
-            annotations.or_type_of_default(parameter.hint, parameter.default),
-            parameter.default,
-        )
+        default = parameter.default
+        hint = annotations.or_type_of_default(parameter.hint, default)
         if is_factory and name in _FLOATS:
             hint = annotations.widen_to_float(parameter.hint, default)
         # A default such as '5%' also says that the argument counts steps.
@@ -196,10 +186,7 @@ class Slot:
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
         """Returns the slots of a list's elements, and the sequence type."""
         # Raises TypeMismatch if the annotation does not accept a list of `count` elements.
-        found = items(self.hint, count)
-        if found is None:
-            raise TypeMismatch
-        hints, kind = found
+        hints, kind = items(self.hint, count)
         slots: list[Slot] = [
             replace(self, hint=hint, default=None, argument=f"{self.argument}[{index}]")
             for index, hint in enumerate(hints)
@@ -208,18 +195,12 @@ class Slot:
 
     def of_keys(self) -> "Slot":
         """Returns the slot of the keys of a dict; raises TypeMismatch."""
-        return replace(self, hint=self._entries()[0], default=None)
+        return replace(self, hint=entries(self.hint)[0], default=None)
 
     def of_entry(self, key: Key) -> "Slot":
         """Returns the slot of a value of a dict; raises TypeMismatch if a dict is not accepted."""
         name = f"{self.argument}.{key}"
-        return replace(self, hint=self._entries()[1], default=None, argument=name)
-
-    def _entries(self) -> tuple[Any, Any]:
-        found = entries(self.hint)
-        if found is None:
-            raise TypeMismatch
-        return found
+        return replace(self, hint=entries(self.hint)[1], default=None, argument=name)
 
 
 class TypeMismatch(Exception):
@@ -248,56 +229,34 @@ def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
         return value
     # Before the numbers: True is an instance of int.
     if isinstance(value, bool):
-        return _bool(value, parts)
-    if isinstance(value, int | float):
-        return _number(value, parts, default)
-    if isinstance(value, str):
-        return _string(value, parts)
-    raise TypeMismatch
-
-
-def _bool(value: bool, parts: list[Any]) -> bool:
-    # jax.typing.ArrayLike accepts bool, but a config that writes true for a float is mistaken
-    if bool in parts and float not in parts:
-        return value
-    raise TypeMismatch
-
-
-def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
-    if isinstance(value, int):
+        # jax.typing.ArrayLike accepts bool, but a config that writes true for a float is mistaken
+        if bool in parts and float not in parts:
+            return value
+    elif isinstance(value, int | float):
+        arrays = ("Array", "ndarray", "number", "Real", "Number")
+        is_float = float in parts or any(getattr(x, "__name__", "") in arrays for x in parts)
         # optax annotates floats as ArrayLike, which includes int. A 1 in the place of 0.9 becomes
         # 1.0, because only floats follow schedules and are inputs of the program.
-        if int in parts and not isinstance(default, float):
+        if isinstance(value, int) and int in parts and not isinstance(default, float):
             return value
-        if float in parts or _holds_numbers(parts):
+        if isinstance(value, int) and is_float:
             return float(value)
-    elif float in parts or complex in parts or _holds_numbers(parts):
-        return value
+        if isinstance(value, float) and (is_float or complex in parts):
+            return value
+    elif isinstance(value, str):
+        # jax takes a dtype by its name.
+        if str in parts or annotations.takes_dtype(hint):
+            return value
+        if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
+            return pathlib.Path(value)
     raise TypeMismatch
 
 
-def _holds_numbers(parts: list[Any]) -> bool:
-    return any(
-        getattr(part, "__name__", "") in ("Array", "ndarray", "number", "Real", "Number")
-        for part in parts
-    )
-
-
-def _string(value: str, parts: list[Any]) -> Any:
-    # jax takes a dtype by its name.
-    if str in parts or any(takes_dtype(part) for part in parts):
-        return value
-    if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
-        return pathlib.Path(value)
-    raise TypeMismatch
-
-
-def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
-    """Returns the annotations of a list's elements, and its type; None if it takes no list."""
-    # Raises TypeMismatch if the annotation accepts lists, but none of this length.
+def items(hint: Any, count: int) -> tuple[list[Any], type]:
+    """Returns the annotations of a list's elements, and its type; raises TypeMismatch."""
+    # It accepts no list, or none of this length.
     if accepts_anything(hint):
         return [Any] * count, list
-    wrong_length = False
     elements: list[Any] = []
     kinds: list[type] = []
     for part in union_members(hint):
@@ -306,20 +265,18 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
         if origin is tuple and args and args[-1] is not Ellipsis:
             if len(args) == count:
                 return list(args), tuple
-            wrong_length = True
-        elif origin in (list, tuple, *SEQUENCES, *SETS):
+        elif origin in LISTS:
             kind = list if origin in (list, collections.abc.MutableSequence) else tuple
             kind = origin if origin in (set, frozenset) else kind
-            kind = frozenset if origin is collections.abc.Set else kind
-            kinds.append(kind)
+            kinds.append(frozenset if origin is collections.abc.Set else kind)
             elements.append(args[0] if args else Any)
-    if not elements and wrong_length:
+    if not elements:
         raise TypeMismatch
-    return ([typing.Union[tuple(elements)]] * count, kinds[0]) if elements else None  # noqa: UP007
+    return [typing.Union[tuple(elements)]] * count, kinds[0]  # noqa: UP007
 
 
-def entries(hint: Any) -> tuple[Any, Any] | None:
-    """Returns the annotations of a dict's keys and values; None if no dict is accepted.
+def entries(hint: Any) -> tuple[Any, Any]:
+    """Returns the annotations of a dict's keys and values; raises TypeMismatch.
 
     Example:
         >>> entries(dict[str, float] | None)
@@ -333,6 +290,6 @@ def entries(hint: Any) -> tuple[Any, Any] | None:
         if (typing.get_origin(part) or part) in MAPPINGS or typing.is_typeddict(part)
     ]
     if not found:
-        return None
+        raise TypeMismatch
     keys, values = zip(*found, strict=True)
     return typing.Union[keys], typing.Union[values]  # noqa: UP007  # the number of members varies

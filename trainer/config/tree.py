@@ -30,6 +30,10 @@ class Source:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    def below(self, lines: int) -> "Source":
+        """Returns the place some lines below; the same if it has no line."""
+        return Source(self.file, self.line + lines) if self.line else self
+
 
 class ConfigError(UserError):
     """A mistake in a config; its text is a complete message of at most twelve lines.

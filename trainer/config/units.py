@@ -113,7 +113,9 @@ class Units:
             )
         number, unit = parsed
         if unit == "step":
-            return self._whole(number, value, source)
+            if number.denominator != 1:
+                raise ConfigError(f"{value!r} is not a whole number of steps.", source)
+            return int(number)
         if unit == "%":
             total = self._known(self.total_steps, value, "the number of steps of the run", source)
             # round() would round a half to the even neighbour.
@@ -135,11 +137,6 @@ class Units:
                 source,
             )
         return self.tokens_per_example
-
-    def _whole(self, number: Fraction, value: object, source: Source | None) -> int:
-        if number.denominator != 1:
-            raise ConfigError(f"{value!r} is not a whole number of steps.", source)
-        return int(number)
 
     def _known(self, what: int | None, value: object, words: str, source: Source | None) -> int:
         if what is None:

@@ -55,6 +55,10 @@ def listing(names: Sequence[str], most: int = 8) -> str:
     return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
 
 
+# bool before int: True is an instance of int.
+_KIND = {bool: "boolean", int: "integer", float: "float", str: "string", list: "list", dict: "dict"}
+
+
 def describe(tree: Tree) -> str:
     """Describes a value in a message.
 
@@ -66,16 +70,8 @@ def describe(tree: Tree) -> str:
         return f"the function {tree.name}" if tree.partial else f"a call of {tree.name}"
     if tree is None:
         return "null"
-    kinds: list[tuple[type, str]] = [
-        (bool, "the boolean"),  # before int: True is an instance of int
-        (int, "the integer"),
-        (float, "the float"),
-        (str, "the string"),
-        (list, "the list"),
-        (dict, "the dict"),
-    ]
-    kind = next((words for of, words in kinds if isinstance(tree, of)), "the value")
-    return f"{kind} {brief(tree)}"
+    kind = next((words for of, words in _KIND.items() if isinstance(tree, of)), "value")
+    return f"the {kind} {brief(tree)}"
 
 
 def shorten(text: str, most: int = 60) -> str:
@@ -100,8 +96,7 @@ def brief(tree: Tree, most: int = 60) -> str:
 
 def _brief(tree: Tree) -> str:
     if isinstance(tree, Call):
-        sign = "@" if tree.partial else ""
-        return f"{sign}{tree.name}({_items(tree.kwargs, '=', str)})"
+        return f"{'@' if tree.partial else ''}{tree.name}({_items(tree.kwargs, '=', str)})"
     if isinstance(tree, dict):
         return "{" + _items(tree, ": ", repr) + "}"
     if isinstance(tree, list):

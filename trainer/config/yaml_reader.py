@@ -71,17 +71,17 @@ def read(text: str, source: Source) -> Node | None:
     """Reads one document into a tree, or None if it is empty; raises ConfigError."""
     # Lines are counted from that of `source`; if it is 0, all values get this place.
     loader = None
-    lines = _Lines(text)
+    # A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
+    ends = [match.start() for match in re.finditer("\n", text)]
     try:
         loader = Loader(text)
         document = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = lines.of(mark) if mark else 0
-        at = Source(source.file, source.line + line) if source.line else source
+        line = bisect.bisect_left(ends, mark.index) if mark else 0
         words = ", ".join(filter(None, [error.context, error.problem]))
-        hint = _hint(error, text, line)
-        raise ConfigError(f"This is not valid YAML: {words}. {hint}".rstrip(), at) from None
+        told = f"This is not valid YAML: {words}. {_hint(error, text, line)}".rstrip()
+        raise ConfigError(told, source.below(line)) from None
     except yaml.YAMLError as error:
         reason = getattr(error, "reason", error)  # of a character that YAML forbids; it has no mark
         raise ConfigError(f"This is not valid YAML: {reason}.", source) from None
@@ -90,20 +90,7 @@ def read(text: str, source: Source) -> Node | None:
     finally:
         if loader is not None:
             loader.dispose()
-    return None if document is None else _Reader(source, lines).node(document, None, 0)
-
-
-class _Lines:
-    """Counts the lines of a text as an editor does."""
-
-    # A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
-
-    def __init__(self, text: str):
-        self._ends = [match.start() for match in re.finditer("\n", text)]
-
-    def of(self, mark: yaml.Mark) -> int:
-        """Returns the line of a mark, counted from 0."""
-        return bisect.bisect_left(self._ends, mark.index)
+    return None if document is None else _Reader(source, ends).node(document, None, 0)
 
 
 def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
@@ -120,9 +107,9 @@ def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
 class _Reader:
     """Converts the nodes of PyYAML to `Node`, with a copy for each alias."""
 
-    def __init__(self, source: Source, lines: _Lines):
+    def __init__(self, source: Source, ends: list[int]):
         self._source = source
-        self._lines = lines
+        self._ends = ends  # of the lines of an editor
         self._budget = Budget()
         self._open: set[int] = set()
 
@@ -137,9 +124,7 @@ class _Reader:
         return Node(value, source, key_source)
 
     def _at(self, node: yaml.Node) -> Source:
-        if not self._source.line:
-            return self._source
-        return Source(self._source.file, self._source.line + self._lines.of(node.start_mark))
+        return self._source.below(bisect.bisect_left(self._ends, node.start_mark.index))
 
     def _value(self, node: yaml.Node, source: Source, depth: int):
         if node.tag.startswith("!") and node.tag != "!":
@@ -196,8 +181,7 @@ class _Reader:
     def _merge(self, into: dict[Key, Node], value: yaml.Node, tag: str, depth: int) -> None:
         at = self._at(value)
         for node in value.value if isinstance(value, SequenceNode) else [value]:
-            plain = _STANDARD + "map"
-            if not isinstance(node, MappingNode) or node.tag not in (plain, tag):
+            if not isinstance(node, MappingNode) or node.tag not in (_STANDARD + "map", tag):
                 raise ConfigError("<< merges plain mappings, or arguments of one function.", at)
             self._budget.spend(depth, at)
             if id(node) in self._open:

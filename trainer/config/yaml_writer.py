@@ -6,12 +6,10 @@ from typing import Any
 
 import yaml
 
-from trainer.config.tree import Call, Tree, functions, join, same
+from trainer.config.tree import Call, Tree, child_trees, functions, join, same
 from trainer.config.vocabulary import LANGUAGES
 from trainer.config.wording import brief
 from trainer.config.yaml_reader import PARTIAL, Loader
-
-_STANDARD = "tag:yaml.org,2002:"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,10 +34,6 @@ def _represent_call(dumper: _Dumper, call: Call) -> yaml.Node:
     return _mapping(dumper, tag, dict(sorted(call.kwargs.items())))
 
 
-def _represent_dict(dumper: _Dumper, items: dict) -> yaml.Node:
-    return _mapping(dumper, _STANDARD + "map", items)
-
-
 def _mapping(dumper: _Dumper, tag: str, items: dict) -> yaml.Node:
     pairs = [(dumper.represent_data(key), dumper.represent_data(items[key])) for key in items]
     return yaml.MappingNode(tag, pairs, flow_style=not pairs)
@@ -48,18 +42,18 @@ def _mapping(dumper: _Dumper, tag: str, items: dict) -> yaml.Node:
 def _represent_list(dumper: _Dumper, items: list) -> yaml.Node:
     nodes = [dumper.represent_data(item) for item in items]
     flow = all(isinstance(node, yaml.ScalarNode) for node in nodes)
-    return yaml.SequenceNode(_STANDARD + "seq", nodes, flow_style=flow)
+    return yaml.SequenceNode(dumper.DEFAULT_SEQUENCE_TAG, nodes, flow_style=flow)
 
 
 def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
     # PyYAML loses Unicode line breaks (\x85, \u2028) except in double quotes
     style = None if text.isprintable() else '"'
-    return dumper.represent_scalar(_STANDARD + "str", text, style)
+    return dumper.represent_scalar(dumper.DEFAULT_SCALAR_TAG, text, style)
 
 
 _Dumper.add_representer(str, _represent_str)
 _Dumper.add_representer(Call, _represent_call)
-_Dumper.add_representer(dict, _represent_dict)
+_Dumper.add_representer(dict, lambda dumper, x: _mapping(dumper, dumper.DEFAULT_MAPPING_TAG, x))
 _Dumper.add_representer(list, _represent_list)
 
 
@@ -99,9 +93,7 @@ def scalar_text(value: Tree) -> str:
         >>> scalar_text(1e-5), scalar_text("no"), scalar_text(None)
         ('1.0e-05', "'no'", 'null')
     """
-    if type(value) is int:
-        return str(value)
-    return value_text(value)[1:-1]
+    return str(value) if type(value) is int else value_text(value)[1:-1]
 
 
 def value_text(value: Tree) -> str:
@@ -165,24 +157,18 @@ _ABSENT = object()
 def _diff(a: Tree, b: Tree, path: str) -> Iterator[str]:
     if a is not _ABSENT and b is not _ABSENT and same(a, b):
         return
-    old, new = _items(a), _items(b)
-    if old is None or new is None or _kind(a) != _kind(b):
+    if not isinstance(a, Call | dict) or _kind(a) != _kind(b):
         yield f"{path or 'experiment'}: {_shown(a)} -> {_shown(b)}"
         return
+    old, new = child_trees(a), child_trees(b)
     for key in [*old, *(key for key in new if key not in old)]:
         yield from _diff(old.get(key, _ABSENT), new.get(key, _ABSENT), join(path, key))
     if isinstance(a, dict) and list(old) != list(new) and set(old) == set(new):
         yield f"{path}: the order {', '.join(map(str, old))} -> {', '.join(map(str, new))}"
 
 
-def _items(tree: Tree) -> dict | None:
-    if isinstance(tree, Call):
-        return dict(tree.kwargs)
-    return tree if isinstance(tree, dict) else None
-
-
 def _kind(tree: Tree) -> Any:
-    return (tree.name, tree.partial) if isinstance(tree, Call) else dict
+    return (tree.name, tree.partial) if isinstance(tree, Call) else type(tree)
 
 
 def _shown(tree: Tree) -> str:
