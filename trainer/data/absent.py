@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,13 +81,10 @@ class DeclaredData:
         self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
     ) -> Iterator[Batch]:
         """Raises ValueError: there are no examples."""
-        self._refuse()
+        raise ValueError(self.message)
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
     ) -> Iterator[Batch]:
         """Raises ValueError: there are no examples."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise ValueError(self.message)

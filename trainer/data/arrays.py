@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,6 @@ class ArrayDataset:
     ):
         for split, which in ((train, "training"), (test, "test")):
             _check_arrays(split, name, which)
-            _check_dtypes(split, name, which)
         count = _count(train, name, "training")
         self.splits = {"test": _count(test, name, "test")}
         _check_same(train, test, name)
@@ -95,9 +94,14 @@ class ArrayDataset:
             self.splits = {"validation": int(chosen.sum()), **self.splits}
         self.num_examples = count - self.splits.get("validation", 0)
         self.batch_size = self.num_examples if batch_size is None else batch_size
-        _check_batch_size(self.batch_size, self.num_examples, name, "batch_size")
+        check_positive(name, batch_size=self.batch_size)
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"{name} has {self.num_examples} training examples, fewer than the batch_size of "
+                f"{self.batch_size}. Choose at most {self.num_examples}; None takes all of them."
+            )
         self.eval_batch_size = self.batch_size if eval_batch_size is None else eval_batch_size
-        _check_batch_size(self.eval_batch_size, None, name, "eval_batch_size")
+        check_positive(name, eval_batch_size=self.eval_batch_size)
         self._pixels = dict(pixels or {})
         for key, seen in self._pixels.items():
             seen.check(self._train[key])
@@ -144,12 +148,12 @@ class ArrayDataset:
         """
         rows = process_rows(self.batch_size, self._name, rank, size)
         whole = self.batch_size
-        order = _Order(seed, self.num_examples, shuffled=whole != self.num_examples)
+        examples_at = _training_order(seed, self.num_examples, whole != self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
         many = 1 if random else self._gathered_together(whole, self.num_examples)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index, many):
-            indices = order.examples_at(index * whole, many * whole).reshape(many, whole)[:, rows]
+            indices = examples_at(index * whole, many * whole).reshape(many, whole)[:, rows]
             # Words for the whole batch, so that it does not depend on the number of parts.
             words = random_words(seed, index, 1, whole)[rows] if random else None
             yield from _batches(self._seen(self._train, indices.reshape(-1), words), many)
@@ -160,8 +164,7 @@ class ArrayDataset:
 
     @functools.cached_property
     def _example_bytes(self) -> int:
-        one = self._seen(self._train, np.zeros(1, np.intp), None)
-        return sum(x.nbytes for x in one.values())
+        return sum(x.nbytes for x in self._seen(self._train, np.zeros(1, np.intp), None).values())
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
@@ -211,22 +214,20 @@ def _batches(arrays: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str,
         yield dict(zip(arrays, batch, strict=True))
 
 
-class _Order:
-    """The training stream of one seed: the index of the example at each position."""
+def _training_order(seed: int, size: int, shuffled: bool) -> Callable[[int, int], np.ndarray]:
+    """Returns a function (start, count) of the examples at places of the training stream."""
+    # What is read together may span several epochs; the last one is read again.
+    order = functools.lru_cache(maxsize=2)(
+        lambda epoch: permutation(seed, epoch, size) if shuffled else np.arange(size)
+    )
 
-    def __init__(self, seed: int, size: int, shuffled: bool):
-        self._size = size
-        # What is read together may span several epochs; the last one is read again.
-        self._epoch = functools.lru_cache(maxsize=2)(
-            lambda epoch: permutation(seed, epoch, size) if shuffled else np.arange(size)
-        )
-
-    def examples_at(self, start: int, count: int) -> np.ndarray:
-        first, offset = divmod(start, self._size)
-        epochs = range(first, (start + count - 1) // self._size + 1)
-        orders = [self._epoch(epoch) for epoch in epochs]
+    def examples_at(start: int, count: int) -> np.ndarray:
+        first, offset = divmod(start, size)
+        orders = [order(epoch) for epoch in range(first, (start + count - 1) // size + 1)]
         whole = orders[0] if len(orders) == 1 else np.concatenate(orders)
         return whole[offset : offset + count]
+
+    return examples_at
 
 
 def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:
@@ -249,7 +250,7 @@ def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndar
 
 
 def _check_arrays(split: Any, name: str, which: str) -> None:
-    """Raises ValueError if a split is not a dict of arrays with axes."""
+    """Raises ValueError if a split is not a dict of arrays with axes that jax can have."""
     found = f"a value of type {type(split).__name__}"
     if isinstance(split, Mapping):
         wrong = {key: x for key, x in split.items() if not getattr(x, "shape", ())}
@@ -259,9 +260,6 @@ def _check_arrays(split: Any, name: str, which: str) -> None:
             f"{name} takes for the {which} split a dict of arrays [examples, ...], such as "
             f'{{"x": np.asarray(x), "label": np.asarray(label)}}, and was given {found}.'
         )
-
-
-def _check_dtypes(split: Mapping[str, np.ndarray], name: str, which: str) -> None:
     for key, array in split.items():
         if (fault := dtype_fault(array.dtype) or value_fault(array)) is not None:
             found = f"{array.dtype}{list(array.shape)}"
@@ -294,13 +292,4 @@ def _check_same(train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray],
         raise ValueError(
             f"{name} needs training and test arrays of the same keys, shapes and dtypes, but got "
             f"{kinds(train)} and {kinds(test)}."
-        )
-
-
-def _check_batch_size(size: int, limit: int | None, name: str, argument: str) -> None:
-    check_positive(name, **{argument: size})
-    if limit is not None and size > limit:
-        raise ValueError(
-            f"{name} has {limit} training examples, fewer than the {argument} of {size}. Choose at "
-            f"most {limit}; None takes all of them."
         )

@@ -109,8 +109,5 @@ def _build(aside: Path) -> Path:
 
 
 def _digest(splits: Splits) -> str:
-    digest = hashlib.sha256()
-    for name in ("train", "test"):
-        for key in ("image", "label"):
-            digest.update(splits[name][key].tobytes())
-    return digest.hexdigest()
+    arrays = [splits[name][key] for name in ("train", "test") for key in ("image", "label")]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()

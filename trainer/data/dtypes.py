@@ -34,8 +34,11 @@ def dtype_fault(dtype: Any) -> str | None:
         return (
             f"whose bytes are in the order of another machine. Convert it: x.astype({dtype.name!r})"
         )
-    if dtype.kind == "V" and dtype.names is None and _is_small_number(dtype):
-        return None
+    if dtype.kind == "V" and dtype.names is None:
+        from jax import numpy as jnp
+
+        if jnp.issubdtype(dtype, jnp.number):  # such as bfloat16 or int4, which numpy does not know
+            return None
     return f"a dtype that jax does not have. {_advice(dtype)}"
 
 
@@ -91,13 +94,6 @@ def narrow_dtype(dtype: np.dtype) -> np.dtype:
     import jax  # reading data sets needs no jax
 
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
-def _is_small_number(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is one such as bfloat16 or int4, which numpy does not know."""
-    from jax import numpy as jnp
-
-    return jnp.issubdtype(dtype, jnp.number)
 
 
 def _advice(dtype: np.dtype) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
-from trainer.data.folders import data_root, prepared_directory
+from trainer.data.folders import data_root
 from trainer.data.images import Pixels
-from trainer.data.tfds_arrays import declared_splits, read
+from trainer.data.tfds_arrays import prepared_arrays
 
 
 def fashion_mnist(
@@ -42,23 +41,15 @@ def fashion_mnist(
     # Mean and standard deviation of the training split, with pixels scaled to 0..1.
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)
-    directory = prepared_directory("fashion_mnist", root)
-    splits = read(directory) if directory else declared_splits("fashion_mnist")
-    dataset = ArrayDataset(
-        splits["train"],
-        splits["test"],
+    return prepared_arrays(
+        "fashion_mnist",
+        root,
+        f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads it or "
+        "uses Debian's package dataset-fashion-mnist.",
+        pixels,
+        ("train", "test"),
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
-        pixels={"image": pixels},
         validation=validation,
         validation_seed=validation_seed,
-        name="data.fashion_mnist",
     )
-    if directory is None:
-        raise DataAbsent(
-            "data.fashion_mnist",
-            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads "
-            "it or uses Debian's package dataset-fashion-mnist.",
-            dataset,
-        )
-    return dataset

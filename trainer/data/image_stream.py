@@ -24,6 +24,8 @@ _CHUNK = 8  # images that a thread reads and decodes at once
 _FORMATS = ("JPEG", "PNG")  # pillow starts programs for some others, and others are rarely tested
 
 Batch = dict[str, np.ndarray]
+Pending = tuple[Batch, list[Future[None]]]
+"""A batch, and the tasks of the threads that are still writing its rows."""
 
 
 class Records(Protocol):
@@ -122,7 +124,7 @@ class ImageStream:
         # Raises UserError if an image cannot be decoded.
         rows = process_rows(self.batch_size, self._name, rank, size)
 
-        def start(index: int) -> _Pending:
+        def start(index: int) -> Pending:
             first = index * self.batch_size + rows.start
             found = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
             # Words for the whole batch, so that it does not depend on the number of parts.
@@ -141,11 +143,10 @@ class ImageStream:
         rows = process_rows(self.eval_batch_size, self._name, rank, size)
         count = self.splits[split]
 
-        def start(first: int) -> _Pending:
+        def start(first: int) -> Pending:
             found = np.arange(first, first + self.eval_batch_size)[rows]
-            pending = self._start(split, found[found < count], None, len(found))
-            pending.batch["mask"] = (found < count).astype(np.float32)
-            return pending
+            batch, tasks = self._start(split, found[found < count], None, len(found))
+            return {**batch, "mask": (found < count).astype(np.float32)}, tasks
 
         return _ahead(start, range(0, count, self.eval_batch_size))
 
@@ -155,7 +156,7 @@ class ImageStream:
 
     def _start(
         self, split: str, found: np.ndarray, words: np.ndarray | None, rows: int | None = None
-    ) -> _Pending:
+    ) -> Pending:
         """Starts to read and decode a batch of `rows` images, the first of which are `found`."""
         rows, side = len(found) if rows is None else rows, self._size
         chosen = self._chosen[split]
@@ -164,8 +165,7 @@ class ImageStream:
             "image": np.zeros((rows, side, side, 3), np.float32),
             "label": np.zeros(rows, np.int32),
         }
-        records = self._test if split == "test" else self._train
-        owner = "test" if split == "test" else "training"
+        records, owner = (self._test, "test") if split == "test" else (self._train, "training")
 
         def decode(first: int) -> None:
             chunk = indices[first : first + _CHUNK]
@@ -180,7 +180,7 @@ class ImageStream:
                 batch["image"][row], batch["label"][row] = image, label
 
         starts = range(0, len(indices), _CHUNK)
-        return _Pending(batch, [self._pool.submit(decode, first) for first in starts])
+        return batch, [self._pool.submit(decode, first) for first in starts]
 
     def _decode(self, encoded: bytes, words: list[int] | None) -> np.ndarray:
         from PIL import Image
@@ -195,38 +195,22 @@ class ImageStream:
 
 
 def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Pending:
-    """A batch whose rows threads are still writing."""
-
-    def __init__(self, batch: Batch, tasks: list[Future[None]]):
-        self.batch = batch
-        self._tasks = tasks
-
-    def wait(self) -> Batch:
-        for task in self._tasks:
-            task.result()
-        return self.batch
-
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-
-def _ahead(start: Callable[[int], _Pending], numbers: Iterable[int]) -> Iterator[Batch]:
+def _ahead(start: Callable[[int], Pending], numbers: Iterable[int]) -> Iterator[Batch]:
     """Yields the batches of `numbers` in order, with `_AHEAD` more of them begun."""
-    numbers, pending = iter(numbers), collections.deque[_Pending]()
+    numbers, pending = iter(numbers), collections.deque[Pending]()
     try:
         while True:
-            for number in itertools.islice(numbers, _AHEAD + 1 - len(pending)):
-                pending.append(start(number))
+            pending.extend(map(start, itertools.islice(numbers, _AHEAD + 1 - len(pending))))
             if not pending:
                 return
-            yield pending.popleft().wait()
+            batch, tasks = pending.popleft()
+            for task in tasks:
+                task.result()
+            yield batch
     finally:
-        for each in pending:
-            each.cancel()
+        for _, tasks in pending:
+            for task in tasks:
+                task.cancel()

@@ -127,7 +127,8 @@ def random_box(words: Sequence[int], width: int, height: int, min_area: float) -
     # and height are in pixels.
     low, high = math.log(_SMALLEST_RATIO), math.log(_LARGEST_RATIO)
     for trial in range(_TRIALS):
-        share, ratio, x, y = (_uniform(word) for word in words[1 + 4 * trial : 5 + 4 * trial])
+        drawn = words[1 + 4 * trial : 5 + 4 * trial]
+        share, ratio, x, y = ((int(word) >> 11) * 2.0**-53 for word in drawn)  # in [0, 1), 53 bits
         area = (min_area + share * (1 - min_area)) * width * height
         ratio = math.exp(low + ratio * (high - low))
         wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
@@ -138,11 +139,6 @@ def random_box(words: Sequence[int], width: int, height: int, min_area: float) -
     tall = min(height, round(width / _SMALLEST_RATIO))
     left, top = (width - wide) // 2, (height - tall) // 2
     return left, top, left + wide, top + tall
-
-
-def _uniform(word: int) -> float:
-    """Returns a number of [0, 1) with 53 random bits."""
-    return (int(word) >> 11) * 2.0**-53
 
 
 def crop_at_random(image: Any, words: Sequence[int], size: int, min_area: float, flip: bool) -> Any:

@@ -208,21 +208,17 @@ class TextPlan:
         """Writes all shards and tokenizer.json; returns split -> number of tokens."""
         # The folder must be empty. Raises ValueError if a document cannot be read or has no tokens,
         # or the text is too short.
+        parts = divide(self.documents, self.shares, self.split_seed)
+        counts = {}
         try:
-            return self._write(folder, shard_tokens)
+            loaded = self._load(read_parts(self.documents, parts["train"]))
+            dtype = token_dtype(loaded.vocab_size)
+            for split in parts:
+                arrays = loaded.stream(read_parts(self.documents, parts[split]))
+                paths = write_shards(folder, split, arrays, dtype, shard_tokens)
+                counts[split] = len(TokenStream.of_files(paths))
         except NotUtf8 as error:
             raise ValueError(self.documents.not_utf8() or str(error)) from error
-
-    def _write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
-        parts = divide(self.documents, self.shares, self.split_seed)
-        loaded = self._load(read_parts(self.documents, parts["train"]))
-        counts = {}
-        for split in parts:
-            arrays = loaded.stream(read_parts(self.documents, parts[split]))
-            paths = write_shards(
-                folder, split, arrays, token_dtype(loaded.vocab_size), shard_tokens
-            )
-            counts[split] = len(TokenStream.of_files(paths))
         loaded.save(folder / FILE)
         return counts
 
@@ -473,8 +469,7 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
     bounds = [0]
     for index, size in enumerate(sizes):
         place = max(len(text) - round(sum(sizes[index:])), 0)
-        line = text.find(b"\n", place, place + min(2000, round(size / 10))) + 1
-        place = line or place
+        place = text.find(b"\n", place, place + min(2000, round(size / 10))) + 1 or place
         while place < len(text) and text[place] & 0xC0 == 0x80:
             place += 1  # not within a character of UTF-8
         bounds.append(place)

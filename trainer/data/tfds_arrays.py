@@ -84,27 +84,34 @@ def tfds(
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     root = data_root(data_dir)
-    directory = prepared_directory(name, root)
-    wanted = (train_split, test_split)
-    said = (
+    return prepared_arrays(
+        name,
+        root,
         f"The data set {name!r} is not prepared as array_record in {root}. "
-        f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
-    )
-    splits = read(directory, wanted) if directory else declared_splits(name)
-    if directory is None and not set(wanted) <= set(splits):
-        raise ValueError(said)
-    dataset = ArrayDataset(
-        splits[train_split],
-        splits[test_split],
+        f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network.",
+        pixels,
+        (train_split, test_split),
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
-        pixels={"image": pixels},
         validation=validation,
         validation_seed=validation_seed,
-        name="data.tfds",
     )
+
+
+def prepared_arrays(
+    name: str, root: Path, absent: str, pixels: Pixels, wanted: tuple[str, str], **options: Any
+) -> ArrayDataset:
+    """Returns a prepared data set, `wanted` to train and to test on; raises DataAbsent."""
+    # `absent` is the message if it is not prepared: of DataAbsent if its shapes are known without
+    # it, else of ValueError. `pixels` has the name of the function that a config calls.
+    directory = prepared_directory(name, root)
+    splits = read(directory, wanted) if directory else declared_splits(name)
+    if not set(wanted) <= set(splits):
+        raise ValueError(absent)
+    train, test = (splits[split] for split in wanted)
+    dataset = ArrayDataset(train, test, pixels={"image": pixels}, name=pixels.name, **options)
     if directory is None:
-        raise DataAbsent("data.tfds", said, dataset)
+        raise DataAbsent(pixels.name, absent, dataset)
     return dataset
 
 

@@ -76,7 +76,9 @@ def tfds_images(
         f"Prepare it with `python -m trainer.data.prepare {name}`; for imagenet2012, add "
         "`--files=FOLDER` with its archives, in an environment with the extra [tensorflow]."
     )
-    splits = _open(directory, wanted) if directory else _declared(name)
+    sizes = _DECLARED.get(base_name(name), {})
+    declared = {split: _Declared(count) for split, count in sizes.items()}
+    splits = _open(directory, wanted) if directory else declared
     if directory is None and not set(wanted) <= set(splits):
         raise ValueError(said)
     dataset = ImageStream(
@@ -115,11 +117,6 @@ def count_examples(directory: Path) -> dict[str, int]:
     for records in splits.values():
         records.read([0])
     return {split: len(records) for split, records in splits.items()}
-
-
-def _declared(name: str) -> dict[str, _Declared]:
-    sizes = _DECLARED.get(base_name(name), {})
-    return {split: _Declared(count) for split, count in sizes.items()}
 
 
 class _Declared:

@@ -221,8 +221,7 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
 def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer | SubwordTokenizer:
     """Reads a tokenizer.json; raises ValueError if it cannot, or no token begins a document."""
     try:
-        content = _content(path)
-        if content == byte_json() and end_of_text in (None, 256):
+        if _content(path) == byte_json() and end_of_text in (None, 256):
             return ByteTokenizer()
         tokenizer = _package().Tokenizer.from_file(str(path))
     except BaseException as error:

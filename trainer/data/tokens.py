@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,24 +78,25 @@ def tokens(
     """
     evaluated = {"validation": validation, "test": test}
     evaluated = {split: given for split, given in evaluated.items() if given is not None}
+    make = functools.partial(
+        TokenDataset,
+        length=length,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+        eval_tokens=eval_tokens,
+        order=order,
+        documents=documents,
+        name="data.tokens",
+    )
     try:
         paths = {"train": find_shards(train, "The shards of train=")}
     except NoShards as error:
         if train_tokens is None or vocab_size is None:
             raise
         count = (eval_tokens or length) + 1
-        like = TokenDataset(
-            _declared(train_tokens),
-            {split: _declared(count) for split in evaluated},
-            length=length,
-            batch_size=batch_size,
-            vocab_size=vocab_size,
-            end_of_text=end_of_text,
-            eval_batch_size=eval_batch_size,
-            eval_tokens=eval_tokens,
-            order=order,
-            documents=documents,
-            name="data.tokens",
+        declared = {split: _declared(count) for split in evaluated}
+        like = make(
+            _declared(train_tokens), declared, vocab_size=vocab_size, end_of_text=end_of_text
         )
         absent = DataAbsent("data.tokens", str(error), like)
         if eval_tokens is None:
@@ -124,21 +126,14 @@ def tokens(
         raise ValueError(
             f"vocab_size is {vocab_size}, but {file} has {known} tokens. Leave vocab_size out."
         )
-    return TokenDataset(
+    return make(
         streams.pop("train"),
         streams,
-        length=length,
-        batch_size=batch_size,
         vocab_size=known,
         end_of_text=end_of_text,
         token_bytes=None if loaded is None else loaded.token_bytes,
         prefix_bytes=0 if loaded is None else loaded.prefix_bytes,
         tokenizer=loaded,
-        eval_batch_size=eval_batch_size,
-        eval_tokens=eval_tokens,
-        order=order,
-        documents=documents,
-        name="data.tokens",
     )
 
 
