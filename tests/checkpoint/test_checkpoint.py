@@ -1187,6 +1187,7 @@ def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path)
     assert not [path.name for path in home.iterdir() if not path.name.isdigit()]
 
 
+@pytest.mark.long
 def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: Path) -> None:
     """The machine goes away at the second file: what is listed is whole; the rest goes later."""
     code = """

@@ -213,6 +213,7 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, capsys, lab):
     assert [path.name for path in tmp_path.iterdir()] == ["net.yaml"]
 
 
+@pytest.mark.long
 def test_a_run_without_a_best_metric_or_a_checkpoint_is_refused(lab, tmp_path, capsys):
     run, file = tmp_path / "run", tmp_path / "net.safetensors"
     assert runs.train(runs.write_config(tmp_path), run) == 0

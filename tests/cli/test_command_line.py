@@ -413,6 +413,7 @@ def test_a_directory_or_an_empty_path_as_config_is_refused(tmp_path, capsys):
     assert "gone.gin" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_resumes_from_its_latest_checkpoint_and_refuses_another_config(tmp_path, capsys):
     code, workdir = run(tmp_path, GOOD)
     assert code == 0
@@ -608,6 +609,7 @@ def refused_options(options, capsys):
     return capsys.readouterr().err
 
 
+@pytest.mark.long
 @short.parametrize("command", ["train", "config", "explain", "verify"])
 def test_a_value_of_the_config_given_as_an_option_gets_a_hint_to_set(command, capsys):
     names = {each.name for each in dataclasses.fields(Experiment)}
@@ -701,6 +703,7 @@ def test_an_invalid_option_is_refused_before_any_file_is_created(
     assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
 
 
+@pytest.mark.long
 def test_a_run_of_one_step_says_so_in_the_singular(tmp_path, capsys):
     assert run(tmp_path, GOOD, "--set", "steps=1")[0] == 0
     said = capsys.readouterr().err

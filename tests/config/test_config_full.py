@@ -37,6 +37,7 @@ def again(config: configs.Config, tmp_path: Path, vocabulary: Any = ()) -> confi
     return load([file])
 
 
+@pytest.mark.long
 @short.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path):
     config = load([str(file)], sets=ELSEWHERE.get(file.name, []))

@@ -35,6 +35,7 @@ def test_a_shipped_config_builds_and_has_a_plan(file):
 STACKED = [file for file in sorted(CONFIGS.glob("*.[gy]*")) if file.name != "sgd_convnet.gin"]
 
 
+@pytest.mark.long
 @short.parametrize("file", STACKED, ids=lambda file: file.name)
 def test_the_groups_of_a_shipped_config_take_stacked_and_separate_layers_alike(file):
     groups = []

@@ -141,6 +141,7 @@ def test_a_data_set_that_cannot_be_recognized_is_refused_before_the_folder_exist
     assert not (folder / "run").exists()
 
 
+@pytest.mark.long
 def test_batches_that_nothing_decides_are_trained_on_if_the_data_have_a_fingerprint(folder):
     assert train(folder, "--until=2", data="UnseededButNamed") == 75
 

@@ -150,6 +150,7 @@ def catastrophic(folder: Path) -> SubwordTokenizer:
     return load(folder, {**llama(), "pre_tokenizer": {**CATASTROPHIC, "invert": False}})
 
 
+@pytest.mark.long
 def test_a_text_for_which_the_package_panics_is_named(tmp_path: Path, texts: Path):
     loaded = catastrophic(tmp_path)
     bad = "a" * 40 + "!"

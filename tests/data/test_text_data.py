@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import data
 from trainer.data import prepare, shakespeare, shards, tokenizer
 from trainer.data.text import divide, find_documents, read_parts
@@ -633,7 +633,7 @@ def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):
 # The model.
 
 
-@pytest.mark.parametrize(("asked", "warned"), [(300, False), (40_000, True)])
+@short.parametrize(("asked", "warned"), [(300, False), (40_000, True)])
 def test_the_plan_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture, asked: int, warned: bool
 ):

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from tests import photos_builder, runs
+from tests import photos_builder, runs, short
 from trainer import data
 from trainer.data import images, prepare_tfds
 from trainer.data.folders import prepare_aside
@@ -149,7 +149,7 @@ def test_every_epoch_serves_every_image_once_in_another_order():
     assert len({tuple(epoch) for epoch in labels.tolist()}) == 6
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+@short.parametrize("step", [1, 2, 7, 1000])
 def test_training_may_begin_at_any_step_with_any_number_of_threads(step: int):
     batches = stream(threads=3).train(0, seed=9)
     for _ in range(step):

@@ -193,6 +193,7 @@ def test_names_of_values_do_not_make_lines_differ(lowered) -> None:
     assert unified_diff(lowered, other) == []
 
 
+@pytest.mark.long
 def test_an_argument_of_the_program_has_a_line_of_its_own(lowered) -> None:
     lines = normalized(lowered.text)
     assert "%: tensor<4x3x64x64xf32>," in lines
@@ -360,6 +361,7 @@ def test_what_cannot_be_compared_is_refused_with_what_to_name(tmp_path, capsys) 
     assert f"such as {sweep}/trials/muon/0007/0." in refused(capsys, config, sweep)
 
 
+@pytest.mark.long
 def test_a_diff_that_cannot_be_written_is_an_error(tmp_path, capsys) -> None:
     a, b = (
         write(tmp_path, "a.yaml"),

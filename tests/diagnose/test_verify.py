@@ -93,6 +93,7 @@ def test_a_config_that_cannot_be_verified_is_a_user_error(tmp_path, capsys, more
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_trace_stays_in_its_folder_when_the_data_change_directory(tmp_path, monkeypatch):
     import unruly  # type: ignore[import-not-found]
 

@@ -111,6 +111,7 @@ def own(outputs: jax.Array, batch: Any) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
 
 
+@pytest.mark.long
 def test_a_loss_of_ones_own_is_warned_of_labels_without_an_output():
     train, test = arrays()
     assert found(train, test, own) == []

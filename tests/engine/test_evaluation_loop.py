@@ -216,6 +216,7 @@ def test_a_metric_that_is_computed_outside_of_jax_is_accepted():
     assert np.isfinite(program.evaluation.run_splits(program.init())["eval/mine"])
 
 
+@pytest.mark.long
 def test_stacked_batches_stay_below_64_mib(monkeypatch):
     looped = calls(monkeypatch)
     monkeypatch.setattr("trainer.engine.evaluation.MOST_BYTES", 3 * 8 * (5 + 1 + 1) * 4)

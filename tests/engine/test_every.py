@@ -56,6 +56,7 @@ def test_a_run_is_evaluated_where_it_says_also_if_it_is_resumed(tmp_path, capsys
     assert "lost" not in capsys.readouterr().err  # rows of metrics.jsonl, which are counted
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 def test_the_rows_of_changing_intervals_are_counted(tmp_path):
     config = runs.write_config(tmp_path, CHANGING)

@@ -275,6 +275,7 @@ def test_an_input_out_of_its_range_is_refused_as_a_number(tmp_path, capsys, sett
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 def test_a_changed_learning_rate_holds_for_the_rest_of_a_run(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(SMALL % "!optax.sgd {learning_rate: 0.1}")

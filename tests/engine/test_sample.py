@@ -222,6 +222,7 @@ def test_a_text_ends_before_end_of_text_and_has_only_tokens_of_the_tokenizer():
     assert made.sample({"table": table}, {"bias": jnp.zeros(vocab)}, 0) == ["ace"]
 
 
+@pytest.mark.long
 def test_the_parameters_have_the_precision_of_the_experiment():
     seen = []
     language = trigram_language()
@@ -395,6 +396,7 @@ def test_the_hook_warns_of_texts_longer_than_those_of_the_training(lab, tmp_path
     assert "with 20 more is longer" in said
 
 
+@pytest.mark.long
 def test_the_step_may_be_named(run, capsys):
     steps = [info.step for info in checkpoint.ls(run)]
     assert steps[0] < 10

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import config as configs
 from trainer import data
 from trainer.__main__ import main
@@ -122,7 +122,7 @@ def test_both_splits_are_evaluated_and_the_plan_lists_them(trained, capfd):
     )
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("name", "row"),
     [
         ("loss", "validation/loss"),
@@ -144,7 +144,7 @@ def test_the_best_checkpoint_is_chosen_on_the_split_that_best_metric_names(train
     assert kept == {best(row), 20}
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("validation", "best", "warned"),
     [
         ("null", "accuracy", True),
@@ -223,6 +223,7 @@ def test_splits_without_numbers_of_examples_are_listed():
     assert split_sizes(object()) == {"test": None}
 
 
+@pytest.mark.long
 def test_a_users_data_set_may_have_a_validation_split_only(tmp_path, capfd):
     more = "experiment.data = @unruly.validated()\nexperiment.best_metric = 'accuracy'\n"
     config = runs.write_config(tmp_path, more)

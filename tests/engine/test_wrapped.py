@@ -66,6 +66,7 @@ def test_the_plan_says_what_wraps_the_groups(tmp_path):
     assert own["readout.horizon"].final == 2 and own["readout.blend"].final == pytest.approx(0.6)
 
 
+@pytest.mark.long
 def test_every_float_is_an_input_of_the_program(tmp_path):
     program, plan = program_of(tmp_path)
     found = {path: x for path, x in plan.inputs.items() if "groups" not in path}

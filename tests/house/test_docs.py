@@ -246,8 +246,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-# README.md and docs/from_python.md show the same calls of the library, which start processes.
-@short.parametrize("page", PAGES, lambda page: page.replace("docs/from_python.md", "README.md"))
+@short.parametrize("page", PAGES)  # README.md is the first one
 def test_the_blocks_of_a_page_run(page: str, place: Path) -> None:
     run(list(blocks(page, (ROOT / page).read_text(encoding="utf-8"))))
 

@@ -93,6 +93,7 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
@@ -132,6 +133,7 @@ def test_the_source_distribution_holds_no_tests_and_builds_the_same_wheel(
     assert contents[0] == contents[1]
 
 
+@pytest.mark.long
 def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
     version = PYPROJECT["project"]["version"]
     with zipfile.ZipFile(wheel) as packed:
@@ -176,6 +178,7 @@ def test_the_wheel_trains_from_another_folder(elsewhere: Path, tmp_path: Path) -
     assert (workdir / "metrics.jsonl").read_text().endswith("}\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shadow", ["optim/__init__.py", "optim.py"])
 def test_a_folder_or_file_that_shadows_trainer_or_optim_is_named(
     shadow: str, elsewhere: Path, tmp_path: Path

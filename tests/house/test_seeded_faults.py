@@ -125,6 +125,7 @@ def test_a_fault_is_found_by_a_test_of_its_room_and_taken_out(tree: Path) -> Non
     assert (tree / "optim" / "sums.py").read_text() == CODE
 
 
+@pytest.mark.long
 def test_a_fault_that_no_test_looks_for_is_not_found(tree: Path) -> None:
     found = find(tree, TWICE, OPTIONS)
     assert (found.where, found.test, found.whole) == ("not found", "", False)
@@ -148,6 +149,7 @@ def test_a_fault_is_found_by_tests_that_cannot_be_imported_or_hang(tree: Path) -
     assert (found.where, found.test) == ("short suite in its room", "the tests hang")
 
 
+@pytest.mark.long
 def test_a_test_that_fails_without_the_fault_and_an_error_of_pytest_find_nothing(
     tree: Path,
 ) -> None:

@@ -263,6 +263,7 @@ def test_a_run_without_rows_says_so(trained: ls.Run, tmp_path: Path):
         ls.load_run(tmp_path / "run").metrics()
 
 
+@pytest.mark.long
 def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
     again = ls.load_run(trained.folder)
     data = ls.compile(again.config).experiment.data
@@ -469,6 +470,7 @@ def test_packages_are_found_in_the_current_folder_of_a_script_elsewhere(
     assert "Dense_0/kernel" in plan.parameters
 
 
+@pytest.mark.long
 def test_a_setting_of_a_sweep_is_named_in_one_line(tmp_path: Path):
     (tmp_path / "sweep.yaml").write_text("base: mlp.yaml\narms: {}\n")
     for value in (2, {"seeds": 2}):
@@ -511,6 +513,7 @@ def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", ["", "true", "false"])
 def test_a_notebook_that_holds_the_memory_of_a_gpu_is_told_how_to_share_it(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -579,6 +582,7 @@ class Digits:
 """
 
 
+@pytest.mark.long
 @short.parametrize(
     ("path", "call", "said"),
     [
@@ -703,6 +707,7 @@ def test_steps_by_hand_have_the_bits_of_the_run(trained: ls.Run):
     assert program.evaluate(state, "test")["loss"] == evaluated["eval/loss"]
 
 
+@pytest.mark.long
 def test_a_repeated_step_keeps_the_state_unless_it_is_donated():
     program = ls.compile(mlp())
     first, batch = program.init(), next(program.batches())
@@ -716,6 +721,7 @@ def test_a_repeated_step_keeps_the_state_unless_it_is_donated():
         program.step(after, {"image": batch["image"]})
 
 
+@pytest.mark.long
 def test_a_state_of_another_program_is_refused():
     wider = mlp()
     wider["model.width"] = 24

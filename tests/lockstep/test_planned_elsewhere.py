@@ -96,6 +96,7 @@ def test_a_plan_prints_what_the_command_prints(compiled: ls.Plan, file: Path):
     assert set(timeless(compiled.text)) < set(timeless(done.stdout))
 
 
+@pytest.mark.long
 def test_what_lies_where_is_drawn_in_a_notebook_and_saved(compiled: ls.Plan, tmp_path: Path):
     for drawn in (compiled.placement._repr_svg_(), compiled._repr_html_()):
         for words in ("One of 8 devices (mesh data 2 x fsdp 4)", "of its 1 MB", "64 / 4"):

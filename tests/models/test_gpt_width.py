@@ -240,6 +240,7 @@ def test_base_width_changes_nothing_at_that_width():
         np.testing.assert_array_equal(found[name], x)
 
 
+@pytest.mark.long
 def test_head_and_embedding_start_alike_at_all_widths():
     def deviations(width: int) -> list[float]:
         params = jax.jit(gpt(width, 64, tied=False).init)(jax.random.key(0), BATCH)[0]

@@ -373,6 +373,7 @@ def test_convnet_agrees_with_torch(torch: Any):
 # Precision and randomness.
 
 
+@pytest.mark.long
 @short.parametrize(
     ("model", "train"),
     [

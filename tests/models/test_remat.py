@@ -145,6 +145,7 @@ def lowered(kind: str, remat: Any) -> Any:
     return jax.jit(jax.grad(loss_of(kind, remat=remat))).lower(params)
 
 
+@pytest.mark.long
 @short.parametrize("kind", BATCHES)
 def test_a_stack_has_a_program_for_each_segment(kind: str):
     params = jax.eval_shape(functools.partial(start, kind))
@@ -157,7 +158,7 @@ def test_a_stack_has_a_program_for_each_segment(kind: str):
     assert same.as_text() == lowered(kind, "full").as_text()
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@short.parametrize("kind", BATCHES)
 def test_each_segment_of_a_stack_keeps_what_its_policy_says(kind: str):
     full, none, mixed = (kept(kind, remat=remat) for remat in ("full", "none", MIXED))
     # A backward pass also keeps the parts of the stacked parameters that a segment reads.

@@ -194,6 +194,7 @@ def test_a_pin_keeps_the_norm_of_each_stacked_matrix():
     assert np.abs(norms(after) - norms(free)).max() < 1e-5 < np.abs(norms(free) - norms(w)).min()
 
 
+@pytest.mark.long
 def test_an_initial_radius_is_that_before_the_first_step():
     w, u = draw(3, 4, 5), draw(3, 4, 5, seed=1)
     tx = optim.chain(0.3, [parts.match_norm()], [parts.pin_radius("initial")])
@@ -530,6 +531,7 @@ def test_the_plan_lists_the_parts_in_their_order(tmp_path: Path, capsys: Any):
     ]
 
 
+@pytest.mark.long
 def test_parts_without_polar_doubt_that_stacked_biases_are_matrices(tmp_path: Path, capsys: Any):
     without_polar = (
         "        - !parts.polar {polynomial: [2.0, -1.5, 0.5], steps: 12, norm: gram}\n",

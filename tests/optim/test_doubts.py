@@ -93,6 +93,7 @@ def test_the_patches_of_a_vit_get_a_warning_with_how_much_longer_their_updates_a
     assert "patch_embed/kernel" in doubts(linen(patches, jnp.ones((1, 256, 256, 3))))[0]
 
 
+@pytest.mark.long
 def test_the_lengths_that_warnings_compare_are_those_of_orthogonal_updates():
     # Of gradients whose matrices have equal singular values under either layout: both are exact.
     rng = np.random.default_rng(0)
@@ -293,6 +294,7 @@ def test_shipped_models_get_no_warning():
             assert not doubts(params), model
 
 
+@pytest.mark.long
 def test_the_plan_marks_what_the_config_does_not_name():
     plain = load(["configs/muon_vit.yaml"])
     named = override(plain, ["optimizer.groups.matrices.optimizer.matrices=dense"])

@@ -124,6 +124,7 @@ def test_case_1_line_searches_keep_their_state(search, dtypes, compilations):
 falling = optax.linear_schedule(0.5, 0.1, 6)
 
 
+@pytest.mark.long
 def test_case_2_fromage_follows_its_schedule():
     w = {"w": jnp.asarray([3.0, -4.0], jnp.bfloat16), "other": jnp.ones(2)}
     updates: Any

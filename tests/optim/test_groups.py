@@ -739,6 +739,7 @@ def test_a_value_that_is_not_an_optimizer_or_a_schedule_is_refused(recipe, words
     assert (caught.value.group, caught.value.argument) == ("a", "optimizer")
 
 
+@pytest.mark.long
 def test_a_schedule_receives_the_step_as_an_array():
     # A Python number has no `astype`, and no `dtype`.
     rate = lambda step: 0.1 * (step + 1).astype("float32")  # noqa: E731
@@ -816,6 +817,7 @@ def test_parameters_of_the_wrong_kind_are_refused():
     optim.optimizer(groups).init(params)
 
 
+@pytest.mark.long
 def test_a_transformation_of_the_groups_leaves_frozen_leaves_of_any_dtype():
     params = {"w": jnp.ones(2), "mask": jnp.asarray([True, False])}
     groups = {"f": optim.group("mask", partial(optim.frozen)), "r": optim.group(".*", SGD)}

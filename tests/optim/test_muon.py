@@ -284,6 +284,7 @@ def test_hyperparameters_may_be_traced_scheduled_scanned_and_mapped(strict_promo
     np.testing.assert_allclose(scheduled, one_by_one[0], atol=1e-6)
 
 
+@pytest.mark.long
 def test_schedules_advance_without_an_outer_step():
     start, g = jnp.zeros((4, 9)), jnp.asarray(matrices((4, 9)), jnp.float32)
     tx = muon(lambda count: 0.1 * (count + 1), momentum=0.0)

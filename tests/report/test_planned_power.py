@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE, begin
 from trainer.__main__ import main
 
@@ -40,7 +40,7 @@ def said(folder: Path, capsys, sweep: str, *options: str, code: int = 0) -> str:
     return err if code else out
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("arms", "searches", "effect", "signs"),
     [(2, 5, "1.8", 6), (2, 8, "1.2", 6), (4, 6, "2.3", 9), (4, 9, "1.5", 9)],
 )
@@ -210,6 +210,7 @@ def test_an_extension_says_that_fewer_than_twice_the_planned_units_hardly_help(f
     assert "power:" not in extension(folder, capsys, five, "trials=5")
 
 
+@pytest.mark.long
 def test_an_extension_of_a_sweep_with_skewed_runs_changes_no_verdict(folder, capsys):
     skewed = text(more="searches: 5\nskewed: true\n")
     begin(folder / "runs", folder, skewed)

@@ -176,6 +176,7 @@ def test_another_winner_and_seeds_taken_out_of_final_json_are_found(computed, tm
     assert "final.json is damaged (its seeds are" in report(capsys, folder, code=2)
 
 
+@pytest.mark.long
 def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
@@ -257,6 +258,7 @@ def test_what_a_verdict_means_is_not_chosen_after_the_results(computed, tmp_path
     )
 
 
+@pytest.mark.long
 def test_what_a_verdict_means_may_be_chosen_before_the_results(planned, capsys):
     later = SWEEP.replace("target: 0.2", "target: 0.2, relevant: 0.9").replace("s: 3", "s: 4")
     (planned.parent / "base.yaml").write_text(BASE)
@@ -267,7 +269,7 @@ def test_what_a_verdict_means_may_be_chosen_before_the_results(planned, capsys):
     assert (found.goal.relevant, found.differs) == (0.9, ("weight_decay",)) and not found.caveats
 
 
-@pytest.mark.parametrize("removed", ["ledger.jsonl", "final final.json ledger.jsonl"])
+@short.parametrize("removed", ["ledger.jsonl", "final final.json ledger.jsonl"])
 def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
     computed, tmp_path, capsys, removed
 ):
@@ -379,7 +381,7 @@ def edit_a_digit(file: Path, draw: random.Random) -> None:
 FILES = ("summary.json", "metrics.jsonl", "config.yaml", "config_full.yaml", "run.json")
 
 
-@pytest.mark.parametrize("name", FILES)
+@short.parametrize("name", FILES)
 def test_a_run_whose_files_were_edited_is_not_judged(alone, name, tmp_path, capsys):
     assert read_runs([str(alone)]).faults == ()
     draw = random.Random(0)
@@ -423,6 +425,7 @@ def test_the_summary_of_a_run_of_an_earlier_version_is_compared_with_its_rows(al
     assert read_runs([str(copy)]).faults == (fault,)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_after_it_has_ended_is_no_fault(alone, tmp_path):
     copy = shutil.copytree(alone, tmp_path / "run")
     words = ["--set=steps=30", "--allow_changed=config"]

@@ -265,6 +265,7 @@ def test_dollars_in_names_are_no_formulas(tmp_path):
     save(shown, [arm], tmp_path / "figure")
 
 
+@pytest.mark.long
 def test_names_that_a_font_cannot_show_are_escaped_or_boxes_without_a_warning(tmp_path):
     arm = "a\x1b[31m運"
     shown = figure(Series("line", arm, [0, 1], [0, 1]), title="t\x07", x=Axis("運"))

@@ -94,6 +94,7 @@ def test_t_intervals_cover_where_percentile_bootstraps_do_not(n: int) -> None:
     assert bootstrap / repeats == pytest.approx({3: 0.74, 5: 0.85, 10: 0.89}[n], abs=0.04)
 
 
+@pytest.mark.long
 def test_t_intervals_of_lognormal_values_cover_less() -> None:
     values, mean = np.exp(normal(1500, 5)), math.exp(0.5)
     found = [mean_interval(row) for row in values]

@@ -176,6 +176,7 @@ def test_a_field_that_nothing_checks_is_refused(copied):
         _check(copied)
 
 
+@pytest.mark.long
 def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
     content = json.loads((copied / "claim.json").read_text())
     (copied / "claim.json").write_text(json.dumps(content | {"lockstep": "99.0"}))
@@ -252,6 +253,7 @@ def test_a_ledger_without_a_file_that_a_check_reads_is_refuted(copied, name):
     )
 
 
+@pytest.mark.long
 def test_metrics_before_the_first_step_are_evaluated_again(copied):
     """Worse ones hide that a unit collapsed, and better ones make it seem so."""
     file = copied / "sweep" / "ledger.jsonl"

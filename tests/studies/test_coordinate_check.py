@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.loading import load
@@ -128,7 +129,7 @@ def simulate(slope: float, noise: float, tails: bool, repeats: int) -> tuple[flo
     return grows / repeats, keeps / repeats
 
 
-@pytest.mark.parametrize("tails", [False, True], ids=["normal", "t3"])
+@short.parametrize("tails", [False, True], ids=["normal", "t3"])
 def test_the_verdict_is_false_in_fewer_than_one_of_twenty_cases(tails: bool) -> None:
     # At the limit itself, where a false claim is the most probable: 27 claims could be false.
     grows, keeps = simulate(0.25, 0.1, tails, 300)

@@ -19,6 +19,7 @@ from experiments.forgery.__main__ import (
     of_sweeps,
     tables,
 )
+from tests import short
 from tests.runs import ROOT
 from trainer.studies.claim import drawn
 
@@ -48,7 +49,7 @@ def test_a_draw_finds_what_the_hypergeometric_distribution_says() -> None:
     assert (round(OF_DRAWS[-1].found(5), 3), round(OF_DRAWS[-1].found(2), 3)) == (0.042, 0.017)
 
 
-@pytest.mark.parametrize("draw", [ONE, THREE, OF_DRAWS[0]], ids=["one", "three", "of five runs"])
+@short.parametrize("draw", [ONE, THREE, OF_DRAWS[0]], ids=["one", "three", "of five runs"])
 def test_the_function_that_draws_finds_as_much(draw) -> None:
     for forged in FORGED:
         p, draws = draw.found(forged), 2_000

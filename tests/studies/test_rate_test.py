@@ -120,6 +120,7 @@ def of_differences(differences: np.ndarray) -> RangeTest:
     return RangeTest(Rates(PATH, 1e-4, 1.0, 100), seeds, losses, steady, ends, PATH)
 
 
+@pytest.mark.long
 def test_noise_is_neither_a_descent_nor_a_divergence() -> None:
     random = np.random.default_rng(0)
     noise = [of_differences(0.05 * random.normal(size=(3, 100))) for _ in range(200)]

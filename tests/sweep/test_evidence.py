@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import GOAL, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
@@ -77,6 +77,7 @@ def test_a_finished_sweep_agrees_with_itself_in_one_line(computed, capsys):
     )
 
 
+@pytest.mark.long
 def test_no_result_file_has_a_path_of_the_machine(computed):
     """So that the folder can be published, and a run elsewhere has the same record."""
     files = [x for x in computed.rglob("*") if x.is_file() and "workers" not in x.parts]
@@ -100,6 +101,7 @@ def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     assert not faults(copied)
 
 
+@pytest.mark.long
 def test_the_checkpoint_of_another_run_is_a_fault(tmp_path):
     """`checkpoint check` finds nothing wrong with it, and nor did `sweep check`."""
     assert (
@@ -128,6 +130,7 @@ def test_the_checkpoint_of_another_run_is_a_fault(tmp_path):
     assert not faults(folder)
 
 
+@pytest.mark.long
 def test_links_among_the_results_are_faults(copied, tmp_path):
     """What they lead to is read, and by `claim verify` copied, from anywhere on the machine."""
     trial = trial_of(copied)
@@ -237,6 +240,7 @@ def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):
     }
 
 
+@pytest.mark.long
 def test_a_ledger_that_began_late_says_so(copied, capsys):
     (copied / LEDGER_FILE).unlink()
     shutil.rmtree(copied / trial_of(copied))
@@ -262,6 +266,7 @@ def extend(folder: Path) -> int:
     return main(["sweep", "extend", str(folder), f"--config={file}", "--vocabulary=unruly"])
 
 
+@pytest.mark.long
 def test_without_final_json_a_sweep_is_extended_when_its_winners_are_chosen_again(copied, capsys):
     content = (copied / "final.json").read_bytes()
     (copied / "final.json").unlink()
@@ -274,7 +279,7 @@ def test_without_final_json_a_sweep_is_extended_when_its_winners_are_chosen_agai
     assert second["known"]["final"] and len(second["known"]["finished"]) == 4
 
 
-@pytest.mark.parametrize("hidden", ["winners", "a trial", ""])
+@short.parametrize("hidden", ["winners", "a trial", ""])
 def test_a_revision_that_hides_what_was_known_is_found(copied, monkeypatch, hidden):
     def known(folder: Path, names: set[str]) -> dict[str, Any]:
         every = sorted(names)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_sweep import assert_equal, folders, rows
 from tests.sweep.test_sweep_kills import kill_in, results
@@ -334,7 +334,7 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     }
 
 
-@pytest.mark.parametrize("end", ["done", "pruned"])
+@short.parametrize("end", ["done", "pruned"])
 def test_a_trial_that_was_removed_is_computed_again(copied, computed, end):
     trial = next(x for x in folders(copied) if (o := read_outcome(x)) and o.end == end)
     before = rows(trial)

@@ -73,6 +73,7 @@ def test_keeping_states_changes_no_bits_and_no_other_file(computed, tmp_path):
     assert "segments" not in (tmp_path / "sweep/plan.json").read_text()
 
 
+@pytest.mark.long
 def test_the_ledger_has_the_hashes_of_the_states(computed, tmp_path):
     ledger = read_ledger(computed)
     assert ledger is not None
@@ -171,6 +172,7 @@ def test_mistakes_exit_with_2_before_anything_is_computed(tmp_path, capsys, name
     assert "sweep.yaml:" in error and not (tmp_path / "sweep/plan.json").exists()
 
 
+@pytest.mark.long
 def test_the_advice_for_too_many_bytes_is_accepted(tmp_path, capsys):
     file = write_sweep(tmp_path, more="claims: {segments: 5, most_bytes: 10_000}")
     assert sweep(file, tmp_path / "sweep", "--plan_only") == 2

@@ -223,6 +223,7 @@ def test_a_worker_reads_what_others_appended(tmp_path):
     assert len(events(tmp_path)) == 1
 
 
+@pytest.mark.long
 def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, computed):
     workdir = tmp_path / "sweep"
     shutil.copytree(computed, workdir)
@@ -239,6 +240,7 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     assert ledger is not None and ledger.entries[0].content["found"] == 4
 
 
+@pytest.mark.long
 def test_a_complete_sweep_of_an_earlier_version_gets_a_ledger_from_the_next_worker(
     tmp_path, computed
 ):
@@ -302,6 +304,7 @@ def test_the_environment_of_each_run_is_in_the_ledger_once(tmp_path, computed):
     assert not examine(earlier).faults
 
 
+@pytest.mark.long
 def test_the_metrics_before_the_first_step_are_those_of_a_run_that_does_not_move(
     tmp_path, computed
 ):

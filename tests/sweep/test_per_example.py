@@ -97,6 +97,7 @@ def test_examples_are_hashed_whatever_the_batches_and_the_devices():
     assert of_test(program(data=turned)).sha256 != one.sha256
 
 
+@pytest.mark.long
 def test_of_more_examples_than_are_kept_the_first_ones_are():
     whole = of_test(program())
     for most in (1, 7, 8, int(COUNTED.sum()) - 1):
@@ -322,6 +323,7 @@ def test_a_final_run_that_went_back_and_is_computed_alone_keeps_them(tmp_path):
     assert not faults(tmp_path / "sweep")
 
 
+@pytest.mark.long
 def test_a_final_run_that_diverged_has_none(tmp_path):
     data_of_base = "!unruly.poisoned {at: [7]}"
     file = write_sweep(tmp_path, replaced("data", data_of_base), trials=1)

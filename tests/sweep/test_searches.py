@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import short
 from tests.sweep.test_sweep_extend import added, begun, check_kept, extend
 from tests.sweep.test_sweep_plan import BASE, planned
 from tests.sweep.test_sweep_status import finish, printed, refused
@@ -94,6 +95,7 @@ def test_each_search_has_points_and_seeds_of_its_own_which_all_arms_share(folder
         assert theirs == pytest.approx(10 * ours)
 
 
+@pytest.mark.long
 def test_trials_that_failed_are_computed_again_and_the_winners_of_their_searches(folder):
     sweep, plan = begun(folder, SWEEP)
     finish_search(sweep)
@@ -131,6 +133,7 @@ def fail(folder: Path) -> None:
     (folder / "summary.json").write_text(Summary("failed", 3, {}, "out of memory").text())
 
 
+@pytest.mark.long
 def test_each_search_has_a_winner_that_runs_on_fresh_seeds_of_its_own(folder):
     sweep, plan = begun(folder, SWEEP)
     assert final_trials(sweep, plan) is None
@@ -149,6 +152,7 @@ def test_each_search_has_a_winner_that_runs_on_fresh_seeds_of_its_own(folder):
     assert choice.winners["second", 2] == 3
 
 
+@pytest.mark.long
 def test_status_show_and_plot_know_searches(folder, capsys):
     sweep, _ = begun(folder, SWEEP)
     finish_search(sweep)
@@ -202,6 +206,7 @@ def test_searches_can_be_added(folder):
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
 
 
+@pytest.mark.long
 def test_searches_that_are_added_after_trials_of_two_arms_are_a_later_look(folder):
     """How good the winners are is known from their trials, before they run again."""
     sweep, plan = begun(folder, SWEEP)
@@ -288,7 +293,7 @@ def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended
     assert looks is not None and (looks.planned, looks.later) == (None, (2,))
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("change", "said"),
     [
         (("searches: 3", "searches: 4\nlooks: any"), "looks: planned -> any"),

@@ -255,6 +255,7 @@ def test_a_trial_has_the_folder_of_a_run(tmp_path):
     assert not list((tmp_path / "sweep" / "waves").glob("*.json"))
 
 
+@pytest.mark.long
 def test_best_and_final_checkpoints_of_a_trial_are_kept_if_asked(tmp_path):
     base = replaced("eval_every", "2", replaced("save_every", "2"))
     file = write_sweep(tmp_path, base, more="checkpoints: best\nfinal: null")
@@ -643,6 +644,7 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.long
 def test_kernels_that_may_wait_for_each_other_are_refused_under_vmap(tmp_path, capsys):
     galore = replaced("optimizer", "!optax.contrib.galore {learning_rate: 1e-2, rank: 2}")
     file = write_sweep(tmp_path, galore, more="vmap: 4")

@@ -194,6 +194,7 @@ def refused(answer: Answer, *files: str) -> None:
     assert len(answer.said.splitlines()) <= 7
 
 
+@pytest.mark.long
 def test_a_comment_that_changed_between_two_waves_is_noted_and_is_no_change(place):
     (place.lab / "nets.py").write_text(NETS.replace("):", "):\n    'Returns SGD.'") + "# hi\n")
     answer = place.work()
@@ -222,6 +223,7 @@ def test_the_ledger_has_the_code_that_planned_the_sweep_and_each_trial_its_own(p
     assert len(place.lines()) == 2
 
 
+@pytest.mark.long
 def test_a_change_that_was_taken_out_of_the_ledger_is_found(place):
     place.edit()
     assert place.work(ALLOW).code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import chaos_hosts, chaos_sweep
+from tests import chaos_hosts, chaos_sweep, short
 from tests.sweep.test_sweep_plan import BASE, GOOD, METHOD, RATE, begin, defined, planned
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
@@ -80,7 +80,7 @@ def added(old: Plan, new: Plan) -> list[str]:
     return [trial.name for trial in new.trials[len(old.trials) :]]
 
 
-@pytest.mark.parametrize("method", ["random", "halton", "sobol"])
+@short.parametrize("method", ["random", "halton", "sobol"])
 def test_more_trials_continue_the_sequence(folder, method):
     text = SWEEP_TEXT.replace("method.random", f"method.{method}")
     _, old = begun(folder, text)
@@ -98,6 +98,7 @@ def test_more_trials_continue_the_sequence(folder, method):
     assert all(getattr(ours, name) == getattr(theirs, name) for name in same_facts)
 
 
+@pytest.mark.long
 def test_what_does_not_grow_gets_no_trials_but_searches_arms_and_seeds(folder, capsys):
     # Eight points of a Latin hypercube and the last eight of sixteen are no Latin hypercube.
     text = SWEEP_TEXT.replace("method.random", "method.latin_hypercube")
@@ -145,6 +146,7 @@ def test_new_arms_get_all_seeds_and_a_config_of_their_own(folder):
     assert load([sweep / "sweep.yaml"], language=SWEEP).root != definition.config.root
 
 
+@pytest.mark.long
 def test_a_wider_space_keeps_the_earlier_points_and_draws_the_new_ones(folder):
     _, old = begun(folder, SWEEP_TEXT)
     _, new, plan = extend(folder, WIDER, "trials=6", "seeds=2")
@@ -169,6 +171,7 @@ def test_a_wider_space_keeps_the_earlier_points_and_draws_the_new_ones(folder):
     assert all(last[n] == plan.trials[2 * n].values for n in last)
 
 
+@pytest.mark.long
 def test_a_grid_adds_the_points_that_it_does_not_have(folder, capsys):
     _, old = begun(folder, GRID)
     _, new, _ = extend(folder, GRID.replace("[0.8, 0.9]", "[0.7, 0.8, 0.9]"))
@@ -181,6 +184,7 @@ def test_a_grid_adds_the_points_that_it_does_not_have(folder, capsys):
     assert "which is at revision 2. Raise trials, seeds or final" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_final_seeds_and_the_target_can_be_added_alone(folder):
     _, old = begun(folder, SWEEP_TEXT)
     code, new, _ = extend(folder, SWEEP_TEXT, "final.seeds=5", "goal.target=0.9")
@@ -207,9 +211,7 @@ def test_a_revision_says_what_was_known(folder):
     ]
 
 
-@pytest.mark.parametrize(
-    "seen", ["a run of a winner", "a line about winners", "a line about a run"]
-)
+@short.parametrize("seen", ["a run of a winner", "a line about winners", "a line about a run"])
 def test_winners_that_were_chosen_are_known_without_final_json(folder, capsys, seen):
     # Who removes final.json after a verdict would get a second one as if it were the first.
     sweep, old = begun(folder, SWEEP_TEXT)
@@ -283,6 +285,7 @@ def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):
         check_same(sweep, definition, make_plan(definition))
 
 
+@pytest.mark.long
 def test_runs_of_a_new_winner_come_before_those_that_were_left_of_another_arm(folder, monkeypatch):
     """They divided by zero: the other arm has no run among those of new winners."""
     other = f"  second: {{set: {{optimizer.b1: 0.8}}, space: {{{RATE}}}}}"
@@ -361,6 +364,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 def test_an_extension_that_is_repeated_after_its_commit_is_done(folder, capsys, monkeypatch):
     sweep, _ = begun(folder, SWEEP_TEXT)
 

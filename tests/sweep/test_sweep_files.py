@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
@@ -68,7 +68,7 @@ def test_a_wave_whose_file_is_damaged_is_computed_again(place, copied, damage):
     goes_on(place, sweep, "stopped", said, "its trials are computed again")
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("name", "text"),
     [
         ("run.json", '{"lineage": 5}'),
@@ -77,6 +77,7 @@ def test_a_wave_whose_file_is_damaged_is_computed_again(place, copied, damage):
         ("config.yaml", "steps: 5\n"),
         ("epoch", "x"),
     ],
+    lambda case: case[0],
 )
 @pytest.mark.parametrize("sweep", ["stopped", "alone"])
 def test_a_wave_whose_record_is_damaged_is_computed_again(place, copied, sweep, name, text):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep import folders, replaced, rows, sweep, write_sweep
 from trainer.__main__ import main
 from trainer.messages import UserError
@@ -188,7 +188,7 @@ def test_with_heartbeats_one_process_at_a_time_claims(tmp_path, unseen):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["two-1", ""])
+@short.parametrize("content", ["two-1", ""])
 def test_what_a_process_holds_that_was_killed_does_not_block_the_others(tmp_path, content):
     written(tmp_path, "two", "heartbeat")
     (tmp_path / "held").write_text(content)

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 from scipy.stats import qmc
 
+from tests import short
 from tests.config.test_configs import _example
 from tests.runs import ROOT
 from trainer.__main__ import main
@@ -443,7 +444,7 @@ STRUCTURE = [
 ]
 
 
-@pytest.mark.parametrize(("space", "count", "why"), STRUCTURE, ids=lambda x: str(x).split(":")[0])
+@short.parametrize(("space", "count", "why"), STRUCTURE, ids=lambda x: str(x).split(":")[0])
 def test_what_is_part_of_the_program_makes_more_than_one_and_is_named(folder, space, count, why):
     goal = "goal: {metric: accuracy, mode: max}"  # which a space of the loss does not change
     plan = with_programs(folder, f"base: base.yaml\n{goal}\nspace:\n  {space}\n")
@@ -472,6 +473,7 @@ def test_a_float_that_is_not_an_input_is_named_with_the_reason(folder):
     )
 
 
+@pytest.mark.long
 def test_arms_that_differ_only_in_whether_they_repeat_a_default_share_a_program(folder):
     text = f"base: base.yaml\narms:\n  a: {{space: {{{RATE}}}}}\n"
     text += f"  b: {{set: {{optimizer.b1: 0.8}}, space: {{{RATE}}}}}\ntrials: 2\n{METHOD}\n"
@@ -853,6 +855,7 @@ def test_arms_with_unlike_losses_are_compared_by_another_metric(folder, capsys):
     assert main(["sweep", f"--config={file}", "--check", equal]) == 0
 
 
+@pytest.mark.long
 def test_unequal_budgets_that_are_asked_for_are_planned_and_shown(folder, capsys):
     text = "base: base.yaml\nbudgets: unequal\narms:\n  a: {}\n  b: {set: {steps: 30}}\n"
     (folder / "sweep.yaml").write_text(text)

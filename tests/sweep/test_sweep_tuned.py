@@ -118,6 +118,7 @@ def test_paths_that_a_later_revision_links_are_tuned_apart(folder):
     assert tunings(read_sweep(runs))["wide"].count == extended.tunings["wide"].count == 2
 
 
+@pytest.mark.long
 def test_single_runs_say_nothing_about_tuning(folder):
     assert main([f"--config={folder / 'base.yaml'}", f"--workdir={folder / 'run'}"]) == 0
     assert tunings(read_runs([str(folder / "run")], "loss", "min")) == {}

@@ -166,6 +166,7 @@ def _wrong(name: RuleName, slope: float, target_at: int) -> float:
     return float(np.mean((first >= 0) & (expected[first] >= target)))
 
 
+@pytest.mark.long
 def test_how_often_the_claim_of_a_step_is_false():
     """The track's curve falls by .85 sigma from one evaluation to the next; then a flat one."""
     for name in (EARLIEST, LASTING):

@@ -32,6 +32,7 @@ def workdir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 BRACKETS = "[" * 100_000
 
 
+@pytest.mark.long
 @short.parametrize(
     ("name", "code", "words"),
     [
@@ -49,6 +50,7 @@ def test_a_file_of_deeply_nested_brackets_is_a_named_error(
     assert words in said and "Traceback" not in said
 
 
+@pytest.mark.long
 def test_replay_refuses_a_record_of_deeply_nested_brackets(workdir, capfd):
     (workdir / "nonfinite.json").write_text(BRACKETS)
     assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 2
@@ -65,6 +67,7 @@ def test_a_pipe_is_refused(workdir, name):
         check_files(workdir)
 
 
+@pytest.mark.long
 @short.parametrize(
     ("command", "name"),
     [
@@ -104,7 +107,7 @@ def test_the_files_of_a_finished_run_are_accepted(workdir, tmp_path):
     check_files(workdir)
 
 
-@pytest.mark.parametrize("more", [[], ["--workdir=run"]], ids=["default", "relative"])
+@short.parametrize("more", [[], ["--workdir=run"]], ids=["default", "relative"])
 def test_a_run_ends_with_a_sentence_when_the_current_folder_was_deleted(
     stopped, tmp_path, monkeypatch, capfd, more
 ):

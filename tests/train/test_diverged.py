@@ -78,7 +78,7 @@ def test_nine_skipped_steps_in_a_row_do_not_end_a_run(tmp_path):
     assert ended(tmp_path / "nine") == ("diverged", 1, 9)
 
 
-@pytest.mark.parametrize("most", ["0", "null"])
+@short.parametrize("most", ["0", "null"])
 def test_any_number_of_steps_is_skipped_without_a_bound(tmp_path, most):
     config = skipping(tmp_path, range(3, 50))
     assert runs.train(config, tmp_path / "run", f"--set=max_consecutive_skips={most}") == 0
@@ -156,6 +156,7 @@ def test_a_run_whose_last_evaluation_is_not_finite_is_not_done(tmp_path, capfd):
     assert "has made all of its 20 steps" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_metric_may_be_nan(tmp_path):
     more = "experiment.metrics = {'undefined': @unruly.Undefined}\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
@@ -164,6 +165,7 @@ def test_a_metric_may_be_nan(tmp_path):
     assert ended(workdir) == ("done", 0, 20)
 
 
+@pytest.mark.long
 def test_a_run_whose_last_parameters_are_not_finite_is_not_done(tmp_path, capfd):
     """The loss does not depend on the parameter that is infinite from the first step on."""
     more = "experiment.model = @unruly.idle()\nunruly.idle.root = 1e30\n"
@@ -176,6 +178,7 @@ def test_a_run_whose_last_parameters_are_not_finite_is_not_done(tmp_path, capfd)
     assert np.isfinite(load_summary(tmp_path / "run").metrics["eval/loss"])
 
 
+@pytest.mark.long
 @short.parametrize("alone", [False, True], ids=["in a wave", "alone"])
 def test_a_trial_with_a_dead_end_is_a_result_and_no_retry(tmp_path, capsys, alone):
     base = replaced("data", f"!unruly.spoiled {{at: [{'4' if alone else ''}]}}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.train.nonfinite import replay_command
@@ -113,7 +113,7 @@ rest/optim.group.optimizer = @optax.adamw()
 """
 
 
-@pytest.mark.parametrize("every", ["log_every", "eval_every", "save_every"])
+@short.parametrize("every", ["log_every", "eval_every", "save_every"])
 def test_under_halt_parameters_are_checked_before_they_are_logged_evaluated_or_saved(
     tmp_path, capfd, every
 ):
@@ -161,6 +161,7 @@ def test_replay_finds_the_step_that_overflowed_before_the_one_that_was_noticed(t
     assert "Step 2 with batch 1:" in said and "params/idle is not finite. The first" in said, said
 
 
+@pytest.mark.long
 def test_the_search_for_a_fault_begins_only_when_rollbacks_run_out(tmp_path, monkeypatch):
     from trainer.train import loop
 

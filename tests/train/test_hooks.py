@@ -20,6 +20,7 @@ def noted(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_hook_gets_the_logged_metrics_and_the_parameters_after_their_step(tmp_path):
     file, workdir = tmp_path / "notes", tmp_path / "run"
     more = NOTE.format(file) + "experiment.save_every = 3\nexperiment.keep_latest = 20\n"

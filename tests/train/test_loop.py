@@ -128,9 +128,7 @@ def test_a_run_that_rolls_back_is_resumed_exactly(tmp_path, until):
     assert runs.lines(workdir) == runs.lines(whole)
 
 
-@pytest.mark.parametrize(
-    ("action", "name"), [("skip", "nonfinite.json"), ("rollback", "rollbacks.json")]
-)
+@short.parametrize(("action", "name"), [("skip", "nonfinite.json"), ("rollback", "rollbacks.json")])
 def test_a_record_that_a_full_disk_refused_is_reported_and_the_run_continues(
     tmp_path, monkeypatch, capfd, action, name
 ):
@@ -155,6 +153,7 @@ CHAIN = "(4, 33, 34, 35, 36, 37, 38, 39, 40)"  # each but the first is met befor
 EVERY_TEN = "experiment.steps = 60\nexperiment.save_every = 10\n"
 
 
+@pytest.mark.long
 @short.parametrize("keep", [1, 2, 50])
 def test_a_run_may_roll_back_below_every_checkpoint(tmp_path, keep):
     more = f"{EVERY_TEN}experiment.keep_latest = {keep}\n"
@@ -342,7 +341,7 @@ def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
         assert said.count("Started from") == 1
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("more", "words"),
     [(["--step=21"], "20 steps"), ([], "--step=N"), (["--step=0"], None)],
 )
@@ -530,6 +529,7 @@ def test_a_clock_counts_its_share_of_the_time_in_which_it_runs():
         assert clock() == pytest.approx(seconds)
 
 
+@pytest.mark.long
 @short.parametrize(
     ("more", "ends"),
     [

@@ -63,6 +63,7 @@ def test_a_new_run_has_one_thread(tmp_path):
     assert set(loaded()) == {1} and os.environ[VARIABLE] == "1"
 
 
+@pytest.mark.long
 def test_the_number_that_the_user_has_set_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "2")
     assert runs.train(runs.write_config(tmp_path), tmp_path / "run", "--until=2") == 75

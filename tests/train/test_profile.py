@@ -93,6 +93,7 @@ def test_steps_that_the_run_does_not_make_are_refused(steps, before, end, messag
     assert message in str(caught.value)
 
 
+@pytest.mark.long
 def test_steps_beyond_the_run_leave_no_folder(tmp_path, config, capsys):
     assert runs.train(config, tmp_path / "run", "--profile=15-21") == 2
     assert runs.train(config, tmp_path / "run", "--profile=15-20", "--until=16") == 2

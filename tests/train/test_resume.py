@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import leaf_file, reading
@@ -227,7 +227,7 @@ def test_checkpoints_are_listed_and_compared(tmp_path, config, capsys):
 # In other circumstances.
 
 
-@pytest.mark.parametrize(
+@short.parametrize(
     ("change", "named"),
     [("seed=1", "seed"), ("optimizer.learning_rate.peak_value=0.02", "peak_value")],
 )

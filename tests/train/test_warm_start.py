@@ -49,8 +49,8 @@ def stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "compile", interrupted)
 
 
-@pytest.mark.parametrize("optimizer", ["keep", "reset"])
-@pytest.mark.parametrize("schedule", ["keep", "reset"])
+@short.parametrize("optimizer", ["keep", "reset"])
+@short.parametrize("schedule", ["keep", "reset"])
 def test_a_warm_start_takes_the_parameters(tmp_path, other, monkeypatch, optimizer, schedule):
     stop_at_once(monkeypatch)
     entries = f"'optimizer': '{optimizer}', 'schedule': '{schedule}'"
@@ -127,7 +127,7 @@ def test_the_example_of_the_page_is_read(tmp_path, language):
     }
 
 
-@pytest.mark.parametrize("damage", ["cut", "inverted", "without a manifest"])
+@short.parametrize("damage", ["cut", "inverted", "without a manifest"])
 def test_a_damaged_newest_checkpoint_is_an_error_that_names_the_others(
     tmp_path, other, monkeypatch, capsys, damage
 ):
@@ -151,6 +151,7 @@ def test_a_damaged_newest_checkpoint_is_an_error_that_names_the_others(
     assert "There is no other one." in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_warm_start_says_and_records_which_step_it_took(tmp_path, other, monkeypatch, capsys):
     stop_at_once(monkeypatch)
     for entries, step in (("", 8), ("'step': 4", 4)):

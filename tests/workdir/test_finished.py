@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import runs, short
 from trainer.train import run as run_module
 
 NOTHING = "Nothing to do: the run has its 20 steps.\n"
@@ -96,7 +96,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@short.parametrize("change", CHANGES)
 def test_a_finished_run_is_looked_at_whole_if_its_folder_was_changed(
     finished, change, tmp_path, capfd
 ):
@@ -123,6 +123,7 @@ def test_a_finished_run_of_other_code_is_refused(finished, capfd, monkeypatch):
     assert "unruly.py" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_finished_run_with_other_versions_says_so(finished, tmp_path, capfd, monkeypatch):
     shutil.copytree(finished / "run", tmp_path / "run")
     runs.write_config(tmp_path)
@@ -146,6 +147,7 @@ def test_more_steps_and_the_options_that_look_at_steps_are_not_answered_at_once(
     assert "Done: 24 steps." in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_that_has_not_ended_computes_its_fingerprint_once(tmp_path, monkeypatch):
     real, computed = run_module.fingerprint, []
     monkeypatch.setattr(

@@ -891,6 +891,7 @@ def test_a_lock_inherited_by_a_child_of_a_dead_process_is_taken_over(
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_released_lock_is_free_even_if_a_child_process_lives(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
@@ -904,6 +905,7 @@ def test_a_released_lock_is_free_even_if_a_child_process_lives(
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_without_file_locks_the_recorded_process_decides(
     hold: Callable[..., Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

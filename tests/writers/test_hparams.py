@@ -108,6 +108,7 @@ def test_runs_of_different_configs_have_the_columns_of_all(tmp_path):
     same(by_name["optax.sgd"], tmp_path / "runs" / "sgd")
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_one_line_with_its_last_metrics(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -138,6 +139,7 @@ def test_a_run_that_failed_before_its_first_step_shows_the_values_of_its_restart
     same(tab.rows[0], tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_run_that_diverged_is_marked_as_failed(tmp_path):
     poisoned = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
     config = runs.write_config(tmp_path, poisoned)

@@ -290,6 +290,7 @@ def test_lost_rows_of_a_finished_run_are_reported_once(stopped, capfd):
     assert runs.train(config, workdir) == 0
 
 
+@pytest.mark.long
 def test_a_run_recorded_by_an_earlier_version_resumes(stopped, capfd):
     config, workdir = stopped
     record = json.loads((workdir / "run.json").read_text())
@@ -327,7 +328,7 @@ def in_mid_run(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], at: 
     monkeypatch.setattr(Program, "advance", changing)
 
 
-@pytest.mark.parametrize("change", [delete, truncate])
+@short.parametrize("change", [delete, truncate])
 def test_a_run_puts_its_rows_back(tmp_path, monkeypatch, capfd, change):
     monkeypatch.syspath_prepend(runs.LAB)
     path = tmp_path / "run" / "metrics.jsonl"

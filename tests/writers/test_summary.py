@@ -112,6 +112,7 @@ def test_the_seconds_of_a_resumed_run_begin_where_its_last_row_ended(tmp_path):
     assert results.newest == {"train/loss": 2.0, "eval/loss": 1.0}
 
 
+@pytest.mark.long
 def test_every_row_has_examples_epochs_and_seconds(config, tmp_path):
     assert runs.train(config, tmp_path / "run") == 0
     rows = read_metrics(tmp_path / "run")
@@ -148,6 +149,7 @@ def test_a_run_that_diverged_says_where(config, tmp_path):
     assert found.examples == read_metrics(tmp_path / "run")[-1]["examples"]
 
 
+@pytest.mark.long
 def test_a_run_that_an_error_ends_names_it(config, tmp_path, monkeypatch):
     from trainer.train import loop
 
