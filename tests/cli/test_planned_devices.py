@@ -112,6 +112,7 @@ def test_a_compiled_plan_says_whose_compiler_it_is_and_what_devices_exchange(fou
     assert "This is the program of XLA's compiler for CPUs" in said
 
 
+@pytest.mark.long
 def test_what_does_not_fit_a_device_is_refused_and_gradients_alone_are_not(found: dict[str, Any]):
     small, tight = found["small"], found["tight"]
     assert small["code"] == 2 and "a device has 3,223 bytes of memory" in small["err"]

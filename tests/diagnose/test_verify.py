@@ -49,8 +49,8 @@ optax.sgd.learning_rate = 0.1
 
 @short.parametrize(
     ("more", "held"),
-    [(LBFGS, "ema 6"), (LOW_PRECISION, "model_state"), (ROLLBACK, "run_state 2")],
-    ids=["lbfgs and ema", "batch statistics, bfloat16 and skip", "rollback"],
+    [(ROLLBACK, "run_state 2"), (LBFGS, "ema 6"), (LOW_PRECISION, "model_state")],
+    ids=["rollback", "lbfgs and ema", "batch statistics, bfloat16 and skip"],
 )
 def test_verify_shows_that_a_killed_run_ends_with_the_same_bits(tmp_path, capsys, more, held):
     assert verify(runs.write_config(tmp_path, more)) == 0, capsys.readouterr()

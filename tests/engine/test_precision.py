@@ -92,6 +92,7 @@ def test_parameters_in_bfloat16_may_be_computed_with_in_float32():
     assert in_precision({"x": jnp.bfloat16(1)}, precision)["x"].dtype == jnp.float32
 
 
+@pytest.mark.long
 @short.parametrize("master", ["float32", "none"])
 def test_a_resumed_run_keeps_its_bits(master: str):
     precision = {

@@ -109,6 +109,7 @@ def evaluated(program: Program) -> Any:
     return jax.device_get(program.evaluation.params(state))
 
 
+@pytest.mark.long
 def test_each_row_says_how_far_the_parameters_are_ahead(tmp_path):
     """By the formula: the step size of the next step, times the last rate over its peak so far."""
     program, _ = program_of(tmp_path)

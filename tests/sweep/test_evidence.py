@@ -145,6 +145,7 @@ def test_links_among_the_results_are_faults(copied, tmp_path):
     assert faults(copied) == {f"{trial}/{x}": why for x in ("state", "endless", "summary.json")}
 
 
+@pytest.mark.long
 def test_a_link_in_the_place_of_all_trials_is_a_fault(copied):
     (copied / "trials").rename(copied / "moved")
     (copied / "trials").symlink_to("moved")
