@@ -230,7 +230,7 @@ def test_the_command_keeps_the_schedules_if_it_is_told_to(
     mlp: configs.Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The warm-up begins at a rate of 0, so that the first step changes nothing."""
-    command = ["coordinate_check", f"--config={tmp_path / 'mlp.yaml'}", "--widths=8,16"]
+    command = ["coordinate_check", f"--config={tmp_path / 'mlp.yaml'}", "--widths=8,16,32"]
     main([*command, "--steps=1", "--seeds=1", "--keep_schedules"])
     said = capsys.readouterr().out
     assert "largest value" not in said and "No change has a slope: it is 0" in said
