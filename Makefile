@@ -23,7 +23,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test test_all seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray lock wheel clean anew
+.PHONY: help train test test_all seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray targets compile_targets lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -49,6 +49,8 @@ help:
 	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
 	@echo 'make ray     add Ray, without which the tests of sweeps on a cluster of it are skipped'
+	@echo 'make compile_targets  compile the shipped configs for H100 and TPU v5e, and compare (half an hour)'
+	@echo 'make targets  install the compilers of explain --target in .targets (2 GB)'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep_jax-*.whl'
 	@echo 'make clean   remove the environment and what was built'
@@ -141,6 +143,15 @@ laws: $(VENV)/.test
 	LAWS=all $(PYTEST) tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py \
 		tests/engine/test_sharded_runs.py $(ARGS)
 
+# In a folder of its own: beside jax, the plugin for GPUs prints a traceback where there is none.
+targets: $(VENV)/.project
+	@echo "Installing XLA's compilers for GPUs and TPUs in .targets."
+	@$(INSTALL) --no-deps --upgrade --target .targets \
+		$$($(RUN) -c 'from trainer.engine import targets; print(*targets.packages())')
+
+compile_targets: $(VENV)/.test
+	$(RUN) -m tests.compile_targets $(ARGS)
+
 lint: $(VENV)/.test
 	$(RUFF)
 	$(PYRIGHT)
@@ -152,7 +163,7 @@ lock:
 	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis .targets
 
 # The environment in layers: the locked packages, the project itself, what tests and pages need.
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)

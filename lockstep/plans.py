@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.configs import Config, Packages, as_config
 from lockstep.processes import run_command
 from trainer.cli import values
+from trainer.engine.targets import parse
 from trainer.messages import UserError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Plan:
 
         plan = explanation.plan
         self._plan = plan
-        self._simulated = explanation.simulated is not None
+        self._simulated = explanation.elsewhere is not None
         self._texts = explained_text(explanation), compiled_text(explanation)
         self.parameters: Mapping[str, Any] = {row.path: row for row in plan.rows}
         self.groups: Mapping[str, tuple[int, int]] = dict(plan.groups)
@@ -163,12 +164,13 @@ def explain(
     vocabulary: Packages = (),
     devices: int | None = None,
     device_memory: int | str | None = None,
+    target: str | None = None,
     compile: bool = False,
 ) -> Plan:
     """Returns the plan of a config, without training and without its data.
 
-    With `devices` it is the plan for devices that are not here: the command `explain --devices`
-    makes it in a process of its own, in which jax simulates them. This process keeps its devices.
+    With `devices` or `target` it is the plan for devices that are not here: the command `explain`
+    makes it in a process of its own. This process keeps its devices.
 
     Args:
         config: the config, or its file.
@@ -176,13 +178,16 @@ def explain(
         devices: the number of devices of another machine; None for those of this one.
         device_memory: with `devices`: the memory of each, in bytes or as text, such as "80GB" or
             "79.6GiB". A plan whose state and batch are larger is refused.
+        target: GPUs or TPUs of another machine, such as "h100:8" or "v5e:4x4", whose compilers
+            `make targets` installs; None for the devices of this one.
         compile: whether the step is also compiled, from shapes. With `devices` it is compiled for
-            CPUs; the temporary memory and the collectives are those of this compiler.
+            CPUs; the temporary memory and the collectives are those of this compiler. With
+            `target` it is compiled for these, and refused if it does not fit into their memory.
 
     Raises:
         UserError: the config has a mistake, its parts do not fit together, or do not fit into the
             memory of the devices.
-        RunFailed: the process that simulates the devices was ended, such as for its own memory.
+        RunFailed: the process that plans for other devices was ended, such as for its own memory.
 
     Example:
         >>> import lockstep as ls
@@ -191,9 +196,18 @@ def explain(
         ('rest', ())
     """
     config = as_config(config, vocabulary)
-    if devices is not None:
-        limit = None if device_memory is None else _bytes(device_memory)
-        return Plan(_elsewhere(config, devices, limit, compile))
+    if devices is not None or target is not None:
+        words: list[str] = []
+        if target is not None:
+            parse(target)  # raises UserError, in fewer words than the command
+            words.append(f"--target={target}")
+        if devices is not None:
+            words.append(f"--devices={_converted('devices', values.devices, devices)}")
+        if device_memory is not None:
+            limit = _bytes(device_memory)
+            # Exact: the option takes a number of MB with up to nine digits after the point.
+            words.append(f"--device_memory={limit // 10**6}.{limit % 10**6:06}MB")
+        return Plan(_elsewhere(config, [*words, *(["--compile"] if compile else [])]))
     if device_memory is not None:
         raise UserError(
             f"device_memory is about devices that are not here: write devices=N, device_memory="
@@ -210,16 +224,12 @@ def explain(
     return Plan(engine.with_compiled(found, program) if compile else found)
 
 
-def _elsewhere(config: Config, devices: int, limit: int | None, compile: bool) -> Any:
-    """Returns the explanation of a config for devices that a process of its own simulates."""
+def _elsewhere(config: Config, words: Sequence[str]) -> Any:
+    """Returns the explanation of a config for other devices, from a process of its own."""
     from lockstep.runs import file_of
     from trainer.engine.explanation import from_json
 
-    words = ["explain", f"--devices={_converted('devices', values.devices, devices)}"]
-    words += [f"--vocabulary={each}" for each in config.vocabulary]
-    # Exact: the option takes a decimal number of MB with up to nine digits after the point.
-    words += [] if limit is None else [f"--device_memory={limit // 10**6}.{limit % 10**6:06}MB"]
-    words += ["--compile"] if compile else []
+    words = ["explain", *words, *(f"--vocabulary={each}" for each in config.vocabulary)]
     with file_of(config) as (file, places):
         result = file.with_name("explanation.json")
         command = [*words, f"--config={file}", f"--explanation={result}"]

@@ -125,7 +125,7 @@ def _raise(code: int, said: Sequence[str]) -> None:
     raise RunFailed(last or f"It ended with the exit code {code}.")
 
 
-_ARGUMENTS = "workdir|until|workers|allow_changed|vocabulary"
+_ARGUMENTS = "workdir|until|workers|allow_changed|vocabulary|target|devices|device_memory"
 _LISTS = ("allow_changed", "vocabulary")
 
 

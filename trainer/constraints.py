@@ -9,7 +9,10 @@ The compiler would have to guess that, and often gathers activations instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -23,6 +26,25 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "vocabulary": ("tensor",),
 }
 """The roles that an axis of an array may have, and the axes of the mesh over which it then lies."""
+
+_DEVICE: ContextVar[Any] = ContextVar("_DEVICE", default=None)
+
+
+@contextmanager
+def computed_by(device: Any) -> Iterator[None]:
+    """Tells what is traced meanwhile which kind of device will compute it."""
+    token = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
+
+def device() -> Any:
+    """Returns a device of those that compute what is traced; by default the first of jax."""
+    # `explain --target` traces for devices that are not here.
+    return jax.devices()[0] if (found := _DEVICE.get()) is None else found
+
 
 APART = "devices apart"
 """The name of an axis of `jax.vmap` over which the mesh splits a batch.

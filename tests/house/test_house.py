@@ -393,7 +393,7 @@ trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.
 trainer.config.nodes trainer.config.schema trainer.config.signatures trainer.config.tree
 trainer.config.units trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
 trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every trainer.engine.peaks
-trainer.engine.repeatable
+trainer.engine.repeatable trainer.engine.targets
 trainer.messages trainer.parser trainer.report trainer.report.document trainer.report.figures
 trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html

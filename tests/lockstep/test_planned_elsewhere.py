@@ -184,7 +184,7 @@ def test_a_plan_is_the_same_after_the_way_through_a_file(name: str):
         found = read.plan.schedules[group]
         assert found[0].tolist() == steps.tolist() and found[1].tolist() == rates.tolist()
     assert read.holdings == sent.holdings and read.memory == sent.memory
-    assert (read.simulated, read.compiled) == (None, None)
+    assert (read.elsewhere, read.compiled) == (None, None)
 
 
 @pytest.mark.long

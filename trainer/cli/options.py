@@ -82,8 +82,11 @@ explain  print what the config means for every parameter
 --devices N:devices  plan the run for N devices that are not here, and print what each of them holds
 --device_memory SIZE:memory  with --devices: the memory of each, such as 80GB or 79.6GiB; a plan
     whose state and batch are larger is refused
---devices_figure FILE  with --devices: draw which parameter lies where: .png, .pdf or .svg, by its
-    suffix
+--target TARGET:target  plan the run for GPUs or TPUs that are not here, such as h100:8 or v5e:4x4;
+    --compile then compiles the step by their compiler, and ends with 2 if it does not fit into
+    their memory; list prints all targets
+--devices_figure FILE  with --devices or --target: draw which parameter lies where: .png, .pdf or
+    .svg, by its suffix
 --explanation FILE
 {WATCHED}
 """

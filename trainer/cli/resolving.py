@@ -4,7 +4,7 @@ import argparse
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer import config as configs
 from trainer.cli import values
@@ -37,16 +37,17 @@ def make_program(
     vocabulary: Sequence[str],
     steps_per_call: int | None = None,
     declared: bool = False,
+    devices: Sequence[Any] | None = None,
 ) -> "Program":
     """Builds the experiment of a config, and the program that trains it, not yet compiled."""
     # `vocabulary` has the user's packages whose functions the config may name; `steps_per_call`
     # replaces that of the config, unless it is None. If `declared`, a data set that is not on this
     # machine is replaced by its declared shapes: the program can then be planned and compiled, but
-    # not run.
+    # not run. `devices` are those of a target; None for those that jax finds.
     from trainer.engine.loading import load_located
 
     ignore_optimizer_warnings()  # the plan has each of them once
-    return load_located(config, vocabulary, steps_per_call, declared)
+    return load_located(config, vocabulary, steps_per_call, declared, devices)
 
 
 def ignore_optimizer_warnings() -> None:

@@ -6,7 +6,10 @@ import os
 import re
 import sys
 from fractions import Fraction
+from typing import Any
 
+from trainer.engine.targets import parse
+from trainer.messages import UserError
 from trainer.report import FORMATS
 
 MOST_DEVICES = 4096  # each simulated device has threads of its own
@@ -50,6 +53,14 @@ def memory(text: str) -> int:
     return int(
         Fraction(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1)
     )
+
+
+def target(text: str) -> Any:
+    """Converts an argument such as "h100:8" to a target; "list" stays."""
+    try:
+        return text if text == "list" else parse(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def workers(text: str) -> int:

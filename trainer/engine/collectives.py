@@ -15,7 +15,7 @@ import numpy as np
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 """The names of the collectives."""
 
-_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -55,7 +55,7 @@ class Traffic(NamedTuple):
 def find_collectives(text: str) -> list[Collective]:
     """Finds the collectives in a program's `jax.stages.Compiled.as_text`."""
     return [
-        Collective(found[2], _bytes(found[1]), times, _groups(line))
+        Collective(found[2], _bytes(_results(*found.groups())), times, _groups(line))
         for line, times in executed_lines(text)
         if (found := _COLLECTIVE.search(line)) and times
     ]
@@ -115,6 +115,20 @@ def _computations(text: str) -> Iterator[tuple[str, str]]:
             name = "" if header[1] else header[2]
         elif line.startswith("  "):
             yield name, line
+
+
+def _results(result: str, kind: str, started: str | None) -> str:
+    """Returns what a collective computes, without the operands that one which is started shows."""
+    if not started or kind == "all-reduce":
+        return result
+    depth, parts = 0, [""]  # of a tuple (operands, results, ...)
+    for sign in result[1:-1]:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts[1]
 
 
 def _bytes(result: str) -> int:

@@ -4,16 +4,24 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from trainer.config import Config
 from trainer.engine.collectives import Traffic, find_traffic
 from trainer.engine.holdings import Holdings, find_holdings
-from trainer.engine.memory import Memory, StepMemory, compiled_memory, memory_of, planned_memory
+from trainer.engine.memory import (
+    Memory,
+    StepMemory,
+    compiled_memory,
+    memory_asked_for,
+    memory_of,
+)
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
-from trainer.messages import plural
+from trainer.messages import UserError, plural
 from trainer.writers.json_files import as_dataclass
 
 
@@ -26,6 +34,7 @@ class Compiled:
     seconds: float  # of compiling
     memory: StepMemory | None  # on each device; None if the compiler does not report it
     traffic: Sequence[Traffic]  # by kind and by axes of the mesh
+    refused: bool = False  # by the compiler, because the step needs more memory than a device has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Explanation:
     plan: Plan
     holdings: Holdings
     memory: Memory  # what the holdings must fit into
-    simulated: int | None  # the number of devices, if not here; None for those of this machine
+    elsewhere: int | None  # the number of devices, if not here; None for those of this machine
     compiled: Compiled | None = None  # None if it was not asked for
 
     @property
@@ -48,40 +57,56 @@ class Explanation:
     @property
     def fits(self) -> bool | None:
         """Whether `needed` fits into the memory; None if its size is not known."""
+        if self.compiled is not None and self.compiled.refused:
+            return False
         if self.memory.limit is None:
             return None
         return self.memory.devices * self.needed <= self.memory.limit
 
 
-def explain(
-    program: Program, config: Config, simulated: int | None = None, limit: int | None = None
-) -> Explanation:
+class Elsewhere(NamedTuple):
+    """The devices of a run that are not here."""
+
+    count: int
+    name: str  # of each, such as "simulated device"
+    memory: Memory  # of each
+
+
+def explain(program: Program, config: Config, elsewhere: Elsewhere | None = None) -> Explanation:
     """Explains a program, which is neither compiled nor run; raises as `make_plan`."""
-    # `simulated` is the number of devices that jax simulates, for a run elsewhere; None for a run
-    # on the devices of this machine. `limit` is the memory of each simulated device in bytes; None
-    # if it is not known.
-    if simulated is None:
-        memory = memory_of(list(program.mesh.local_devices))
-        plan = make_plan(program, config)
-    else:
-        memory = planned_memory(limit)
-        plan = make_plan(program, config, memory)
-        plan = dataclasses.replace(plan, devices=plural(program.mesh.size, "simulated device"))
-    return Explanation(plan, find_holdings(program), memory, simulated)
+    # `elsewhere` are the devices that jax simulates, or those of a target; None for those of this
+    # machine.
+    if elsewhere is None:
+        plan, memory = make_plan(program, config), memory_of(list(program.mesh.local_devices))
+        return Explanation(plan, find_holdings(program), memory, None)
+    plan = make_plan(program, config, elsewhere.memory)
+    plan = dataclasses.replace(plan, devices=plural(program.mesh.size, elsewhere.name))
+    return Explanation(plan, find_holdings(program), elsewhere.memory, elsewhere.count)
 
 
 def with_compiled(explanation: Explanation, program: Program) -> Explanation:
     """Compiles the step of an explained program from shapes, without computing parameters."""
-    began = time.perf_counter()
-    program.compile(program.abstract_state())
-    seconds = time.perf_counter() - began
     rule, mesh = program.block_rule, program.mesh
+    began = time.perf_counter()
+    refused, text = False, ""
+    try:
+        program.compile(program.abstract_state())
+        memory = compiled_memory(program.compiled)
+        text = program.compiled.as_text() if mesh.size > 1 else ""
+    except jax.errors.JaxRuntimeError as error:
+        if explanation.elsewhere is None:
+            raise
+        if not (refused := "RESOURCE_EXHAUSTED" in str(error)):
+            said = str(error).splitlines()[0][:300]
+            raise UserError(f"The compiler for {explanation.plan.devices} fails: {said}") from error
+        memory = memory_asked_for(str(error), sum(explanation.holdings.totals.values()))
     compiled = Compiled(
         steps=rule.steps if rule.form == "device_loop" else 1,
         platform=mesh.devices.flat[0].platform,
-        seconds=seconds,
-        memory=compiled_memory(program.compiled),
-        traffic=find_traffic(program.compiled.as_text(), mesh.shape) if mesh.size > 1 else (),
+        seconds=time.perf_counter() - began,
+        memory=memory,
+        traffic=find_traffic(text, mesh.shape) if text else (),
+        refused=refused,
     )
     return dataclasses.replace(explanation, compiled=compiled)
 

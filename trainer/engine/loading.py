@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from trainer.config import Config, ConfigError
 from trainer.engine.contracts import ComponentError
@@ -15,16 +16,18 @@ def load(
     vocabulary: Sequence[str] = (),
     steps_per_call: int | None = None,
     declared: bool = False,
+    devices: Sequence[Any] | None = None,
 ) -> Program:
     """Builds the program of a config, not compiled; raises ConfigError with file and line."""
     # With `declared`, a data set that is not on this machine is replaced by its declared shapes;
-    # such a program can be planned and compiled, but not run. `steps_per_call` replaces that of the
-    # config; None leaves it. Raises ValueError as `Program`.
+    # such a program can be planned and compiled, but not run. So can one for `devices` that are not
+    # here. `steps_per_call` replaces that of the config; None leaves it. Raises ValueError as
+    # `Program`.
     experiment = build_experiment(config, vocabulary, declared)
     inputs = find_inputs(config, vocabulary, experiment)
     if steps_per_call is not None:
         experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
-    return Program(experiment, inputs)
+    return Program(experiment, inputs, devices)
 
 
 def load_located(
@@ -32,10 +35,11 @@ def load_located(
     vocabulary: Sequence[str] = (),
     steps_per_call: int | None = None,
     declared: bool = False,
+    devices: Sequence[Any] | None = None,
 ) -> Program:
     """Builds a program as `load` does; every mistake is a ConfigError with its place."""
     try:
-        return load(config, vocabulary, steps_per_call, declared)
+        return load(config, vocabulary, steps_per_call, declared, devices)
     except ValueError as error:
         if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
             raise  # its message begins with its place

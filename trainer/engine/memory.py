@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 
 from optim.paths import flatten
+from trainer.engine.targets import KINDS, Target
 
 # The limits of cgroups v2 and v1; v1 without a limit has a number larger than any memory.
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -43,8 +45,16 @@ def memory_of(devices: Sequence[Any]) -> Memory:
 
 
 def planned_memory(limit: int | None) -> Memory:
-    """Returns the memory of devices that are not here: `limit` bytes each, None if not known."""
+    """Returns the memory of simulated devices: `limit` bytes each, None if not known."""
     return Memory(limit, 1, "a device", "of a device, as a CPU's compiler plans it")
+
+
+def target_memory(target: Target) -> Memory:
+    """Returns the memory of the devices of a target."""
+    share = ""
+    if (part := target.limit / KINDS[target.kind].memory) < 1:
+        share = f", of which jax takes {part:.0%}"
+    return Memory(target.limit, 1, f"a device ({KINDS[target.kind].name}{share})", "of a device")
 
 
 def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
@@ -123,6 +133,16 @@ def compiled_memory(compiled: Any) -> StepMemory | None:
         temporary=found.temp_size_in_bytes,
         code=found.generated_code_size_in_bytes,
     )
+
+
+def memory_asked_for(error: str, held: int) -> StepMemory | None:
+    """Reads what a step needs that a TPU's compiler refuses; None if the error does not say it."""
+    # `held` are the bytes of state and batch. "G" is 2**30 bytes.
+    found = re.search(r"\(([\d.]+)([KMGT])\) exceeds|Used ([\d.]+)([KMGT]) of", error)
+    if found is None:
+        return None
+    size, unit = (each for each in found.groups() if each is not None)
+    return StepMemory(held, 0, int(float(size) * 1024 ** (1 + "KMGT".index(unit))) - held, 0)
 
 
 def host_memory() -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from optim.division import Axes, split_as
+from trainer.constraints import computed_by
 from trainer.messages import plural
 
 AXES = ("data", "fsdp", "tensor")
@@ -19,12 +20,13 @@ BATCH_AXES = ("data", "fsdp")
 """The axes that split a batch."""
 
 
-def make_mesh(axes: Mapping[str, int] | None) -> Mesh:
+def make_mesh(axes: Mapping[str, int] | None, devices: Sequence[Any] | None = None) -> Mesh:
     """Arranges the first devices in a mesh, as many as the axes need; raises ValueError."""
     # `axes` is axis name -> number of devices, such as {"data": -1, "fsdp": 4}, where -1, once, is
     # as many as there are for the others. "data" and "fsdp" split the batch, "fsdp" and "tensor"
-    # the parameters. None is one axis "data" with all devices.
-    devices = jax.devices()
+    # the parameters. None is one axis "data" with all devices. `devices` may be those of a target,
+    # for which programs are only compiled; None is `jax.devices()`.
+    devices = jax.devices() if devices is None else devices
     sizes = axis_sizes({"data": -1} if axes is None else axes, len(devices), devices[0].platform)
     grid = np.asarray(devices[: math.prod(sizes.values())]).reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes))
@@ -81,17 +83,20 @@ def is_simulated(mesh: Mesh) -> bool:
 
 
 @contextmanager
-def ambient(mesh: Mesh | None, split: Mapping[str, Sequence[Axes]] | None = None) -> Iterator[None]:
-    """Makes a mesh of several devices known to what is traced meanwhile."""
-    # Models then constrain their activations (`trainer/constraints.py`), and optimizers of matrices
-    # divide their work (`optim/division.py`). A mesh of None, or of one device, changes nothing.
+def ambient(
+    mesh: Mesh, split: Mapping[str, Sequence[Axes]] | None = None, divided: bool = True
+) -> Iterator[None]:
+    """Makes the devices of a mesh known to what is traced meanwhile."""
+    # On several devices, models then constrain their activations (`trainer/constraints.py`), and
+    # optimizers of matrices divide their work (`optim/division.py`), unless `divided` is false.
     # `split`, where an optimizer is traced, is path name -> the mesh axes that split each dimension
     # of a parameter, from `ShardingRules.axes_of`.
-    if mesh is None or mesh.size == 1:
-        yield
-        return
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), split_as(split or {}):
-        yield
+    with computed_by(mesh.devices.flat[0]):
+        if mesh.size == 1 or not divided:
+            yield
+            return
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), split_as(split or {}):
+            yield
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -129,7 +134,9 @@ def data_shard(mesh: Mesh) -> DataShard:
     # It raises in every process, if the devices of one hold parts that do not follow each other, or
     # fewer than those of another, or none.
     count = batch_parts(mesh)
-    by_process: dict[int, set[int]] = {index: set() for index in range(jax.process_count())}
+    # The devices of a target may be those of several processes, of which this is none.
+    owners = {device.process_index for device in mesh.devices.flat}
+    by_process: dict[int, set[int]] = {i: set() for i in {*range(jax.process_count()), *owners}}
     for device, (rows,) in batch_sharding(mesh).devices_indices_map((count,)).items():
         by_process[device.process_index].add(rows.start or 0)
     size = len(by_process[0])

@@ -73,9 +73,9 @@ def steps_text(plan: Plan) -> str:
 
 
 def explained_text(explanation: Explanation) -> str:
-    """Formats the plan and, if the devices are simulated, what each of them holds."""
+    """Formats the plan and, if the devices are not here, what each of them holds."""
     text = render(explanation.plan)
-    if (devices := explanation.simulated) is None:
+    if (devices := explanation.elsewhere) is None:
         return text
     holdings = explanation.holdings
     mesh = dict(holdings.mesh)
@@ -89,13 +89,16 @@ def compiled_text(explanation: Explanation) -> str:
     if (compiled := explanation.compiled) is None:
         return ""
     what = f"A block of {compiled.steps} steps" if compiled.steps > 1 else "A step"
+    done = "refused by the compiler" if compiled.refused else "compiled"
     lines = [
-        f"{what} was compiled for {explanation.plan.devices} in {compiled.seconds:.1f} s, and not"
+        f"{what} was {done} for {explanation.plan.devices} in {compiled.seconds:.1f} s, and not"
         " run."
     ]
     if compiled.memory is not None:
         lines.append(compiled.memory.describe(explanation.memory))
-    if math.prod(explanation.holdings.mesh.values()) > 1:
+        if compiled.platform != "cpu" and explanation.fits:
+            lines[-1] += ": it fits"
+    if math.prod(explanation.holdings.mesh.values()) > 1 and not compiled.refused:
         lines += _traffic(compiled)
     return "\n".join(lines) + "\n"
 
@@ -114,13 +117,14 @@ def _traffic(compiled: Compiled) -> Iterator[str]:
     yield from table(
         [("collective", "axes", "count", "bytes of a device", ""), *rows], right=(2, 3, 4)
     )
-    if compiled.platform == "cpu":
-        yield (
-            "Bytes are those of the results. Loops are counted as often as they run, one of unknown"
-            " length once, and of a condition both branches. This is the program of XLA's compiler"
-            " for CPUs, which widens bfloat16 to float32, and does not combine collectives as those"
-            " for GPUs and TPUs do."
-        )
+    of_cpu = (
+        " This is the program of XLA's compiler for CPUs, which widens bfloat16 to float32, and"
+        " does not combine collectives as those for GPUs and TPUs do."
+    )
+    yield (
+        "Bytes are those of the results. Loops are counted as often as they run, one of unknown"
+        f" length once, and of a condition both branches.{of_cpu * (compiled.platform == 'cpu')}"
+    )
 
 
 def holdings_text(holdings: Holdings, limit: int | None) -> str:

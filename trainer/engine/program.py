@@ -39,10 +39,17 @@ class Program:
     # does not fit the devices; ComponentError if the model or a metric does not keep its contract,
     # or a rule of `sharding` cannot be read.
 
-    def __init__(self, experiment: Experiment, inputs: Inputs | None = None):
+    # `devices` are those of a target; None for those that jax finds.
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        inputs: Inputs | None = None,
+        devices: Sequence[Any] | None = None,
+    ):
         self.experiment = experiment
         self.inputs = inputs or Inputs()
-        self.mesh = meshes.make_mesh(experiment.mesh)
+        self.mesh = meshes.make_mesh(experiment.mesh, devices)
         self.sharding = ShardingRules(self.mesh, experiment.sharding, experiment.model)
         self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
@@ -79,7 +86,7 @@ class Program:
         """Turns the inputs that cannot be traced into constants, unless something else is wrong."""
 
         def traces(inputs: Inputs) -> bool:
-            program = Program(self.experiment, inputs)
+            program = Program(self.experiment, inputs, list(self.mesh.devices.flat))
             return program._traces(program._first.find_shapes())
 
         # Otherwise something else cannot be traced, and the caller's trace raises the error.
@@ -297,7 +304,8 @@ class Program:
         """Computes one update as a pure function, without jit; the metrics are scalars."""
         # Model and optimizer divide their work among the devices of `mesh`; None leaves it to the
         # compiler.
-        with meshes.ambient(mesh, self.sharding.axes_of(state.params)):
+        split = self.sharding.axes_of(state.params)
+        with meshes.ambient(mesh or self.mesh, split, divided=mesh is not None):
             return train_step(self._insert(state.hyperparams), state, batch)
 
     def packed_step(
@@ -383,7 +391,7 @@ class FirstState:
     def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
         experiment = self._experiment
         # Where devices have parts of parameters, each draws its own.
-        with meshes.ambient(self._sharding.mesh if self._sharding.may_split else None):
+        with meshes.ambient(self._sharding.mesh, divided=self._sharding.may_split):
             params, model_state = self._draw_model(run_state["seed"], draw)
         averages = experiment.ema_decay is not None
         experiment.optimizer.bind(params).check()  # traced arguments could not be compared

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from trainer.constraints import constrain, parts
+from trainer.constraints import constrain, device, parts
 
 AGAIN = "gradient_again"
 """The name of the scope of the loop in `_backward`, which has no iterations in the usual case."""
@@ -212,7 +212,7 @@ product.defvjp(_product_forward, _product_backward)
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     """Contracts an axis of each of two matrices in the dtype of `b`, and returns a wide one."""
     a, dtype = a.astype(b.dtype), wide(b.dtype)
-    if jax.default_backend() == "cpu":
+    if device().platform == "cpu":
         # The same numbers: some versions of jax cannot multiply bfloat16 to float32 on a CPU.
         a, b = a.astype(dtype), b.astype(dtype)
     axes = (((axis_a,), (axis_b,)), ((), ()))

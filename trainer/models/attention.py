@@ -8,11 +8,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.extend.backend import get_backend
 from jax.typing import DTypeLike
 
 from optim.dtypes import widen
-from trainer.constraints import constrain, parts
+from trainer.constraints import constrain, device, parts
 from trainer.models.causal import causal_attention
 from trainer.models.initial import matrix, zeros
 from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
@@ -191,17 +190,17 @@ def _divided_as(query: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _choose(query: jax.Array) -> str:
-    backend = get_backend()
-    if backend.platform == "cpu":
+    computer = device()
+    if computer.platform == "cpu":
         return "plain"
     tokens, head_dim = query.shape[1], query.shape[3]
     if (
         query.dtype in _HALF
-        and "cuda" in backend.platform_version
+        and "NVIDIA" in computer.device_kind
         and not head_dim % 8
         and not tokens % 2
     ):
-        capability = float(backend.local_devices()[0].compute_capability)
+        capability = float(computer.compute_capability)
         # Flash attention of cuDNN: Ampere and later, larger heads from Hopper on.
         if capability >= 8 and head_dim <= (256 if capability >= 9 else 128):
             return "cudnn"

@@ -22,7 +22,7 @@ from flax.linen import transforms
 from optim.dtypes import widen
 from optim.patterns import fullmatch
 from trainer.config.wording import known_names, listing
-from trainer.constraints import constrain
+from trainer.constraints import constrain, device
 from trainer.models.causal import SAVED
 from trainer.models.initial import matrix, ones, zeros
 
@@ -58,7 +58,7 @@ def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
     # the gradient from a transposed copy, and the backward pass takes 2.8 times as long.
     flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
     inputs, outputs = kernel.shape
-    if inputs > outputs and kernel.size >= _LARGE and jax.default_backend() == "cpu":
+    if inputs > outputs and kernel.size >= _LARGE and device().platform == "cpu":
         # Then the kernel's gradient is computed as the transpose of a product whose first matrix is
         # the narrower one, which takes 0.7 of the time on a CPU.
         kernel = jax.lax.optimization_barrier(kernel.T).T

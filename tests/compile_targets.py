@@ -1,0 +1,140 @@
+"""Compiles the shipped configs for GPUs and TPUs that are not here: `make compile_targets`.
+
+    python -m tests.compile_targets [NAME...]   compares with compiled_targets.json
+    python -m tests.compile_targets --write     writes that file, and the table of docs/targets.md
+
+What is compared is how many collectives a step has of each kind, and how often it converts to
+float32: a change that gathers what was split, or that computes in a wider dtype, is seen there.
+Seconds and bytes are shown only, because another version of a compiler has others.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.engine import targets
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tests" / "compiled_targets.json"
+PAGE = ROOT / "docs" / "targets.md"
+BEGIN, END = "<!-- compiled -->\n", "<!-- /compiled -->\n"
+ONE = ("h100", "v5e")
+# What one device does not hold, or what shows how devices divide the work.
+SEVERAL = {
+    "gpt_1b.gin": {"h100:16": ["model.depth=4"], "v5e:4x4": ["model.depth=2"]},
+    "gpt2_124m.gin": {"h100": [], "h100:8": [], "v5e:2x4": []},
+    "muon_gpt.gin": {"h100": [], "v5e": [], "h100:8": [], "v5e:2x4": []},
+}
+
+
+def cases() -> dict[str, tuple[str, str, list[str]]]:
+    """Returns name -> config, target and settings of each step to compile."""
+    files = [*(ROOT / "configs").glob("*.*"), *(ROOT / "configs" / "optimizers").glob("*.yaml")]
+    found = {}
+    for file in sorted(each for each in files if each.suffix in (".gin", ".yaml")):
+        config = file.relative_to(ROOT / "configs").as_posix()
+        for target, sets in SEVERAL.get(config, dict.fromkeys(ONE, [])).items():
+            found[" ".join([config, target, *sets])] = config, target, sets
+    return found
+
+
+def compiled(config: str, target: str, sets: list[str]) -> dict[str, Any]:
+    """Compiles a step in this process, which must not have imported jax before."""
+    chosen = targets.parse(target)
+    targets.find_compilers(chosen)
+    import jax
+
+    from trainer import config as configs
+    from trainer.engine.collectives import executed_lines
+    from trainer.engine.explanation import Elsewhere, explain, with_compiled
+    from trainer.engine.loading import load_located
+    from trainer.engine.memory import target_memory
+
+    jax.config.update("jax_platforms", "cpu")
+    devices = targets.devices_of(chosen)
+    read = configs.load([ROOT / "configs" / config], sets=sets)
+    program = load_located(read, declared=True, devices=devices)
+    elsewhere = Elsewhere(chosen.count, "device", target_memory(chosen))
+    explanation = with_compiled(explain(program, read, elsewhere), program)
+    step = explanation.compiled
+    assert step is not None and step.memory is not None
+    found = {"seconds": round(step.seconds, 1), "bytes": step.memory.total}
+    if step.refused:
+        return found | {"refused": True}
+    text = program.compiled.as_text()
+    lines = [line for line, _ in executed_lines(text) if " = f32[" in line]
+    converts = [line for line in lines if " convert(" in line]
+    kinds = {f"{each.kind} {each.axes}": each.count for each in step.traffic}
+    return found | {"converts": len(converts), "collectives": dict(sorted(kinds.items()))}
+
+
+def row(name: str, found: dict[str, Any]) -> str:
+    """Returns a row of the table of the page."""
+    config, target, *sets = name.split()
+    said = f"`{config}`" + "".join(f" `{each}`" for each in sets)
+    if "error" in found:
+        return f"| {said} | {target} | {found['error']} | | | |"
+    size = f"{found['bytes'] / 1e9:.3g}"
+    if "refused" in found:
+        return f"| {said} | {target} | refused | {size} | | |"
+    collectives = "; ".join(f"{count} {kind}" for kind, count in found["collectives"].items())
+    cells = f"{found['seconds']:.0f} | {size} | {found['converts']} | {collectives or '-'}"
+    return f"| {said} | {target} | {cells} |"
+
+
+def main() -> int:
+    """Compiles each case in a process of its own; 1 if a step has other counts than before."""
+    parser = argparse.ArgumentParser(prog="python -m tests.compile_targets")
+    parser.add_argument("names", nargs="*", help="cases whose names have one of these texts")
+    parser.add_argument("--write", action="store_true", help="write what is found")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    every = cases()
+    if arguments.one:
+        print(json.dumps(compiled(*every[arguments.one])))
+        return 0
+    from tests.runs import environment  # imports jax
+
+    before = json.loads(FILE.read_text()) if FILE.exists() else {}
+    after, different = dict(before), []
+    for name in every:
+        if arguments.names and not any(each in name for each in arguments.names):
+            continue
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.compile_targets", "--one", name],
+            cwd=ROOT,
+            env=environment(JAX_COMPILATION_CACHE_DIR=""),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            after[name] = {"error": done.stderr.strip().splitlines()[-1][:200]}
+        else:
+            after[name] = json.loads(done.stdout.splitlines()[-1])
+        print(row(name, after[name]), flush=True)
+        counts = ("refused", "converts", "collectives", "error")
+        if [before.get(name, {}).get(x) for x in counts] != [after[name].get(x) for x in counts]:
+            different.append(name)
+        if arguments.write:  # after each: all take half an hour
+            kept = {name: after[name] for name in every if name in after}
+            FILE.write_text(json.dumps(kept, indent=1) + "\n")
+            write_table(PAGE, kept)
+    print(f"{len(different)} steps differ from {FILE.name}.", *different, sep="\n  ")
+    return 1 if different and not arguments.write else 0
+
+
+def write_table(page: Path, found: dict[str, Any]) -> None:
+    """Replaces the table of a page."""
+    text = page.read_text()
+    head, rest = text.split(BEGIN)
+    rows = [row(name, each) for name, each in found.items()]
+    title = "| config | target | seconds | GB of a device | converts to float32 | collectives |"
+    table = "\n".join([title, "| --- | --- | --- | --- | --- | --- |", *rows]) + "\n"
+    page.write_text(head + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""GPUs and TPUs that are not here, for which XLA's compilers compile programs all the same.
+
+The compilers are packages for the version of jax that is used, in a folder of their own: beside jax
+itself, the plugin for NVIDIA GPUs prints a traceback wherever there is none.
+`make targets` has pip install there what `packages` returns.
+"""
+
+import importlib.metadata
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.config.wording import known_names
+from trainer.engine.repeatable import use_deterministic_operations
+from trainer.messages import UserError, table
+
+FOLDER = "LOCKSTEP_TARGETS"
+"""The environment variable that names the folder with the compilers."""
+
+
+class Gpu(NamedTuple):
+    """A GPU by NVIDIA, by what its compiler asks for, mostly as data sheets give it."""
+
+    name: str
+    capability: tuple[int, int]  # what CUDA calls the version of the architecture
+    cores: int  # streaming multiprocessors
+    units: int  # of each core, for float32
+    clock: float  # GHz
+    gigabytes: int  # of memory, in powers of 1,000
+    terabytes: float  # that the memory moves a second
+    cache: int  # MiB, of level 2
+    shared: int  # KiB of each core that its threads share
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory."""
+        return self.gigabytes * 10**9
+
+    @property
+    def described(self) -> str:
+        """The text that the compiler reads."""
+        return f"""\
+platform_name: "CUDA"
+device_description_str: "{self.name}"
+dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
+gpu_device_info {{
+  cuda_compute_capability {{ major: {self.capability[0]} minor: {self.capability[1]} }}
+  core_count: {self.cores}
+  fpus_per_core: {self.units}
+  clock_rate_ghz: {self.clock}
+  device_memory_size: {self.memory}
+  memory_bandwidth: {self.terabytes * 1e12:.0f}
+  l2_cache_size: {self.cache * _MIB}
+  shared_memory_per_core: {self.shared * 1024}
+  shared_memory_per_block: {48 * 1024}
+  shared_memory_per_block_optin: {(self.shared - 1) * 1024}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+"""
+
+
+class Tpu(NamedTuple):
+    """A TPU by Google."""
+
+    name: str
+    gibibytes: float  # of a device's memory that its compiler gives to a program
+    one: str  # the shape of a single chip
+    devices: int  # of a chip
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory."""
+        return int(self.gibibytes * _GIB)
+
+
+_MIB, _GIB = 2**20, 2**30
+# Of GPUs what data sheets say, and the memory that drivers report; of TPUs what their compiler says
+# when a program is too large.
+KINDS: Mapping[str, Gpu | Tpu] = {
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 85, 2.04, 40, 164),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 85, 3.35, 50, 228),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 150, 4.8, 50, 228),
+    "b200": Gpu("NVIDIA B200", (10, 0), 148, 128, 1.96, 191, 8.0, 126, 228),
+    "v2": Tpu("TPU v2", 7.48, "1x1", 2),
+    "v3": Tpu("TPU v3", 15.48, "1x1", 2),
+    "v4": Tpu("TPU v4", 15.25, "1x1x1", 2),
+    "v5e": Tpu("TPU v5e", 15.75, "1x1", 1),
+    "v5p": Tpu("TPU v5p", 95.74, "1x1x1", 1),
+    "v6e": Tpu("TPU v6e", 31.25, "1x1", 1),
+    "tpu7x": Tpu("TPU7x", 94.75, "1x1x1", 2),
+}
+"""The kinds of devices, by the name that a target begins with."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Devices that are not here, such as those of "h100:8" or "v5e:4x4"."""
+
+    kind: str  # a key of `KINDS`
+    shape: str  # of GPUs their number; of TPUs the numbers of chips in each direction: "4x4"
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        return math.prod(map(int, self.shape.split("x"))) * getattr(KINDS[self.kind], "devices", 1)
+
+    @property
+    def limit(self) -> int:
+        """The bytes of a device that a program may use."""
+        device = KINDS[self.kind]
+        return int(device.memory * (gpu_share() if isinstance(device, Gpu) else 1))
+
+
+def parse(text: str) -> Target:
+    """Reads "h100:8", "v5e:4x4", or one chip as "h100"; raises UserError."""
+    kind, _, shape = text.partition(":")
+    if kind not in KINDS:
+        raise UserError(
+            f"{text!r} is no target. {known_names(kind, KINDS, 'There are')} After a colon stands "
+            "the number of GPUs, as in h100:8, or the shape of a slice of TPUs, as in v5e:4x4; "
+            "--target=list prints all with their memory."
+        )
+    device = KINDS[kind]
+    one = "1" if isinstance(device, Gpu) else device.one
+    shape = shape or one
+    if not re.fullmatch(one.replace("1", "[1-9][0-9]{0,3}"), shape):
+        gpus, chips = "the number of GPUs, as in", "the number of chips in each direction, as in"
+        raise UserError(
+            f"The target {text!r} has no shape: write after {kind}: "
+            + (f"{gpus} {kind}:8." if one == "1" else f"{chips} {kind}:{one.replace('1', '4')}.")
+        )
+    return Target(kind, shape)
+
+
+def gpu_share() -> float:
+    """The share of a GPU's memory that jax takes when it starts: 0.75, or what the user has set."""
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    return float(next((os.environ[name] for name in names if os.environ.get(name)), 0.75))
+
+
+def devices_of(target: Target) -> Sequence[Any]:
+    """Returns the devices of a target, for which programs are compiled; raises UserError."""
+    # Call `find_compilers` first, before this process looks for its own devices.
+    import jax
+    from jax.experimental.topologies import get_topology_desc
+
+    device, count = KINDS[target.kind], target.count
+    if isinstance(device, Gpu):
+        hosts = -(-count // 8)
+        shape = f"1x{hosts}x{-(-count // hosts)}"
+        return get_topology_desc(
+            "", "cuda", target_config=device.described, topology=shape
+        ).devices[:count]
+    # A host has four chips, or eight; a single chip is a host of its own.
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if target.shape == device.one else {}
+    try:
+        return get_topology_desc(f"{target.kind}:{target.shape}", "tpu", **alone).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"The compiler knows no {target.kind} of the shape {target.shape}:"
+            f" {str(error).splitlines()[0]}"
+        ) from error
+
+
+def listed() -> str:
+    """Returns a table of the kinds of devices, with the memory of each."""
+    rows = [("target", "device", "memory of a device, GiB")]
+    for kind, device in KINDS.items():
+        example = "8" if isinstance(device, Gpu) else device.one.replace("1", "4")
+        rows.append((f"{kind}:{example}", device.name, f"{device.memory / _GIB:.4g}"))
+    return "\n".join(table(rows, right=(2,))) + "\n"
+
+
+# The compilers.
+
+
+def folder() -> Path:
+    """Returns the folder with the compilers: the variable `FOLDER`, or .targets beside trainer/."""
+    return Path(os.environ.get(FOLDER) or Path(__file__).parents[2] / ".targets")
+
+
+def packages() -> list[str]:
+    """Returns what pip is to install for the version of jax that is used."""
+    versions = {}
+    for line in importlib.metadata.requires("jax") or []:
+        if match := re.match(r"(libtpu|jax-cuda13-plugin)\b[^;]*?[>=]=(\d[\w.]*\*?)", line):
+            versions[match[1]] = match[2]
+    libtpu, plugin = versions["libtpu"], versions["jax-cuda13-plugin"]
+    of_cuda = ["nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cudnn-cu13"]
+    pinned = [f"jax-cuda13-plugin=={plugin}", f"jax-cuda13-pjrt=={plugin}"]
+    return [f"libtpu=={libtpu}", *pinned, *of_cuda]
+
+
+def find_compilers(target: Target) -> None:
+    """Puts the compilers on Python's path; raises UserError if they are not there."""
+    # Call it before jax is imported, which looks for cuDNN then.
+    gpu, wanted = isinstance(KINDS[target.kind], Gpu), packages()
+    there = {
+        each.metadata["Name"].lower().replace("_", "-"): each.version
+        for each in importlib.metadata.distributions(path=[str(folder())])
+    }
+    for each in wanted[1:] if gpu else wanted[:1]:
+        name, _, version = each.partition("==")
+        if name not in there or not there[name].startswith(version.rstrip("*")):
+            has = f"has {name} {there[name]}, not {each}" if name in there else f"has no {name}"
+            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
+            raise UserError(
+                f"The compilers of targets are missing: {folder()} {has}. Install them with `make"
+                f" targets`, or with\n{shlex.join([*pip, f'--target={folder()}', *wanted])}"
+            )
+    if str(folder()) not in sys.path:
+        sys.path.append(str(folder()))
+    use_deterministic_operations()  # as a run on GPUs does
+    # Without a GPU to time its kernels for products on, Triton finds none for some shapes.
+    if (flag := "--xla_gpu_enable_triton_gemm") not in (given := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".lstrip()
+    # libtpu would ask the network what it runs on, and keep a second process from loading it.
+    os.environ |= {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }
