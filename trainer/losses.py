@@ -141,13 +141,12 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        check_array(outputs, batch, "losses.sigmoid_binary_cross_entropy")
-        target = pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
+        name = "losses.sigmoid_binary_cross_entropy"
+        check_array(outputs, batch, name)
+        target = pick(batch, labels, name)
         if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
             target = jax.nn.one_hot(target, outputs.shape[-1])
-        _check_shape(
-            target, outputs.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy"
-        )
+        _check_shape(target, outputs.shape, outputs.shape, labels, name)
         logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
         # log_sigmoid(-x) is log(1 - sigmoid(x)), without its cancellation for large x.
         likelihood = target * jax.nn.log_sigmoid(logits)
@@ -295,6 +294,4 @@ def per_position(values: jax.Array) -> jax.Array:
 def over_features(values: jax.Array) -> jax.Array:
     """Averages values [batch, features] or [batch, positions, features] over the last axis."""
     # Values of more axes are averaged over all of them but the batch.
-    return (
-        values.mean(axis=-1) if values.ndim == 3 else values.mean(axis=tuple(range(1, values.ndim)))
-    )
+    return values.mean(axis=-1 if values.ndim == 3 else tuple(range(1, values.ndim)))

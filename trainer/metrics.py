@@ -10,6 +10,7 @@ passed what the model returns; it calls `outputs.whole()`, or `outputs.map(...)`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import clu.metrics
@@ -189,13 +190,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
         >>> metric.from_model_output(outputs=outputs, batch={"target": targets}).compute().tolist()
         2.0
     """
-
-    def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        check_array(outputs, batch, "metrics.mean_squared_error")
-        wanted = pick(batch, targets, "metrics.mean_squared_error")
-        return over_features(jnp.square(_difference(outputs, wanted)))
-
-    return _SmallerIsBetter.from_fun(error)
+    return _mean_error("metrics.mean_squared_error", targets, jnp.square)
 
 
 def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
@@ -212,21 +207,21 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
         >>> metric.from_model_output(outputs=outputs, batch={"target": targets}).compute().tolist()
         1.0
     """
+    return _mean_error("metrics.mean_absolute_error", targets, jnp.abs)
+
+
+def _mean_error(name: str, targets: str, size: Callable[..., jax.Array]) -> Any:
+    """Returns the metric `name`: the mean of `size` of the differences from a field."""
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        check_array(outputs, batch, "metrics.mean_absolute_error")
-        wanted = pick(batch, targets, "metrics.mean_absolute_error")
-        return over_features(jnp.abs(_difference(outputs, wanted)))
+        check_array(outputs, batch, name)
+        wanted = pick(batch, targets, name).astype(jnp.float32)
+        return over_features(size(outputs.astype(jnp.float32) - wanted))
 
     return _SmallerIsBetter.from_fun(error)
 
 
-def _difference(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    return outputs.astype(jnp.float32) - jnp.asarray(targets).astype(jnp.float32)
-
-
 def _classes(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    labels = jnp.asarray(labels)
     # Labels with an axis of classes are probabilities or one-hot vectors.
     return labels if labels.ndim < outputs.ndim else jnp.argmax(labels, axis=-1)
 

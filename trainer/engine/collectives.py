@@ -20,6 +20,9 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
+_CONSTANT = re.compile(r"%?([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
+_BOUND = re.compile(r"ROOT .* compare\([^)]*?%?([\w.-]+)\), direction=LT")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z\d]*)\[([\d,]*)\]")
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
@@ -65,11 +68,14 @@ def executed_lines(text: str) -> Iterator[tuple[str, int]]:
     """Yields each instruction of a compiled program, and how often a call executes it."""
     # A loop of unknown length counts once, and of a condition both branches.
     calls: dict[str, list[tuple[str, int]]] = {}  # computation -> those that call it
+    lengths = _lengths(text)
     for name, line in _computations(text):
         inner = _CALLED.findall(line)
         for branches in _BRANCHES.findall(line):
             inner += re.findall(r"[\w.-]+", branches)
-        trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
+        condition = _CONDITION.search(line)
+        trips = lengths.get(condition[1], 1) if condition else 1
+        trips = int(found[1]) if (found := _TRIPS.search(line)) else trips
         for each in inner:
             calls.setdefault(each, []).append((name, trips))
 
@@ -78,6 +84,19 @@ def executed_lines(text: str) -> Iterator[tuple[str, int]]:
         return sum(trips * times(caller) for caller, trips in calls.get(name, ())) if name else 1
 
     return ((line, times(name)) for name, line in _computations(text))
+
+
+def _lengths(text: str) -> dict[str, int]:
+    """Returns how often loops run, by their condition, that compare a number with a constant."""
+    # A TPU's compiler writes no known_trip_count. jax counts from 0 in `scan` and `fori_loop`.
+    constants: dict[tuple[str, str], int] = {}
+    found = {}
+    for name, line in _computations(text):
+        if constant := _CONSTANT.search(line):
+            constants[name, constant[1]] = int(constant[2])
+        elif (bound := _BOUND.search(line)) and (name, bound[1]) in constants:
+            found[name] = constants[name, bound[1]]
+    return found
 
 
 def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:

@@ -12,13 +12,7 @@ import numpy as np
 from trainer.config import Config
 from trainer.engine.collectives import Traffic, find_traffic
 from trainer.engine.holdings import Holdings, find_holdings
-from trainer.engine.memory import (
-    Memory,
-    StepMemory,
-    compiled_memory,
-    memory_asked_for,
-    memory_of,
-)
+from trainer.engine.memory import Memory, StepMemory, compiled_memory, memory_asked_for, memory_of
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 from trainer.messages import UserError, plural

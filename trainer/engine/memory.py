@@ -51,10 +51,10 @@ def planned_memory(limit: int | None) -> Memory:
 
 def target_memory(target: Target) -> Memory:
     """Returns the memory of the devices of a target."""
-    share = ""
-    if (part := target.limit / KINDS[target.kind].memory) < 1:
-        share = f", of which jax takes {part:.0%}"
-    return Memory(target.limit, 1, f"a device ({KINDS[target.kind].name}{share})", "of a device")
+    device = KINDS[target.kind]
+    part = target.limit / device.memory
+    share = f", of which jax takes {part:.0%}" if part < 1 else ""
+    return Memory(target.limit, 1, f"a device ({device.name}{share})", "of a device")
 
 
 def too_large(state: Any, batch: Any, memory: Memory) -> str | None:

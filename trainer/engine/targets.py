@@ -221,8 +221,7 @@ def find_compilers(target: Target) -> None:
                 f"The compilers of targets are missing: {folder()} {has}. Install them with `make"
                 f" targets`, or with\n{shlex.join([*pip, f'--target={folder()}', *wanted])}"
             )
-    if str(folder()) not in sys.path:
-        sys.path.append(str(folder()))
+    sys.path.append(str(folder()))
     use_deterministic_operations()  # as a run on GPUs does
     # Without a GPU to time its kernels for products on, Triton finds none for some shapes.
     if (flag := "--xla_gpu_enable_triton_gemm") not in (given := os.environ.get("XLA_FLAGS", "")):

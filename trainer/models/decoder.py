@@ -116,7 +116,12 @@ class Gpt(nn.Module):
         # `tokens` and `documents` are int32 [batch, positions]; a token attends to those of its
         # document. `start` is None, or, in decoding, the number of tokens before these. `train` is
         # also for z-loss.
-        _check_length(tokens, self.max_length)
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(
+                f"models.gpt got sequences of {tokens.shape[1]} tokens, but its max_length is "
+                f"{self.max_length}. Take shorter sequences, or set max_length to "
+                f"{tokens.shape[1]}."
+            )
         kernel, bias = (None, None) if self.head is None else self.head(name="head")()
         # The embedding may be stored in another dtype than the other parameters.
         x, embedding = self.embed(name="embed")(tokens, None if kernel is None else kernel.dtype)
@@ -135,11 +140,3 @@ class Gpt(nn.Module):
         kernel = embedding.T if kernel is None else kernel
         z_loss = self.z_loss if train else 0.0
         return self.outputs(features=x, kernel=kernel, bias=bias, z_loss=z_loss)
-
-
-def _check_length(tokens: jax.Array, max_length: int) -> None:
-    if tokens.shape[1] > max_length:
-        raise ValueError(
-            f"models.gpt got sequences of {tokens.shape[1]} tokens, but its max_length is "
-            f"{max_length}. Take shorter sequences, or set max_length to {tokens.shape[1]}."
-        )
