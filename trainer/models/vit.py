@@ -126,31 +126,24 @@ def sincos2d(rows: int, columns: int, width: int) -> jax.Array:
 class Vit(nn.Module):
     """Embeds patches, applies the blocks, pools the tokens and classifies."""
 
-    width: int
     depth: int
-    num_heads: int
-    mlp_dim: int
-    patch_size: int
+    block: functools.partial
+    embed: functools.partial
     num_classes: int
     pool: str
     dropout: float
-    qk_norm: bool
     scan_layers: bool
-    positions: str
     remat: str | Sequence[str] | None
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
-        cls_token = self.pool == "cls"
-        embed = Embed(self.width, self.patch_size, cls_token, self.positions, name="embed")
-        x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
-        block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout, self.qk_norm)
+        x = nn.Dropout(self.dropout, deterministic=not train)(self.embed(name="embed")(images))
 
         def call(layer: nn.Module, x: jax.Array) -> jax.Array:
             return layer(x, train)
 
-        x = run_stack(block, call, x, self.depth, self.scan_layers, self.remat)
+        x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
         x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=wide(x.dtype)).astype(x.dtype)
         logits = Linear(self.num_classes, roles=(None, "vocabulary"), name="head")(x)
@@ -262,17 +255,13 @@ def vit(
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
     return from_our_linen(
         Vit(
-            width=width,
             depth=depth,
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            patch_size=patch_size,
+            block=functools.partial(Block, num_heads, mlp_dim, dropout, qk_norm),
+            embed=functools.partial(Embed, width, patch_size, pool == "cls", positions),
             num_classes=num_classes,
             pool=pool,
             dropout=dropout,
-            qk_norm=qk_norm,
             scan_layers=scan_layers,
-            positions=positions,
             remat=policies_of("models.vit", remat, depth),
         ),
         inputs,
