@@ -215,13 +215,14 @@ def _mean_error(name: str, targets: str, size: Callable[..., jax.Array]) -> Any:
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         check_array(outputs, batch, name)
-        wanted = pick(batch, targets, name).astype(jnp.float32)
+        wanted = jnp.asarray(pick(batch, targets, name)).astype(jnp.float32)
         return over_features(size(outputs.astype(jnp.float32) - wanted))
 
     return _SmallerIsBetter.from_fun(error)
 
 
 def _classes(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    labels = jnp.asarray(labels)
     # Labels with an axis of classes are probabilities or one-hot vectors.
     return labels if labels.ndim < outputs.ndim else jnp.argmax(labels, axis=-1)
 
