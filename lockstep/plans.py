@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from lockstep.configs import Config, Packages, as_config
 from lockstep.processes import run_command
 from trainer.cli import values
-from trainer.engine.targets import parse
 from trainer.messages import UserError
 
 if TYPE_CHECKING:
@@ -197,8 +196,10 @@ def explain(
     """
     config = as_config(config, vocabulary)
     if devices is not None or target is not None:
-        words: list[str] = []
+        words = ["--compile"] if compile else []
         if target is not None:
+            from trainer.engine.targets import parse
+
             parse(target)  # raises UserError, in fewer words than the command
             words.append(f"--target={target}")
         if devices is not None:
@@ -207,7 +208,7 @@ def explain(
             limit = _bytes(device_memory)
             # Exact: the option takes a number of MB with up to nine digits after the point.
             words.append(f"--device_memory={limit // 10**6}.{limit % 10**6:06}MB")
-        return Plan(_elsewhere(config, [*words, *(["--compile"] if compile else [])]))
+        return Plan(_elsewhere(config, words))
     if device_memory is not None:
         raise UserError(
             f"device_memory is about devices that are not here: write devices=N, device_memory="

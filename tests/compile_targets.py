@@ -1,7 +1,9 @@
 """Compiles the shipped configs for GPUs and TPUs that are not here: `make compile_targets`.
 
     python -m tests.compile_targets [NAME...]   compares with compiled_targets.json
-    python -m tests.compile_targets --write     writes that file, and the table of docs/targets.md
+    python -m tests.compile_targets --write     writes that file
+
+`python -m tests.reference_pages` then writes the table of docs/targets.md.
 
 What is compared is how many collectives a step has of each kind, and how often it converts to
 float32: a change that gathers what was split, or that computes in a wider dtype, is seen there.
@@ -19,8 +21,6 @@ from trainer.engine import targets
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "compiled_targets.json"
-PAGE = ROOT / "docs" / "targets.md"
-BEGIN, END = "<!-- compiled -->\n", "<!-- /compiled -->\n"
 ONE = ("h100", "v5e")
 # What one device does not hold, or what shows how devices divide the work.
 SEVERAL = {
@@ -43,21 +43,14 @@ def cases() -> dict[str, tuple[str, str, list[str]]]:
 
 def compiled(config: str, target: str, sets: list[str]) -> dict[str, Any]:
     """Compiles a step in this process, which must not have imported jax before."""
-    chosen = targets.parse(target)
-    targets.find_compilers(chosen)
-    import jax
-
+    elsewhere = targets.elsewhere_of(targets.parse(target))
     from trainer import config as configs
     from trainer.engine.collectives import executed_lines
-    from trainer.engine.explanation import Elsewhere, explain, with_compiled
+    from trainer.engine.explanation import explain, with_compiled
     from trainer.engine.loading import load_located
-    from trainer.engine.memory import target_memory
 
-    jax.config.update("jax_platforms", "cpu")
-    devices = targets.devices_of(chosen)
     read = configs.load([ROOT / "configs" / config], sets=sets)
-    program = load_located(read, declared=True, devices=devices)
-    elsewhere = Elsewhere(chosen.count, "device", target_memory(chosen))
+    program = load_located(read, declared=True, devices=elsewhere.devices)
     explanation = with_compiled(explain(program, read, elsewhere), program)
     step = explanation.compiled
     assert step is not None and step.memory is not None
@@ -71,18 +64,28 @@ def compiled(config: str, target: str, sets: list[str]) -> dict[str, Any]:
     return found | {"converts": len(converts), "collectives": dict(sorted(kinds.items()))}
 
 
-def row(name: str, found: dict[str, Any]) -> str:
-    """Returns a row of the table of the page."""
+def row(name: str, found: dict[str, Any]) -> list[str]:
+    """Returns a row of the table of the page, in Markdown."""
     config, target, *sets = name.split()
-    said = f"`{config}`" + "".join(f" `{each}`" for each in sets)
+    said = " ".join(f"`{each}`" for each in (config, *sets))
     if "error" in found:
-        return f"| {said} | {target} | {found['error']} | | | |"
+        return [said, target, found["error"], "", "", ""]
     size = f"{found['bytes'] / 1e9:.3g}"
     if "refused" in found:
-        return f"| {said} | {target} | refused | {size} | | |"
+        return [said, target, "refused", size, "", ""]
     collectives = "; ".join(f"{count} {kind}" for kind, count in found["collectives"].items())
-    cells = f"{found['seconds']:.0f} | {size} | {found['converts']} | {collectives or '-'}"
-    return f"| {said} | {target} | {cells} |"
+    return [
+        *(said, target, f"{found['seconds']:.0f}", size),
+        *(str(found["converts"]), collectives or "-"),
+    ]
+
+
+def markdown() -> str:
+    """Returns the table of docs/targets.md, of what the file has."""
+    from tests.reference_pages import table  # imports jax
+
+    titles = ["config", "target", "seconds", "GB of a device", "converts to float32", "collectives"]
+    return table(titles, (row(*each) for each in json.loads(FILE.read_text()).items()))
 
 
 def main() -> int:
@@ -114,26 +117,15 @@ def main() -> int:
             after[name] = {"error": done.stderr.strip().splitlines()[-1][:200]}
         else:
             after[name] = json.loads(done.stdout.splitlines()[-1])
-        print(row(name, after[name]), flush=True)
+        print(*row(name, after[name]), sep=" | ", flush=True)
         counts = ("refused", "converts", "collectives", "error")
         if [before.get(name, {}).get(x) for x in counts] != [after[name].get(x) for x in counts]:
             different.append(name)
         if arguments.write:  # after each: all take half an hour
             kept = {name: after[name] for name in every if name in after}
             FILE.write_text(json.dumps(kept, indent=1) + "\n")
-            write_table(PAGE, kept)
     print(f"{len(different)} steps differ from {FILE.name}.", *different, sep="\n  ")
     return 1 if different and not arguments.write else 0
-
-
-def write_table(page: Path, found: dict[str, Any]) -> None:
-    """Replaces the table of a page."""
-    text = page.read_text()
-    head, rest = text.split(BEGIN)
-    rows = [row(name, each) for name, each in found.items()]
-    title = "| config | target | seconds | GB of a device | converts to float32 | collectives |"
-    table = "\n".join([title, "| --- | --- | --- | --- | --- | --- |", *rows]) + "\n"
-    page.write_text(head + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

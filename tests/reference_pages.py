@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import laws_table
+from tests import compile_targets, laws_table
 from trainer import protocols
 from trainer.cli import config_options, options
 from trainer.cli.optimizer_facts import Facts, families
@@ -47,6 +47,7 @@ def parts() -> dict[tuple[str, str], Callable[[], str]]:
         ("protocols.md", "protocols"): partial(quoted, protocols),
         ("sweeps.md", "sweep"): sweep_keys,
         ("sweeps.md", "spaces"): lambda: functions(listed("space", "method")),
+        ("targets.md", "compiled"): compile_targets.markdown,
     }
 
 

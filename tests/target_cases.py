@@ -68,12 +68,7 @@ ATTENTION = {
 
 def attention() -> dict[str, Any]:
     """Compiles attention and its gradient for H100; returns the calls of cuDNN by case."""
-    target = targets.parse("h100:2")
-    targets.find_compilers(target)
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    devices = targets.devices_of(target)
+    devices = targets.elsewhere_of(targets.parse("h100:2")).devices
     return {name: attended(devices, *case) for name, case in ATTENTION.items()}
 
 
@@ -117,8 +112,7 @@ def attended(
 
 def collectives(text: str) -> list[Any]:
     """Compiles one collective of each kind for eight devices, one of them in a loop too."""
-    target = targets.parse(text)
-    targets.find_compilers(target)
+    devices = targets.elsewhere_of(targets.parse(text)).devices
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -126,8 +120,7 @@ def collectives(text: str) -> list[Any]:
     from trainer.engine.collectives import find_traffic
     from trainer.engine.mesh import make_mesh
 
-    jax.config.update("jax_platforms", "cpu")
-    mesh = make_mesh({"data": 2, "fsdp": 4}, targets.devices_of(target))
+    mesh = make_mesh({"data": 2, "fsdp": 4}, devices)
     place = PartitionSpec(("data", "fsdp"))
 
     def exchange(x: jax.Array) -> tuple[Any, ...]:  # float32 [8, 16] on a device

@@ -108,12 +108,12 @@ def test_compilers_that_are_missing_or_of_another_jax_are_named_with_the_command
     target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(targets.FOLDER, str(tmp_path / "compilers"))
-    with pytest.raises(UserError, match=f"has no {name}. Install them with `make targets`, or"):
+    with pytest.raises(UserError, match=f"has no {name}. Install it with `make targets`, or"):
         targets.find_compilers(parse(target))
     folder = tmp_path / "compilers" / f"{name.replace('-', '_')}-0.0.1.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.1\n")
-    with pytest.raises(UserError, match=rf"(?s)has {name} 0.0.1, not {name}==.* --target=.*cudnn"):
+    with pytest.raises(UserError, match=rf"(?s)has {name} 0.0.1, not {name}==.* --target .*cudnn"):
         targets.find_compilers(parse(target))
     assert str(tmp_path / "compilers") not in sys.path
 
@@ -136,6 +136,15 @@ def test_a_call_from_python_names_its_arguments() -> None:
         ls.explain(file, target="h10")
     with pytest.raises(UserError, match="^target has .* leave out devices.$"):
         ls.explain(file, target="h100:8", devices=8)
+
+
+def test_other_commands_do_not_import_targets() -> None:
+    code = "import sys; from trainer.cli import explaining, options; options.parser()\n"
+    code += "from trainer.engine import explanation; print('trainer.engine.targets' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_what_describes_a_gpu_has_its_numbers() -> None:
@@ -163,13 +172,14 @@ def test_a_step_for_eight_gpus_is_compiled_and_fits() -> None:
 
 @compilers
 @pytest.mark.long
-def test_tpus_of_several_hosts_and_a_single_one_are_planned() -> None:
-    said = found("hosts of tpus")
+@pytest.mark.parametrize(
+    ("case", "devices"),
+    [("hosts of tpus", "16 TPU v5e devices"), ("one tpu", "1 TPU v6e device")],
+)
+def test_tpus_of_several_hosts_and_a_single_one_are_planned(case: str, devices: str) -> None:
+    said = found(case)
     assert said["code"] == 0, said["err"]
-    assert "A step was compiled for 16 TPU v5e devices in " in said["out"]
-    said = found("one tpu")
-    assert said["code"] == 0, said["err"]
-    assert "A step was compiled for 1 TPU v6e device in " in said["out"]
+    assert f"A step was compiled for {devices} in " in said["out"]
 
 
 @compilers

@@ -3,13 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer import config as configs
 from trainer.cli.resolving import make_program, read_config
 from trainer.cli.terminal import show
 from trainer.config import Config
-from trainer.engine import targets
 from trainer.messages import DONE, UserError
 
 if TYPE_CHECKING:  # both need jax, which is imported once it is known which devices it simulates
@@ -22,15 +21,18 @@ def run(arguments: argparse.Namespace) -> int:
     # The data need not be on this machine, if their shapes are known. With --devices or --target,
     # neither need the devices.
     if arguments.target == "list":
-        show(targets.listed(), end="")
+        from trainer.engine.targets import listed
+
+        show(listed(), end="")
         return DONE
-    devices, elsewhere = _elsewhere(arguments)
+    elsewhere = _elsewhere(arguments)
     from trainer.engine.explanation import explain, to_json, with_compiled
     from trainer.engine.plan_text import compiled_text, explained_text
     from trainer.report.plots import Line, draw_in_terminal, save_figure
     from trainer.train.continuation import begin_with
 
     config = read_config(arguments)
+    devices = None if elsewhere is None else elsewhere.devices
     program = make_program(config, arguments.vocabulary, declared=True, devices=devices)
     explanation = explain(program, config, elsewhere)
     # Read the other run's checkpoint now, so that `explain` also finds mistakes in the warm start.
@@ -40,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.devices_figure:
         from trainer.report.mesh_figure import save_mesh_figure
 
-        limit = explanation.memory.limit
-        save_mesh_figure(explanation.holdings, limit, arguments.devices_figure)
+        save_mesh_figure(explanation.holdings, explanation.memory.limit, arguments.devices_figure)
         show(f"What a device holds is drawn in {arguments.devices_figure}.\n")
     schedules = explanation.plan.schedules
     if not schedules:
@@ -64,22 +65,21 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _elsewhere(
-    arguments: argparse.Namespace,
-) -> "tuple[Sequence[Any] | None, Elsewhere | None]":
-    """Returns the devices of a target, and what is known of devices that are not here."""
-    # Both are None for the devices of this machine; those that jax simulates are its own. Raises
-    # UserError for options that do not belong together.
+def _elsewhere(arguments: argparse.Namespace) -> "Elsewhere | None":
+    """Returns the devices of --target or --devices; None for those of this machine."""
+    # Raises UserError for options that do not belong together.
     count, target, memory = arguments.devices, arguments.target, arguments.device_memory
-    for name, given in (("devices", count), ("device_memory", memory)):
-        if target is not None and given is not None:
-            raise UserError(
-                f"--target has the number of devices, as in h100:8, and their memory: leave out"
-                f" --{name}."
-            )
     if target is not None:
-        targets.find_compilers(target)
-    elif count is None:
+        for name, given in (("devices", count), ("device_memory", memory)):
+            if given is not None:
+                raise UserError(
+                    f"--target has the number of devices, as in h100:8, and their memory: leave out"
+                    f" --{name}."
+                )
+        from trainer.engine.targets import elsewhere_of
+
+        return elsewhere_of(target)
+    if count is None:
         for name in ("device_memory", "devices_figure"):
             if (given := getattr(arguments, name)) is not None:
                 what = "SIZE" if name == "device_memory" else given
@@ -87,32 +87,13 @@ def _elsewhere(
                     f"--{name} is about devices that are not here: write --devices=N --{name}="
                     f"{what}, with the number of devices that the run will have."
                 )
-        return None, None
-    _keep_to_cpu(count)
+        return None
     from trainer.engine.explanation import Elsewhere
-    from trainer.engine.memory import planned_memory, target_memory
+    from trainer.engine.memory import planned_memory
+    from trainer.engine.mesh import keep_to_cpu
 
-    if target is None:
-        return None, Elsewhere(count or 1, "simulated device", planned_memory(memory))
-    name = f"{targets.KINDS[target.kind].name} device"
-    return targets.devices_of(target), Elsewhere(target.count, name, target_memory(target))
-
-
-def _keep_to_cpu(count: int | None) -> None:
-    """Has jax use the CPU only, as so many devices; None for one."""
-    import jax
-
-    if jax.config.values.get("jax_num_cpu_devices") == count:
-        return  # an earlier call has set both options
-    try:
-        jax.config.update("jax_num_cpu_devices", count or 1)
-    except RuntimeError as error:
-        given = "--target" if count is None else f"--devices={count}"
-        raise UserError(
-            f"{given} needs a process of its own, and in this one jax already uses the devices of"
-            " this machine: start python -m trainer explain."
-        ) from error
-    jax.config.update("jax_platforms", "cpu")
+    keep_to_cpu(count, f"--devices={count}")
+    return Elsewhere(count, "simulated device", planned_memory(memory))
 
 
 def _what_fits(
@@ -126,9 +107,9 @@ def _what_fits(
     size, now = program.experiment.data.batch_size, program.experiment.microbatches
     most = size // batch_parts(program.mesh)
     tried = [f"{now}: {in_words(explanation.needed)}"]
+    devices = list(program.mesh.devices.flat)
     for count in (n for n in range(now + 1, most + 1) if n % now == 0 and most % n == 0):
         edited = configs.override(config, [f"microbatches={count}"])
-        devices = list(program.mesh.devices.flat)
         program = make_program(edited, vocabulary, declared=True, devices=devices)
         explanation = with_compiled(explanation, program)
         if explanation.fits:

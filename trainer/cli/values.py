@@ -8,7 +8,6 @@ import sys
 from fractions import Fraction
 from typing import Any
 
-from trainer.engine.targets import parse
 from trainer.messages import UserError
 from trainer.report import FORMATS
 
@@ -57,6 +56,8 @@ def memory(text: str) -> int:
 
 def target(text: str) -> Any:
     """Converts an argument such as "h100:8" to a target; "list" stays."""
+    from trainer.engine.targets import parse
+
     try:
         return text if text == "list" else parse(text)
     except UserError as error:

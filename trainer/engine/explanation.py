@@ -4,7 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,6 +64,7 @@ class Elsewhere(NamedTuple):
     count: int
     name: str  # of each, such as "simulated device"
     memory: Memory  # of each
+    devices: Sequence[Any] | None = None  # of a target; None if jax simulates them
 
 
 def explain(program: Program, config: Config, elsewhere: Elsewhere | None = None) -> Explanation:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from optim.paths import flatten
-from trainer.engine.targets import KINDS, Target
 
 # The limits of cgroups v2 and v1; v1 without a limit has a number larger than any memory.
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -47,14 +46,6 @@ def memory_of(devices: Sequence[Any]) -> Memory:
 def planned_memory(limit: int | None) -> Memory:
     """Returns the memory of simulated devices: `limit` bytes each, None if not known."""
     return Memory(limit, 1, "a device", "of a device, as a CPU's compiler plans it")
-
-
-def target_memory(target: Target) -> Memory:
-    """Returns the memory of the devices of a target."""
-    device = KINDS[target.kind]
-    part = target.limit / device.memory
-    share = f", of which jax takes {part:.0%}" if part < 1 else ""
-    return Memory(target.limit, 1, f"a device ({device.name}{share})", "of a device")
 
 
 def too_large(state: Any, batch: Any, memory: Memory) -> str | None:

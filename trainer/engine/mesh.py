@@ -11,13 +11,27 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from optim.division import Axes, split_as
 from trainer.constraints import computed_by
-from trainer.messages import plural
+from trainer.messages import UserError, plural
 
 AXES = ("data", "fsdp", "tensor")
 """The axes that a mesh may have."""
 
 BATCH_AXES = ("data", "fsdp")
 """The axes that split a batch."""
+
+
+def keep_to_cpu(count: int, option: str) -> None:
+    """Has jax use the CPU only, as so many devices; raises UserError, naming an option."""
+    if jax.config.values.get("jax_num_cpu_devices") == count:
+        return  # an earlier call has set both options
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        raise UserError(
+            f"{option} needs a process of its own, and in this one jax already uses the devices of"
+            " this machine: start python -m trainer explain."
+        ) from error
+    jax.config.update("jax_platforms", "cpu")
 
 
 def make_mesh(axes: Mapping[str, int] | None, devices: Sequence[Any] | None = None) -> Mesh:

@@ -15,12 +15,18 @@ _SETTINGS = "XLA_FLAGS"  # read when jax looks for devices
 
 def use_deterministic_operations() -> None:
     """Adds the flag to XLA_FLAGS, unless that names it or jax has no plugin for a GPU."""
-    # Call this before jax looks for devices: later it has no effect. A user who needs speed more
-    # than bits gives XLA_FLAGS=--xla_gpu_deterministic_ops=false.
-    given = os.environ.get(_SETTINGS, "")
+    # A user who needs speed more than bits gives XLA_FLAGS=--xla_gpu_deterministic_ops=false.
     plugins = entry_points(group="jax_plugins").names
-    if FLAG not in given and any("cuda" in name or "rocm" in name for name in plugins):
-        os.environ[_SETTINGS] = f"{given} {FLAG}=true".lstrip()
+    if any("cuda" in name or "rocm" in name for name in plugins):
+        add_flag(FLAG, "true")
+
+
+def add_flag(flag: str, value: str) -> None:
+    """Adds a flag to XLA_FLAGS, unless the user has named it there."""
+    # Call this before jax looks for devices: later it has no effect.
+    given = os.environ.get(_SETTINGS, "")
+    if flag not in given:
+        os.environ[_SETTINGS] = f"{given} {flag}={value}".lstrip()
 
 
 def unrepeatable(mesh: Any) -> list[str]:

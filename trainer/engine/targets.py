@@ -14,11 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.config.wording import known_names
-from trainer.engine.repeatable import use_deterministic_operations
+from trainer.engine.repeatable import add_flag, use_deterministic_operations
 from trainer.messages import UserError, table
+
+if TYPE_CHECKING:
+    from trainer.engine.explanation import Elsewhere
 
 FOLDER = "LOCKSTEP_TARGETS"
 """The environment variable that names the folder with the compilers."""
@@ -36,6 +39,7 @@ class Gpu(NamedTuple):
     terabytes: float  # that the memory moves a second
     cache: int  # MiB, of level 2
     shared: int  # KiB of each core that its threads share
+    one, devices, example = "1", 1, "8"  # as of a TPU
 
     @property
     def memory(self) -> int:
@@ -81,6 +85,11 @@ class Tpu(NamedTuple):
     devices: int  # of a chip
 
     @property
+    def example(self) -> str:
+        """The shape of a slice."""
+        return self.one.replace("1", "4")
+
+    @property
     def memory(self) -> int:
         """The bytes of memory."""
         return int(self.gibibytes * _GIB)
@@ -115,7 +124,7 @@ class Target:
     @property
     def count(self) -> int:
         """The number of devices."""
-        return math.prod(map(int, self.shape.split("x"))) * getattr(KINDS[self.kind], "devices", 1)
+        return math.prod(map(int, self.shape.split("x"))) * KINDS[self.kind].devices
 
     @property
     def limit(self) -> int:
@@ -134,13 +143,12 @@ def parse(text: str) -> Target:
             "--target=list prints all with their memory."
         )
     device = KINDS[kind]
-    one = "1" if isinstance(device, Gpu) else device.one
-    shape = shape or one
-    if not re.fullmatch(one.replace("1", "[1-9][0-9]{0,3}"), shape):
-        gpus, chips = "the number of GPUs, as in", "the number of chips in each direction, as in"
+    shape = shape or device.one
+    if not re.fullmatch(device.one.replace("1", "[1-9][0-9]{0,3}"), shape):
+        what = "GPUs" if isinstance(device, Gpu) else "chips in each direction"
         raise UserError(
-            f"The target {text!r} has no shape: write after {kind}: "
-            + (f"{gpus} {kind}:8." if one == "1" else f"{chips} {kind}:{one.replace('1', '4')}.")
+            f"The target {text!r} has no shape: write after {kind}: the number of {what}, as in"
+            f" {kind}:{device.example}."
         )
     return Target(kind, shape)
 
@@ -151,19 +159,31 @@ def gpu_share() -> float:
     return float(next((os.environ[name] for name in names if os.environ.get(name)), 0.75))
 
 
-def devices_of(target: Target) -> Sequence[Any]:
+def elsewhere_of(target: Target) -> "Elsewhere":
     """Returns the devices of a target, for which programs are compiled; raises UserError."""
-    # Call `find_compilers` first, before this process looks for its own devices.
+    # Call it before jax is imported, which looks for cuDNN then.
+    find_compilers(target)
+    from trainer.engine.explanation import Elsewhere
+    from trainer.engine.memory import Memory
+    from trainer.engine.mesh import keep_to_cpu
+
+    keep_to_cpu(1, "--target")
+    device = KINDS[target.kind]
+    part = target.limit / device.memory
+    note = f", of which jax takes {part:.0%}" if part < 1 else ""
+    memory = Memory(target.limit, 1, f"a device ({device.name}{note})", "of a device")
+    return Elsewhere(target.count, f"{device.name} device", memory, _devices(target))
+
+
+def _devices(target: Target) -> Sequence[Any]:
     import jax
     from jax.experimental.topologies import get_topology_desc
 
     device, count = KINDS[target.kind], target.count
     if isinstance(device, Gpu):
-        hosts = -(-count // 8)
-        shape = f"1x{hosts}x{-(-count // hosts)}"
-        return get_topology_desc(
-            "", "cuda", target_config=device.described, topology=shape
-        ).devices[:count]
+        hosts = 1 if count % 8 else count // 8
+        shape = f"1x{hosts}x{count // hosts}"
+        return get_topology_desc("", "cuda", target_config=device.described, topology=shape).devices
     # A host has four chips, or eight; a single chip is a host of its own.
     alone = {"chips_per_host_bounds": (1, 1, 1)} if target.shape == device.one else {}
     try:
@@ -177,11 +197,9 @@ def devices_of(target: Target) -> Sequence[Any]:
 
 def listed() -> str:
     """Returns a table of the kinds of devices, with the memory of each."""
-    rows = [("target", "device", "memory of a device, GiB")]
-    for kind, device in KINDS.items():
-        example = "8" if isinstance(device, Gpu) else device.one.replace("1", "4")
-        rows.append((f"{kind}:{example}", device.name, f"{device.memory / _GIB:.4g}"))
-    return "\n".join(table(rows, right=(2,))) + "\n"
+    head = "target", "device", "memory of a device, GiB"
+    rows = [(f"{kind}:{x.example}", x.name, f"{x.memory / _GIB:.4g}") for kind, x in KINDS.items()]
+    return "\n".join(table([head, *rows], right=(2,))) + "\n"
 
 
 # The compilers.
@@ -206,7 +224,6 @@ def packages() -> list[str]:
 
 def find_compilers(target: Target) -> None:
     """Puts the compilers on Python's path; raises UserError if they are not there."""
-    # Call it before jax is imported, which looks for cuDNN then.
     gpu, wanted = isinstance(KINDS[target.kind], Gpu), packages()
     there = {
         each.metadata["Name"].lower().replace("_", "-"): each.version
@@ -216,16 +233,15 @@ def find_compilers(target: Target) -> None:
         name, _, version = each.partition("==")
         if name not in there or not there[name].startswith(version.rstrip("*")):
             has = f"has {name} {there[name]}, not {each}" if name in there else f"has no {name}"
-            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
+            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target"]
             raise UserError(
-                f"The compilers of targets are missing: {folder()} {has}. Install them with `make"
-                f" targets`, or with\n{shlex.join([*pip, f'--target={folder()}', *wanted])}"
+                f"The compiler for {KINDS[target.kind].name} is missing: {folder()} {has}. Install"
+                f" it with `make targets`, or with\n{shlex.join([*pip, str(folder()), *wanted])}"
             )
     sys.path.append(str(folder()))
     use_deterministic_operations()  # as a run on GPUs does
     # Without a GPU to time its kernels for products on, Triton finds none for some shapes.
-    if (flag := "--xla_gpu_enable_triton_gemm") not in (given := os.environ.get("XLA_FLAGS", "")):
-        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".lstrip()
+    add_flag("--xla_gpu_enable_triton_gemm", "false")
     # libtpu would ask the network what it runs on, and keep a second process from loading it.
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
