@@ -14,7 +14,7 @@ from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.evidence import unlike_rows
 from trainer.sweep.status import best_runs
-from trainer.workdir.finished import edited
+from trainer.workdir.record import edited
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record

@@ -12,7 +12,7 @@ from trainer.engine.experiment import Experiment
 from trainer.messages import plural
 from trainer.sweep.folder import Claim
 from trainer.workdir import check_files
-from trainer.workdir.regular import NAMES
+from trainer.workdir.folder import NAMES
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import lines_of
 

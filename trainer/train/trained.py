@@ -22,8 +22,7 @@ from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.train.restoring import restore_of
 from trainer.workdir import check_files
-from trainer.workdir.record import check_tokenizer
-from trainer.workdir.regular import TOKENIZER_FILE
+from trainer.workdir.record import TOKENIZER_FILE, check_tokenizer
 from trainer.writers.lines import PREFIXES
 
 

@@ -2,8 +2,7 @@
 
 from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, common, compare, fingerprint
-from trainer.workdir.folder import Workdir, check_name
-from trainer.workdir.regular import check_files
+from trainer.workdir.folder import Workdir, check_files, check_name
 from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
 from trainer.writers.run_record import read_record
 

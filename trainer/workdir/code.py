@@ -81,7 +81,8 @@ def _digest(content: bytes) -> str:
 def _used(packages: Sequence[str]) -> dict[str, _Source]:
     """Returns the sources of packages and of what they import beside them; see `hashes`."""
     tops = {package.partition(".")[0] for package in packages}
-    folders = {folder for top in tops for folder in _folders(top)}
+    places = [place for top in tops for place in _places(top)]
+    folders = {place.parent for place in places if not _INSTALLED & set(place.parts)}
     waiting = [name for name in sys.modules if name.partition(".")[0] in tops]
     found: dict[str, _Source] = {}
     seen: set[str] = set()
@@ -174,13 +175,6 @@ def _places(top: str) -> Iterator[Path]:
     folders = [Path(path).absolute() for path in getattr(module, "__path__", ())]
     file = _file(top)
     yield from folders or ([file] if file else [])
-
-
-def _folders(top: str) -> Iterator[Path]:
-    """Yields the folders that contain a package, except those of installed libraries."""
-    for place in _places(top):
-        if not _INSTALLED & set(place.parts):
-            yield place.parent
 
 
 def _is_in(name: str, folders: set[Path]) -> bool:

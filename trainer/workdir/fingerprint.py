@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,10 +213,7 @@ def digest(print_: Mapping[str, Any]) -> str:
 
 
 def _devices(devices: Sequence[Any]) -> str:
-    kinds: dict[str, int] = {}
-    for device in devices:
-        name = f"{device.platform} {device.device_kind}"
-        kinds[name] = kinds.get(name, 0) + 1
+    kinds = Counter(f"{device.platform} {device.device_kind}" for device in devices)
     return ", ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
@@ -266,8 +263,3 @@ def _code(root: Path) -> dict[str, str]:
         return {}
     diff = hashlib.sha256(changes).hexdigest()[:16] if changes else "none"
     return {"commit": commit, "uncommitted": diff}
-
-
-def command_line() -> list[str]:
-    """Returns the command line of this process."""
-    return [sys.executable, *sys.orig_argv[1:]]

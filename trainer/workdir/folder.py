@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,12 +29,11 @@ from trainer.workdir.changes import (
     refuse_config,
 )
 from trainer.workdir.fingerprint import Change, compare
-from trainer.workdir.finished import results_of
-from trainer.workdir.record import begin, now, refuse_trial
-from trainer.workdir.regular import NAMES, TOKENIZER_FILE, check_files
+from trainer.workdir.record import TOKENIZER_FILE, begin, now, refuse_trial, results_of
 from trainer.writers.base import Log, to_stderr
-from trainer.writers.files import make_folder, remove_temporaries, replace_file, sync
-from trainer.writers.lines import SAMPLES_FILE, sync_rows
+from trainer.writers.files import make_folder, other_kind, remove_temporaries, replace_file, sync
+from trainer.writers.json_files import DamagedFile
+from trainer.writers.lines import ROW_FILES, SAMPLES_FILE, sync_rows
 from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
 from trainer.writers.loggers import ID_FILE
 from trainer.writers.run_record import read_record
@@ -185,7 +185,7 @@ class Workdir:
             step: None for a fresh start.
             rows: a `trainer.train.rows.LoggedRows`, as a dict; None if it is not known.
         """
-        self._add_to_record(restored=step, rows=None if rows is None else dict(rows))
+        self.record(restored=step, rows=None if rows is None else dict(rows))
 
     @property
     def lineage(self) -> list[dict[str, Any]]:
@@ -198,17 +198,20 @@ class Workdir:
         Args:
             **values: of JSON.
         """
-        self._add_to_record(**values)
+        self.lineage[-1].update(values)
+        try:
+            self._save_record()
+        except OSError as e:  # the run must not end because of its record
+            self._log(f"{self.run_file} could not be written: {e.strerror}.")
 
     def rows(self) -> list[dict[str, int]]:
         """Returns the rows that `restored` recorded for the processes of this run, oldest first."""
-        recorded = (entry.get("rows") for entry in self._record["lineage"])
-        return [entry for entry in recorded if entry]
+        return [entry["rows"] for entry in self.lineage if entry.get("rows")]
 
     @property
     def lost_rows(self) -> list[str]:
         """Sentences about rows lost for good since the run last ended with exit code 1."""
-        return self._record["lineage"][-1]["lost_rows"]
+        return self.lineage[-1]["lost_rows"]
 
     def lose_rows(self, sentence: str, count: int = 0) -> None:
         """Records in run.json that rows of metrics.jsonl are lost for good.
@@ -217,17 +220,10 @@ class Workdir:
             sentence: describes the loss.
             count: how many of the rows that `restored` recorded are among them.
         """
-        rows = self._record["lineage"][-1].get("rows")
+        rows = self.lineage[-1].get("rows")
         if rows:
             rows = rows | {"rows": rows["rows"] - count}
-        self._add_to_record(lost_rows=[*self.lost_rows, sentence], rows=rows)
-
-    def _add_to_record(self, **values: object) -> None:
-        self._record["lineage"][-1] |= values
-        try:
-            self._save_record()
-        except OSError as e:  # the run must not end because of its record
-            self._log(f"{self.run_file} could not be written: {e.strerror}.")
+        self.record(lost_rows=[*self.lost_rows, sentence], rows=rows)
 
     def close(self, exit_kind: str, **values: object) -> None:
         """Records in run.json how this process ended, and releases the lock.
@@ -242,7 +238,7 @@ class Workdir:
         if exit_kind in ("done", "failed"):  # a run that diverged has results
             values["results"] = results_of(self.path)
         try:
-            self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now(), **values}
+            self.lineage[-1].update({"exit": exit_kind, "ended": now(), **values})
             self._save_record()
         except (WorkdirTakenOver, OSError):
             pass  # the folder was taken over, or the disk is full: the run's errors matter more
@@ -366,6 +362,23 @@ def make(path: Path) -> None:
 
 # What the folder has already.
 
+# The files of a run.
+NAMES = (
+    "config.yaml",
+    "config_full.yaml",
+    "plan.txt",
+    "run.json",
+    SUMMARY_FILE,
+    *ROW_FILES,
+    "nonfinite.json",
+    "rollbacks.json",
+    "clipped.json",
+    "trace.jsonl",
+    TOKENIZER_FILE,
+    ID_FILE,
+    "lock",
+    "epoch",
+)
 # Names that may exist before a run begins: files of a run that was killed at once, hidden files,
 # and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
 _NO_STRANGER = re.compile(
@@ -376,6 +389,30 @@ _AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
 # Files that a run has before its first step.
 _BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE, ID_FILE}
 _BEFORE_STEPS |= _AFTER_CONFIG
+
+
+def check_files(folder: Path) -> None:
+    """Checks that none of a run's files is a folder, a pipe, a socket or a device.
+
+    Opening a pipe would block forever.
+
+    Args:
+        folder: of a run; may not exist.
+
+    Raises:
+        DamagedFile: one of them is.
+    """
+    for name in NAMES:
+        try:
+            mode = (folder / name).stat().st_mode
+        except OSError:  # absent, or unreadable, which whoever reads the file reports
+            continue
+        if not stat.S_ISREG(mode):
+            raise DamagedFile(
+                folder / name,
+                f"{folder / name} is {other_kind(mode)}, where a run keeps a file",
+                "move it away, or choose another workdir.",
+            )
 
 
 def check_only_run_files(folder: Path) -> None:
