@@ -86,20 +86,21 @@ class MultiWriter(Writer):
     @property
     def error(self) -> str | None:
         """Why a writer could not write its newest values, or None."""
-        errors = (getattr(writer, "error", None) for writer in self.writers)
-        return next((error for error in errors if error), None)
+        return self._first("error")
 
     @property
     def behind(self) -> str | None:
         """Why metrics.jsonl lacks its newest lines, or None; the other writers do not matter."""
-        reasons = (getattr(writer, "behind", None) for writer in self.writers)
-        return next((reason for reason in reasons if reason), None)
+        return self._first("behind")
 
     @property
     def rows(self) -> int:
         """How many rows metrics.jsonl has."""
-        counts = (getattr(writer, "rows", None) for writer in self.writers)
-        return next((count for count in counts if count is not None), 0)
+        return self._first("rows") or 0
+
+    def _first(self, attribute: str) -> Any:
+        """Returns the first value of an attribute that a writer has, and that says something."""
+        return next(filter(None, (getattr(each, attribute, None) for each in self.writers)), None)
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Writes scalars of a step with every writer; see `Writer.write_scalars`."""

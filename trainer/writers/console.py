@@ -64,9 +64,8 @@ class ConsoleWriter(Writer):
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._pending: tuple[int, dict[str, float]] | None = None
-        self._speed_from: tuple[int, float] | None = (
-            None  # step and time that speed is measured from
-        )
+        # step and time that speed is measured from
+        self._speed_from: tuple[int, float] | None = None
         self._speed: float | None = None  # steps per second
         self._token_speed: float | None = None  # tokens per second, if the loop writes it
         self._loop_writes_speed = False  # whether the loop writes the speed
@@ -118,10 +117,8 @@ class ConsoleWriter(Writer):
         if "tokens" in values:
             values = {name: x for name, x in values.items() if name not in ("examples", "epochs")}
         total = f"/{self._total}" if self._total else ""
-        fields = [f"step {step}{total}"]
-        fields += [
-            f"{printable(name)} {_short(values[name])}" for name in sorted(values, key=_rank)
-        ]
+        named = (f"{printable(name)} {_short(values[name])}" for name in sorted(values, key=_rank))
+        fields = [f"step {step}{total}", *named]
         if (bar := self._open_bar()) is not None:
             console = bar.console
             speed = self._speed_text() if console.width >= _WIDE else ""
@@ -132,9 +129,6 @@ class ConsoleWriter(Writer):
         else:
             tail = [text for text in (self._speed_text(), self._eta(step)) if text]
             print("  ".join(fields + tail), file=self._stream, flush=True)
-
-    def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Does nothing: hyperparameters are in config.yaml."""
 
     def close(self) -> None:
         """Prints the pending line and removes the bar."""

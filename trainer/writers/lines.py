@@ -69,8 +69,6 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     if isinstance(value, int):
         return value if -_MOST < value < _MOST else None
-    if isinstance(value, float):
-        return value
     return _NONFINITE.get(value) if isinstance(value, str) else None
 
 

@@ -245,23 +245,18 @@ class LoggerWriter(Writer):
                     feed.add(Row(values.pop("step"), values))
         except Exception as error:
             return self._reporter.failed(self._name, f"{rows} cannot be read: {error}")
-        more = True
-        while more:
-            more = self._take(feed)
-            if more:
-                feed.send()
+        while self._take(feed):
+            feed.send()
         # A logger that lacks the last rows is not told that the run ended: it would look complete.
         feed.end(None if self._overflowed else self._summary)
 
     def _take(self, feed: _Feed) -> bool:
         """Waits for a row and takes all that are queued; returns whether more may follow."""
-        row = self._queue.get()
-        while row is not None:
+        while (row := self._queue.get()) is not None:
             feed.add(row)
             feed.taken += 1
             if self._queue.empty():
                 return True
-            row = self._queue.get()
         return False
 
 

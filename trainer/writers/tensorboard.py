@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,23 +138,19 @@ class TensorBoardWriter(Writer):
         self._file.close()
 
     def _add(self, step: int, summaries: Sequence[Any]) -> None:
-        events, now = _proto("event"), time.time()
+        events = _proto("event")
+        event = partial(events.Event, wall_time=time.time())
+        new = []
         if not self._started:
-            self._started = True
             # The first event of a file has the version of its format.
-            self._unwritten.append(
-                _record(events.Event(wall_time=now, file_version="brain.Event:2"))
-            )
+            new.append(event(file_version="brain.Event:2"))
             if self._purge_step is not None:
                 # At this event TensorBoard drops what it has read about this step and later ones.
                 start = events.SessionLog(status=events.SessionLog.START)
-                self._unwritten.append(
-                    _record(events.Event(wall_time=now, step=self._purge_step, session_log=start))
-                )
-        for summary in summaries:
-            self._unwritten.append(
-                _record(events.Event(wall_time=now, step=int(step), summary=summary))
-            )
+                new.append(event(step=self._purge_step, session_log=start))
+        new += [event(step=int(step), summary=summary) for summary in summaries]
+        self._started = True
+        self._unwritten += map(_record, new)
         self._write()
 
     def _write(self) -> None:
