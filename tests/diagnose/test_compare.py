@@ -12,18 +12,16 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.diagnose.compare import (
+    StepProgram,
     compare_configs,
     compare_fingerprints,
     compare_rows,
-    metrics_to_plot,
-    read_side,
-)
-from trainer.diagnose.compare_programs import (
-    StepProgram,
     count_operations,
     counts,
     lower_step,
+    metrics_to_plot,
     normalized,
+    read_side,
     unified_diff,
 )
 

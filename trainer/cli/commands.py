@@ -154,15 +154,15 @@ def verify(arguments: argparse.Namespace) -> int:
 
     config = read_config(arguments)
     program = make_program(config, arguments.vocabulary)
-    verdict = verify(
+    lines, same = verify(
         program,
         config_options=config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,
         log=log,
     )
-    show("\n".join(verdict.lines))
-    return DONE if verdict.same else FAILED
+    show("\n".join(lines))
+    return DONE if same else FAILED
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer import config as configs
 from trainer.cli.resolving import ignore_optimizer_warnings, search_paths
@@ -12,17 +11,18 @@ from trainer.diagnose.compare import (
     LastValues,
     RowDifferences,
     Side,
+    StepProgram,
     check_sides,
     compare_configs,
     compare_fingerprints,
     compare_rows,
+    counts,
+    lower_step,
     metrics_to_plot,
     read_side,
+    unified_diff,
 )
 from trainer.messages import DONE, UserError, printable, table
-
-if TYPE_CHECKING:
-    from trainer.diagnose.compare_programs import StepProgram
 
 _LONGEST = 200  # characters of a line of a diff in the terminal
 
@@ -101,14 +101,12 @@ def _program_lines(
 ) -> list[str]:
     if a.is_sweep:
         return ["A sweep has many programs; compare two of its trials."]
-    from trainer.diagnose import compare_programs
-
     ignore_optimizer_warnings()
     programs: list[StepProgram] = []
     lines = []
     for name, side in (("A", a), ("B", b)):
         try:
-            programs.append(compare_programs.lower_step(side.config, vocabulary))
+            programs.append(lower_step(side.config, vocabulary))
         except UserError as error:
             lines += f"The program of {name} cannot be built: {error}".splitlines()
     if lines:
@@ -124,10 +122,10 @@ def _program_lines(
     head = [("", "A", "B", "B - A")]
     counted = [
         (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
-        for name, x, y in compare_programs.counts(first, second)
+        for name, x, y in counts(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
-    return lines + _diff_lines(compare_programs.unified_diff(first, second), longest, diff)
+    return lines + _diff_lines(unified_diff(first, second), longest, diff)
 
 
 def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[str]:

@@ -121,13 +121,6 @@ class KillAfterCheckpoint:
 _FIELDS = ("params", "model_state", "opt_state", "ema", "run_state", "rng")
 
 
-class Verdict(NamedTuple):
-    """The result of a comparison of two runs."""
-
-    same: bool  # bit for bit
-    lines: list[str]  # what was compared, or where the runs differ first
-
-
 def verify(
     program: Program,
     *,
@@ -135,8 +128,8 @@ def verify(
     half: int | None = None,
     workdir: str | None = None,
     log: Callable[[str], None],
-) -> Verdict:
-    """Runs a config twice, once in blocks with a kill in the middle, and compares them."""
+) -> tuple[list[str], bool]:
+    """Runs a config twice, once with a kill; returns lines, and whether the bits are the same."""
     # Each run is the trainer in its own process. The undisturbed run computes one step at a time;
     # both save and evaluate every `half` steps, which does not change the computation. `half` None
     # is 10, or the steps of a block if these are more; at most half of the run's steps. `workdir`
@@ -179,8 +172,8 @@ def verify(
         return _compare(whole, killed, half)
 
 
-def _compare(whole: Path, killed: Path, half: int) -> Verdict:
-    """Compares traces, metrics and checkpoints of the two runs."""
+def _compare(whole: Path, killed: Path, half: int) -> tuple[list[str], bool]:
+    """Compares traces, metrics and checkpoints of the two runs; returns as `verify` does."""
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
     name = f"{2 * half} single steps, and {half} + kill -9 + restore + {half} in blocks,"
@@ -196,7 +189,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
             f"Equal after every block: the leaves ({counted}); at every step: the batch.",
             f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
         ]
-        return Verdict(True, lines)
+        return lines, True
     lines = [f"Different: {name} differ first at step {found.step}: {found.name}."]
     if found.name == "batch":
         lines.append(
@@ -209,7 +202,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
         )
     else:
         lines.append("All steps before are equal: this one depends on a value that is not saved.")
-    return Verdict(False, lines)
+    return lines, False
 
 
 def _first_metric(whole: Path, killed: Path) -> Difference | None:
