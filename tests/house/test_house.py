@@ -382,11 +382,9 @@ def test_imports_have_no_circles() -> None:
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
-trainer.cli trainer.cli.challenges trainer.cli.claims trainer.cli.commands
-trainer.cli.config_options trainer.cli.coordinates trainer.cli.docstrings trainer.cli.explaining
-trainer.cli.extend_sweep trainer.cli.live trainer.cli.optimizer_families trainer.cli.optimizers
-trainer.cli.options trainer.cli.rates trainer.cli.reporting trainer.cli.resolving
-trainer.cli.sampling trainer.cli.schemas trainer.cli.shadows trainer.cli.study_options
+trainer.cli trainer.cli.commands trainer.cli.config_options trainer.cli.docstrings
+trainer.cli.explaining trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
+trainer.cli.reporting trainer.cli.resolving trainer.cli.sampling trainer.cli.studies
 trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
 trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files
 trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer

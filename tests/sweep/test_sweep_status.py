@@ -19,7 +19,7 @@ from tests import runs
 from tests.sweep.test_sweep_plan import BASE, defined
 from tests.sweep.test_sweep_plan_file import TWO_ARMS, written
 from trainer.__main__ import main
-from trainer.cli.live import LiveView
+from trainer.cli.sweeps import LiveView
 from trainer.cli.terminal import Redrawn
 from trainer.config import load
 from trainer.messages import UserError

@@ -1,6 +1,6 @@
 """The commands: each is a function of the parsed options that returns an exit code.
 
-Commands about one run are here; `find` imports the others from modules of their own.
+Commands about one run, and the short ones, are here; `find` imports the others from their modules.
 """
 
 import argparse
@@ -24,32 +24,24 @@ if TYPE_CHECKING:
 def find(command: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function of a command, from its name on the command line."""
     match command:
-        case "challenge":
-            from trainer.cli.challenges import run
+        case "challenge" | "claim" | "coordinate_check" | "rate_test" | "shadow":
+            from trainer.cli import studies
+
+            return getattr(studies, command)
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
-        case "claim":
-            from trainer.cli.claims import run
         case "compare":
             from trainer.cli.comparing import run
-        case "coordinate_check":
-            from trainer.cli.coordinates import run
         case "explain":
             from trainer.cli.explaining import run
         case "optimizers":
             from trainer.cli.optimizers import run
-        case "schema":
-            from trainer.cli.schemas import run
         case "sample":
             from trainer.cli.sampling import run
         case "plot":
             from trainer.cli.plotting import run
-        case "rate_test":
-            from trainer.cli.rates import run
         case "report":
             from trainer.cli.reporting import run
-        case "shadow":
-            from trainer.cli.shadows import run
         case "sweep":
             from trainer.cli.sweeps import run
         case _:
@@ -189,4 +181,13 @@ def config(arguments: argparse.Namespace) -> int:
         return DONE
     full = configs.full_text(config, arguments.vocabulary) if arguments.full else None
     show(full or configs.dump(config.root), end="")
+    return DONE
+
+
+def schema(arguments: argparse.Namespace) -> int:
+    """Prints the JSON schema of YAML configs, or the list of tags, for editors."""
+    from trainer.config.schema import custom_tags, text
+
+    made = custom_tags if arguments.custom_tags else text
+    show(made(arguments.vocabulary).rstrip("\n"))
     return DONE

@@ -7,14 +7,12 @@ from shlex import join as quoted
 
 import trainer
 from trainer.cli.terminal import show
-from trainer.messages import DONE, plural
-from trainer.report.document import Report
-from trainer.report.wording import joined
+from trainer.messages import DONE, joined, plural
+from trainer.report import FORMATS
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes a report, and prints the verdict and where the files are."""
-    from trainer.report import FORMATS
     from trainer.report.comparison import default_folder, make_report, read_workloads
     from trainer.report.write import write
 
@@ -42,15 +40,6 @@ def given(arguments: argparse.Namespace, *names: str) -> list[str]:
 def made_by(command: str, words: Sequence[str]) -> str:
     """Returns how a report was made: the version, and the command that makes it again."""
     return f"Lockstep {trainer.__version__}: {quoted(['python', '-m', 'trainer', command, *words])}"
-
-
-def write_files(report: Report, arguments: argparse.Namespace) -> None:
-    """Writes the report of a study into the folder of --output, and says how many files."""
-    from trainer.report import FORMATS
-    from trainer.report.write import write
-
-    files = write(report, Path(arguments.output), arguments.formats or FORMATS)
-    show(f"{arguments.output}: {plural(len(files), 'file')}")
 
 
 def _counted(files: Sequence[Path]) -> str:

@@ -69,11 +69,6 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
     return [f"{name}={value}" for name, values in given.items() for value in values]
 
 
-def allowed_changes(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options `--allow_changed`, for another process of the sweep."""
-    return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
-
-
 def default_workdir(files: Sequence[str], config: Config) -> str:
     """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d."""
     # It is named after the first file and the digest of the config: a changed config gets another

@@ -4,34 +4,41 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING
 
-from trainer.cli import extend_sweep
-from trainer.cli.live import LiveView
 from trainer.cli.resolving import (
-    allowed_changes,
     config_options,
     folder_name,
     ignore_optimizer_warnings,
     read_config,
     search_paths,
 )
-from trainer.cli.terminal import log, show
+from trainer.cli.terminal import Redrawn, log, show
 from trainer.config.vocabulary import SWEEP
 from trainer.config.wording import listing
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
-from trainer.sweep import ray, slurm
-from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
+from trainer.sweep import local, ray, slurm
+from trainer.sweep.code_changes import import_code, refuse_changed_code
+from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan_file import (
+    check_same,
+    check_vocabulary,
+    read_plan,
+    work_command,
+    write_plan,
+)
 from trainer.sweep.ray import RaySettings
+from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
+from trainer.sweep.status import Status, SweepReader, counts, progress_line, render
+from trainer.sweep.trial_text import describe
 
-if TYPE_CHECKING:
-    from trainer.sweep.plan import Plan
-    from trainer.sweep.reading import Definition
-    from trainer.sweep.status import Status
+_REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
+_MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _start(arguments)
     actions = {
         "work": _work,
-        "extend": extend_sweep.run,
+        "extend": _extend,
         "status": _status,
         "show": _show,
         "check": _check_results,
@@ -54,10 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
-    from trainer.sweep.plan import make_plan
-    from trainer.sweep.plan_file import check_same
-    from trainer.sweep.reading import read_sweep
-
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
     plan = make_plan(definition)
@@ -74,7 +77,11 @@ def _start(arguments: argparse.Namespace) -> int:
     if arguments.plan_only or submitted:
         if not planned:
             show(_write(arguments, definition, plan, folder, power), end="")
-        return _submit(folder, arguments, settings) if submitted else DONE
+        if submitted:
+            words = _worker_words(folder, arguments)
+            for line in slurm.submit(folder, words, arguments.workers, settings)[1]:
+                log(line)
+        return DONE
     if not planned and (code := _plan_in_subprocess(arguments, folder)) != DONE:
         return code
     with LiveView(folder) as view:
@@ -87,18 +94,16 @@ def _start(arguments: argparse.Namespace) -> int:
     except (UserError, OSError) as error:  # must not change the exit code of the sweep
         log(f"The results cannot be shown: {error}")
     if code == STOPPED:
-        words = work_command(folder, arguments.vocabulary)
-        command = join([*words, *allowed_changes(arguments)])
+        words = [*work_command(folder, arguments.vocabulary), *_allowed_changes(arguments)]
         log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
-            f" command again to go on, or python {command}."
+            f" command again to go on, or python {join(words)}."
         )
     return code
 
 
 def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
     """Refuses changed code here, before workers are started, each of which would refuse it."""
-    from trainer.sweep.code_changes import import_code, refuse_changed_code
     from trainer.workdir import code
 
     configs = [arm.config for arm in read_plan(folder).arms.values()]
@@ -116,15 +121,7 @@ def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     return code if code >= 0 else FAILED
 
 
-def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings) -> int:
-    words = _worker_words(folder, arguments)
-    _, lines = slurm.submit(folder, words, arguments.workers, settings)
-    for line in lines:
-        log(line)
-    return DONE
-
-
-def _power(arguments: argparse.Namespace, plan: "Plan") -> list[str]:
+def _power(arguments: argparse.Namespace, plan: Plan) -> list[str]:
     """Returns sentences about the differences between arms that the sweep can detect."""
     from trainer.report.planned_power import power_of_plan, read_pilot
 
@@ -133,7 +130,7 @@ def _power(arguments: argparse.Namespace, plan: "Plan") -> list[str]:
 
 
 def _check(
-    arguments: argparse.Namespace, definition: "Definition", plan: "Plan", power: Sequence[str]
+    arguments: argparse.Namespace, definition: Definition, plan: Plan, power: Sequence[str]
 ) -> int:
     """Checks a plan by shapes alone, and prints what was checked."""
     from trainer.sweep.plan_text import render_check
@@ -146,10 +143,10 @@ def _check(
 
 
 def _dry_run(
-    arguments: argparse.Namespace, definition: "Definition", plan: "Plan", power: Sequence[str]
+    arguments: argparse.Namespace, definition: Definition, plan: Plan, power: Sequence[str]
 ) -> int:
     """Prints a plan with the memory and the time that its programs need, which it measures."""
-    from trainer.sweep.plan_text import render
+    from trainer.sweep import plan_text
     from trainer.sweep.programs import find_programs, measure
     from trainer.train import runtime
 
@@ -161,20 +158,19 @@ def _dry_run(
     for number, program in enumerate(plan.programs, 1):
         log(f"Compiling and timing program {number:,} of {len(plan.programs):,} ({program.first}).")
         needs.append(measure(plan, program))
-    show(render(definition, plan, needs, power), end="")
+    show(plan_text.render(definition, plan, needs, power), end="")
     return DONE
 
 
 def _write(
     arguments: argparse.Namespace,
-    definition: "Definition",
-    plan: "Plan",
+    definition: Definition,
+    plan: Plan,
     folder: Path,
     power: Sequence[str],
 ) -> str:
     """Builds the programs of a plan, writes it to a folder, and returns it as text."""
-    from trainer.sweep.plan_file import write_plan
-    from trainer.sweep.plan_text import render
+    from trainer.sweep import plan_text
     from trainer.sweep.programs import find_programs
     from trainer.workdir import code
 
@@ -182,7 +178,7 @@ def _write(
     plan = find_programs(definition, plan, arguments.vocabulary)
     found = code.hashes(arguments.vocabulary)
     write_plan(folder, definition, plan, arguments.locks, found)
-    return render(definition, plan, power=power)
+    return plan_text.render(definition, plan, power=power)
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -210,12 +206,50 @@ def _work(arguments: argparse.Namespace) -> int:
         return worker.run()
 
 
+def _extend(arguments: argparse.Namespace) -> int:
+    """Adds to a plan what a file has beyond it, and prints that."""
+    from trainer.report.planned_power import power_of_extension
+    from trainer.sweep.extension import make_extension, render_extension, write_extension
+    from trainer.sweep.plan_text import difference_lines
+    from trainer.sweep.programs import find_programs
+    from trainer.workdir import code
+
+    ignore_optimizer_warnings()
+    folder = Path(arguments.folder).absolute()
+    stored = read_plan(folder)
+    check_vocabulary(folder, stored, arguments.vocabulary)
+    vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
+    config = read_config(arguments, SWEEP)
+    definition = read_sweep(config, vocabulary, search_paths(arguments))
+    plan = make_plan(definition)
+    if stored.revision > 1 and stored.revisions[-1].get("plan") == plan.content_digest:
+        show(f"The sweep in {folder} is already revision {stored.revision}, which this file makes.")
+        return DONE
+    plan = find_programs(definition, plan, vocabulary)
+    found, allowed = code.hashes(vocabulary), arguments.allow_changed
+    if arguments.dry_run:
+        refuse_changed_code(folder, found, allowed)
+        revision = make_extension(folder, stored, definition, plan)
+    else:
+        stored, revision = write_extension(
+            folder, definition, plan, arguments.locks, found, allowed
+        )
+    power = power_of_extension(folder, stored, revision)
+    unlike = difference_lines(plan)
+    show(render_extension(folder, stored, revision, power, unlike), end="")
+    if arguments.dry_run:
+        show("Nothing was written: the same command without --dry_run adds it.")
+    else:
+        words = work_command(Path(arguments.folder), stored.vocabulary)
+        command = join([*words, *_allowed_changes(arguments)])
+        show(f"Workers of this sweep compute it; to start one: python {command}")
+    return DONE
+
+
 def _compute_in_workers(
-    folder: Path, arguments: argparse.Namespace, settings: RaySettings | None, view: LiveView
+    folder: Path, arguments: argparse.Namespace, settings: RaySettings | None, view: "LiveView"
 ) -> int:
     """Computes trials in workers of a Ray cluster, or of this machine if settings is None."""
-    from trainer.sweep import local
-
     words, count = _worker_words(folder, arguments), arguments.workers
     if settings is not None:
         return ray.run_workers(words, folder, count, settings, arguments.signals, view.log)
@@ -229,7 +263,12 @@ def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
     safe = ["-P"] if os.environ.get("PYTHONSAFEPATH") else []
     words = [*safe, *work_command(folder, arguments.vocabulary)]
     words += [f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
-    return [*words, *allowed_changes(arguments)]
+    return [*words, *_allowed_changes(arguments)]
+
+
+def _allowed_changes(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options `--allow_changed`, for another process of the sweep."""
+    return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -238,10 +277,8 @@ def _status(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _status_of(folder: Path) -> tuple["Status", str]:
+def _status_of(folder: Path) -> tuple[Status, str]:
     """Returns what a sweep has computed, and that as text."""
-    from trainer.sweep.status import SweepReader, render
-
     reader = SweepReader(folder)
     status = reader.read()
     return status, render(status, reader.plan, folder, reader.code_changes())
@@ -249,9 +286,6 @@ def _status_of(folder: Path) -> tuple["Status", str]:
 
 def _show(arguments: argparse.Namespace) -> int:
     """Prints the config and the result of a trial."""
-    from trainer.sweep.status import SweepReader
-    from trainer.sweep.trial_text import describe
-
     show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
     return DONE
 
@@ -284,3 +318,79 @@ def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySetti
         ray.check_installed()
         return ray.read_settings(arguments.ray_file, arguments.ray)
     return None
+
+
+class LiveView:
+    """A context manager that shows the progress of a sweep on stderr, from its own thread."""
+
+    # In a terminal it is a table below the lines of the log, redrawn about once a second; elsewhere
+    # a line about once a minute. An error here never ends the sweep.
+    # `table` None draws the table in a terminal; `every` is in seconds, and None is 1 or 60;
+    # `quiet` shows the lines of the log only.
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        table: bool | None = None,
+        every: float | None = None,
+        quiet: bool = False,
+    ):
+        self._folder = folder
+        table = _is_terminal() if table is None else table
+        self._table = Redrawn(sys.stderr) if table else None
+        self._every = every or (_REDRAWN if table else _REPORTED)
+        self._quiet = quiet
+        self._lines: Sequence[str] = ()
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="live view", daemon=True)
+
+    def __enter__(self) -> "LiveView":
+        if not self._quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        if not self._quiet:
+            self._thread.join(5)  # the disk may hang
+        self._lines = ()
+        if self._table is not None:
+            with self._writing:
+                self._table.draw(())
+
+    def log(self, line: str) -> None:
+        """Prints a line, above the table if there is one."""
+        with self._writing:
+            if self._table is None:
+                log(line)
+            else:
+                self._table.draw(self._lines, above=line)
+
+    def _watch(self) -> None:
+        try:
+            self._refresh_loop()
+        except Exception as error:
+            self.log(f"The table of the sweep is not shown any more: {error}")
+
+    def _refresh_loop(self) -> None:
+        pause = self._every
+        reader = None
+        while not self._stop.wait(pause):
+            start = time.perf_counter()
+            reader = reader or SweepReader(self._folder)
+            status = reader.read()
+            if self._table is None:
+                self.log(progress_line(status))
+            else:
+                lines = ["", *counts(status, reader.plan)]
+                with self._writing:
+                    if not self._stop.is_set():
+                        self._lines = lines
+                        self._table.draw(lines)
+            pause = max(self._every, (time.perf_counter() - start) / _MOST)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
