@@ -210,10 +210,8 @@ def explain(
             words.append(f"--device_memory={limit // 10**6}.{limit % 10**6:06}MB")
         return Plan(_elsewhere(config, words))
     if device_memory is not None:
-        raise UserError(
-            f"device_memory is about devices that are not here: write devices=N, device_memory="
-            f"{device_memory!r}, with the number of devices that the run will have."
-        )
+        written = f"devices=N, device_memory={device_memory!r}"
+        raise UserError(values.NOT_HERE.format("device_memory", written))
     from lockstep.programs import load_program
     from trainer.engine import explanation as engine
     from trainer.train.continuation import begin_with

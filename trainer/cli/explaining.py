@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainer import config as configs
 from trainer.cli.resolving import make_program, read_config
 from trainer.cli.terminal import show
+from trainer.cli.values import NOT_HERE
 from trainer.config import Config
 from trainer.messages import DONE, UserError
 
@@ -83,10 +84,7 @@ def _elsewhere(arguments: argparse.Namespace) -> "Elsewhere | None":
         for name in ("device_memory", "devices_figure"):
             if (given := getattr(arguments, name)) is not None:
                 what = "SIZE" if name == "device_memory" else given
-                raise UserError(
-                    f"--{name} is about devices that are not here: write --devices=N --{name}="
-                    f"{what}, with the number of devices that the run will have."
-                )
+                raise UserError(NOT_HERE.format(f"--{name}", f"--devices=N --{name}={what}"))
         return None
     from trainer.engine.explanation import Elsewhere
     from trainer.engine.memory import planned_memory

@@ -17,6 +17,15 @@ GONE = (
     "the current folder does not exist any more; go to another one with cd, or name the folder "
     "by its full path"
 )
+# Of an option, or an argument of `lockstep.explain`, that is given without a number of devices.
+NOT_HERE = (
+    "{} is about devices that are not here: write {}, with the number of devices that the run will"
+    " have."
+)
+
+
+def _refused(text: str, why: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r} {why}")
 
 
 def positive(text: str) -> int:
@@ -35,8 +44,8 @@ def packages(text: str) -> list[str]:
 def devices(text: str) -> int:
     """Converts an argument to a number of devices."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_DEVICES:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of devices; write a whole number from 1 to {MOST_DEVICES}"
+        raise _refused(
+            text, f"is not a number of devices; write a whole number from 1 to {MOST_DEVICES}"
         )
     return int(text)
 
@@ -45,9 +54,10 @@ def memory(text: str) -> int:
     """Converts an argument such as "80GB" or "79.6GiB" to bytes."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT])(i?)B", text)
     if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not the memory of a device; write a number with MB or GB (powers of"
-            " 1,000), or MiB or GiB (powers of 1,024), such as 80GB or 79.6GiB"
+        raise _refused(
+            text,
+            "is not the memory of a device; write a number with MB or GB (powers of 1,000), or MiB"
+            " or GiB (powers of 1,024), such as 80GB or 79.6GiB",
         )
     return int(
         Fraction(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1)
@@ -67,9 +77,7 @@ def target(text: str) -> Any:
 def workers(text: str) -> int:
     """Converts an argument to a number of workers."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of workers; write a whole number of at least 1"
-        )
+        raise _refused(text, "is not a number of workers; write a whole number of at least 1")
     return int(text)
 
 
@@ -77,23 +85,20 @@ def integers(text: str) -> list[int]:
     """Converts an argument such as "64,128" to integers of at least 1, in increasing order."""
     found = text.split(",")
     if not all(re.fullmatch("[1-9][0-9]{0,8}", each) for each in found):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers of at least 1; write one such as 64,128"
+        raise _refused(
+            text, "is not a list of whole numbers of at least 1; write one such as 64,128"
         )
-    numbers = [int(each) for each in found]
-    twice = next((x for x in numbers if numbers.count(x) > 1), None)
+    twice = next((x for x in found if found.count(x) > 1), None)
     if twice is not None:
-        raise argparse.ArgumentTypeError(f"{text!r} has {twice} twice; write each number once")
-    return sorted(numbers)
+        raise _refused(text, f"has {twice} twice; write each number once")
+    return sorted(map(int, found))
 
 
 def power(text: str) -> tuple[str, float]:
     """Converts an argument such as "model.num_heads=1" to a path and a power."""
     path, _, exponent = text.rpartition("=")
     if not path.strip():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a path and a power; write them as in model.num_heads=1"
-        )
+        raise _refused(text, "is not a path and a power; write them as in model.num_heads=1")
     return path.strip(), number(exponent)
 
 
@@ -102,18 +107,18 @@ def step(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of steps; write a whole number, without a unit"
-        ) from None
+        why = "is not a number of steps; write a whole number, without a unit"
+        raise _refused(text, why) from None
 
 
 def profiled(text: str) -> tuple[int | None, int]:
     """Converts "20" or "100-120" to the first step, None for "20", and the number of steps."""
     match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
     if match is None or (match[2] and int(match[2]) < int(match[1])):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} names no steps; write their number, such as 20, or the first and the last, "
-            "such as 100-120"
+        raise _refused(
+            text,
+            "names no steps; write their number, such as 20, or the first and the last, such as"
+            " 100-120",
         )
     if match[2] is None:
         return None, int(match[1])
@@ -125,43 +130,41 @@ def checkpoint_step(text: str) -> int | str:
     if text in ("best", "latest"):
         return text
     if not re.fullmatch("[0-9]{1,12}", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no checkpoint; write best, latest or the number of its step"
-        )
+        raise _refused(text, "is no checkpoint; write best, latest or the number of its step")
     return int(text)
 
 
 def seed(text: str) -> int:
     """Converts an argument to a seed."""
     if not re.fullmatch("[0-9]{1,10}", text) or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a seed; write a whole number from 0 to 2**32 - 1"
-        )
+        raise _refused(text, "is not a seed; write a whole number from 0 to 2**32 - 1")
     return int(text)
 
 
 def number(text: str) -> float:
     """Converts an argument to a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write one such as 0.1")
+        raise _refused(text, "is not a number; write one such as 0.1")
     return value
 
 
 def weight(text: str) -> float:
     """Converts an argument to a weight of at least 0 and below 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a weight; write a number of at least 0 and below 1, such as 0.9"
+    value = _float(text)
+    if not 0 <= value < 1:
+        raise _refused(
+            text, "is not a weight; write a number of at least 0 and below 1, such as 0.9"
         )
-    return number
+    return value
+
+
+def _float(text: str) -> float:
+    """Converts a text to a number; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def report_formats(text: str) -> list[str]:
@@ -169,9 +172,7 @@ def report_formats(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in FORMATS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is not a format of reports; there are {', '.join(FORMATS)}"
-            )
+            raise _refused(name, f"is not a format of reports; there are {', '.join(FORMATS)}")
     return names
 
 
@@ -188,11 +189,11 @@ def folder(text: str) -> str:
         )
     # Path('gs://bucket/run') would be the folder gs:/bucket/run of this machine.
     if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"
+        raise _refused(
+            text, "is not a folder of this machine; name one, on a disk that is mounted here"
         )
     if not os.path.isabs(text) and not current_folder_exists():
-        raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
+        raise _refused(text, f"is a relative path, and {GONE}")
     return text
 
 
