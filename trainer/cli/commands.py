@@ -14,6 +14,7 @@ from trainer.cli.resolving import config_options, default_workdir, make_program,
 from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
+from trainer.train import runtime
 
 # Modules that import jax are imported by the commands that need them: jax takes long to import, and
 # the memory of a process must be configured before.
@@ -51,8 +52,6 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
 
 def train(arguments: argparse.Namespace) -> int:
     """Trains, from the newest checkpoint if there is one."""
-    from trainer.train import runtime
-
     began = time.perf_counter()
     config = read_config(arguments)
     workdir = arguments.workdir or default_workdir(arguments.files, config)
@@ -159,8 +158,6 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Repeats one step of a run and names the first operation whose result is not finite."""
-    from trainer.train import runtime
-
     runtime.use_openblas_threads(Path(arguments.workdir))
     from trainer.diagnose.replay import replay
 

@@ -8,12 +8,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.cli.docstrings import summary
+from trainer.cli.optimizer_families import PIECES
+from trainer.cli.resolving import ignore_optimizer_warnings
 from trainer.cli.terminal import show
+from trainer.config import gin_writer, join, yaml_writer
+from trainer.config.schema import argument_docs
+from trainer.config.signatures import Function, Parameter
 from trainer.messages import DONE
 
 if TYPE_CHECKING:
     from trainer.cli.optimizer_facts import Facts
-    from trainer.config.signatures import Function, Parameter
 
 _WIDTH = 100
 _NAME = 40
@@ -33,7 +38,6 @@ NEEDS = {
 def run(arguments: argparse.Namespace) -> int:
     """Prints the list, or the page of the optimizer that is named."""
     from trainer.cli.optimizer_facts import find
-    from trainer.cli.resolving import ignore_optimizer_warnings
 
     ignore_optimizer_warnings()
     if arguments.name is None:
@@ -49,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(packages: Sequence[str]) -> Iterator[str]:
     from trainer.cli.optimizer_facts import families
-    from trainer.cli.optimizer_families import PIECES
     from trainer.engine.optimizer_cost import KERNEL
 
     yield from textwrap.wrap(
@@ -137,9 +140,6 @@ def _costs(facts: "Facts") -> Iterator[str]:
 
 
 def _arguments(facts: "Facts") -> Iterator[str]:
-    from trainer.cli.docstrings import summary
-    from trainer.config.schema import argument_docs
-
     if not facts.function.parameters:
         yield "  none"
     schedules = facts.schedules()
@@ -153,7 +153,7 @@ def _arguments(facts: "Facts") -> Iterator[str]:
             yield from _wrapped(summary(text), "      ")
 
 
-def _kind(function: "Function", name: str, schedules: dict[str, bool]) -> str:
+def _kind(function: Function, name: str, schedules: dict[str, bool]) -> str:
     """Returns what a sweep and a schedule can do with an argument; "" if it is not a float."""
     from optim.factories import takes_float, takes_floats
 
@@ -166,22 +166,18 @@ def _kind(function: "Function", name: str, schedules: dict[str, bool]) -> str:
     return f"{what}, for a sweep; no schedule"
 
 
-def _default(parameter: "Parameter") -> str:
-    from trainer.config.yaml_writer import scalar_text
-
+def _default(parameter: Parameter) -> str:
     value = parameter.default
     if value is inspect.Parameter.empty:
         return "[]"
     if type(value) is tuple:  # and not a finished transformation
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, bool | int | float | str | None):
-        return scalar_text(value)
+        return yaml_writer.scalar_text(value)
     return getattr(value, "__name__", type(value).__name__)
 
 
 def _why_no_config(facts: "Facts") -> str:
-    from trainer.cli.optimizer_families import PIECES
-
     if facts.family in PIECES:
         return "it is no optimizer by itself"
     if facts.failure:
@@ -191,8 +187,6 @@ def _why_no_config(facts: "Facts") -> str:
 
 
 def _config(facts: "Facts") -> Iterator[str]:
-    from trainer.config import gin_writer, yaml_writer
-
     assert facts.config is not None
     for title, text in (
         ("A config to paste, in YAML", yaml_writer.dump(facts.config.root)),
@@ -214,8 +208,6 @@ def _spaces(facts: "Facts") -> Iterator[str]:
 
 def space_block(facts: "Facts", space: Any) -> Iterator[str]:
     """Yields the lines of a space as an arm of a sweep has it, for the config of `facts`."""
-    from trainer.config import join
-
     yield "  space:"
     for axis, text in space.axes.items():
         yield f"    {join(facts.path, axis) if axis else facts.path}: {text}"

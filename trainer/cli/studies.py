@@ -19,6 +19,7 @@ from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError, joined, plural
 from trainer.report import FORMATS
 from trainer.report.document import Report
+from trainer.train import runtime
 
 
 def challenge(arguments: argparse.Namespace) -> int:
@@ -142,8 +143,6 @@ def _verify_claim(arguments: argparse.Namespace) -> int:
 
 def coordinate_check(arguments: argparse.Namespace) -> int:
     """Compares changes of activations over widths; 1 unless each was shown to keep its size."""
-    from trainer.train import runtime
-
     config = read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
@@ -181,8 +180,6 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
 
 def rate_test(arguments: argparse.Namespace) -> int:
     """Raises a learning rate until training diverges, and prints and draws what happened."""
-    from trainer.train import runtime
-
     config = read_config(arguments)
     if arguments.group and arguments.rate_path:
         raise UserError("--group and --rate_path both name the learning rate: write one of them.")
@@ -220,8 +217,6 @@ def rate_test(arguments: argparse.Namespace) -> int:
 
 def shadow(arguments: argparse.Namespace) -> int:
     """Compares what another optimizer would do at each point; 1 if a step was not finite."""
-    from trainer.train import runtime
-
     config, other = read_config(arguments), read_other(arguments)
     runtime.keep_freed_memory()
     runtime.use_openblas_threads()  # as many as a new run has

@@ -36,6 +36,7 @@ from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
 from trainer.sweep.status import Status, SweepReader, counts, progress_line, render
 from trainer.sweep.trial_text import describe
+from trainer.train import runtime
 
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
 _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
@@ -43,8 +44,6 @@ _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 def run(arguments: argparse.Namespace) -> int:
     """Calls the action of the command."""
-    from trainer.train import runtime
-
     # Call it before jax starts its threads, which would get memory arenas of their own.
     runtime.keep_freed_memory()
     if arguments.action is None:
@@ -148,7 +147,6 @@ def _dry_run(
     """Prints a plan with the memory and the time that its programs need, which it measures."""
     from trainer.sweep import plan_text
     from trainer.sweep.programs import find_programs, measure
-    from trainer.train import runtime
 
     runtime.use_openblas_threads()
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
@@ -184,7 +182,6 @@ def _write(
 def _work(arguments: argparse.Namespace) -> int:
     """Computes trials of a sweep that was begun, as one of its workers."""
     from trainer.sweep.worker import Worker
-    from trainer.train import runtime
 
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
