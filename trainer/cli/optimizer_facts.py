@@ -107,21 +107,18 @@ class Facts:
     def cost(self) -> Cost | None:
         """What it keeps and computes; None if `example` is None, or an update raises an error."""
         try:
-            return self._measured()
+            if self.recipe is None:
+                return None
+            if not self.is_part:
+                return optimizer_cost.measure(self.recipe)
+            calls = recipes_within(self.recipe)
+            part = next(each for each in calls if each.func is self.function.call)
+            return optimizer_cost.measure_part(part)
         except Exception as error:
             if self.family not in self._packages:
                 raise
             self.failure = cause(error)  # of the user's function, which may raise anything
             return None
-
-    def _measured(self) -> Cost | None:
-        if self.recipe is None:
-            return None
-        if self.is_part:
-            calls = recipes_within(self.recipe)
-            part = next(each for each in calls if each.func is self.function.call)
-            return optimizer_cost.measure_part(part)
-        return optimizer_cost.measure(self.recipe)
 
     def schedules(self) -> dict[str, bool]:
         """Returns which of its float arguments can follow a schedule; {} without an example."""
@@ -183,25 +180,19 @@ def find(name: str, packages: Sequence[str] = ()) -> tuple[Facts, list[str]]:
     """Finds an optimizer or a piece of one by its name; UserError if there is none."""
     # A name is such as "optim.muon", "muon" or "floor". The list has the full names of others to
     # which a short name applies as well.
-    known = _known(packages)
+    vocabulary = Vocabulary(packages)
+    tables = {**FAMILIES, PARTS: vocabulary.names("parts"), **PIECES}
+    tables |= {package: vocabulary.names(package) for package in packages}
+    known = {each: family for family, names in tables.items() for each in names}
     spelled = name.replace("optim.parts.", "parts.")
     found = [each for each in known if each == spelled]
     found = found or [each for each in known if each.endswith(f".{spelled}")]
-    vocabulary = Vocabulary(packages)
     if not found:
         raise UserError(_no_such(name, known, vocabulary))
     # Those of Lockstep first, as in the families.
     found.sort(key=lambda each: each.startswith("optax."))
     facts = Facts(vocabulary.function(found[0]), known[found[0]], packages)
     return facts, found[1:]
-
-
-def _known(packages: Sequence[str]) -> dict[str, str]:
-    """Returns the names of all optimizers and their pieces, each with its family."""
-    vocabulary = Vocabulary(packages)
-    tables = {**FAMILIES, PARTS: vocabulary.names("parts"), **PIECES}
-    tables |= {package: vocabulary.names(package) for package in packages}
-    return {name: family for family, names in tables.items() for name in names}
 
 
 def _no_such(name: str, known: dict[str, str], vocabulary: Vocabulary) -> str:

@@ -133,10 +133,8 @@ def _costs(facts: "Facts") -> Iterator[str]:
     inside = f", that of {', '.join(facts.inside)} included" if facts.inside else ""
     kernel = f"for each element of a float32 kernel of {KERNEL[0]}x{KERNEL[1]}"
     yield from _wrapped(f"State: {state} bytes {kernel}{inside}.", "  ", first="")
-    if why:
-        yield from _wrapped(f"FLOPs: not known: {why}.", "  ", first="")
-    else:
-        yield from _wrapped(f"FLOPs: {flops} {kernel} in an update{inside}.", "  ", first="")
+    counted = f"not known: {why}" if why else f"{flops} {kernel} in an update{inside}"
+    yield from _wrapped(f"FLOPs: {counted}.", "  ", first="")
 
 
 def _arguments(facts: "Facts") -> Iterator[str]:

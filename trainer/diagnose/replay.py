@@ -153,7 +153,6 @@ def _advance(
     latest = end
     while True:
         state = first(latest)
-        bad = None
         for at in range(int(state.step), end + 1):
             state = apply_rollback(state, rollbacks.get(at))
             if at == end:
@@ -162,11 +161,11 @@ def _advance(
             if not finite and program.experiment.on_nonfinite == "halt":
                 raise _EarlierNonFinite(at + 1)
             if not finite and program.experiment.on_nonfinite == "rollback":
-                bad = at + 1
                 break
-        if bad is None:
+        else:
             return state
-        back = rollback_target(counters_of(state.run_state), bad, program.experiment.first_step)
+        first_step = program.experiment.first_step
+        back = rollback_target(counters_of(state.run_state), at + 1, first_step)
         if back is None:
             return None
         rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}

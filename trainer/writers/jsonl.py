@@ -153,18 +153,16 @@ class JsonlWriter(Writer):
         self.rows, self._read_last_line = kept, False  # the last line may have changed
         sentence = f"{self.path} {change} by another program while this run was writing to it"
         if missing:
-            sentence += f": {missing} rows before step {self._first_step()} are lost for good."
+            # The first step that has a row in the file, or will have one.
+            row = next(iterate_metrics(self.path), None)
+            step = row["step"] if row else next(iter(self._pending), 0)
+            sentence += f": {missing} rows before step {step} are lost for good."
         else:
             sentence += "; its rows were restored, and no row is lost."
         self._log(sentence)
         if missing and self._lost is not None:
             self._lost(sentence, missing)
         return True
-
-    def _first_step(self) -> int:
-        """Returns the first step that has a row in the file, or will have one."""
-        row = next(iterate_metrics(self.path), None)
-        return row["step"] if row else next(iter(self._pending), 0)
 
     def close(self) -> None:
         """Writes the pending lines and closes the file."""

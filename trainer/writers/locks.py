@@ -379,7 +379,10 @@ class WorkdirLock:
                     if take_over or tries_left < 0:
                         # Take over once only: the new file may soon have a living holder.
                         take_over = False
-                        self._replace(descriptor)
+                        # A forked child may keep the lock of a process that died, so that it would
+                        # never be released: replace the file by a new one.
+                        if _same_file(descriptor, self.path):
+                            replace_file(self.path, b"")
                     else:  # its new holder may not have written its name yet
                         time.sleep(_PAUSE)
             except BaseException:
@@ -400,12 +403,6 @@ class WorkdirLock:
                     f"{_refusal(self.directory, holder)} The file system does not show its lock to"
                     " this machine."
                 )
-
-    def _replace(self, descriptor: int) -> None:
-        """Replaces the lock file by a new one, for a lock that will never be released."""
-        # A forked child may keep the lock of a process that died.
-        if _same_file(descriptor, self.path):
-            replace_file(self.path, b"")
 
 
 def _try_lock(descriptor: int) -> bool:
