@@ -17,7 +17,7 @@ from typing import Any
 
 from tests import compile_targets, laws_table
 from trainer import protocols
-from trainer.cli import config_options, options
+from trainer.cli import options
 from trainer.cli.optimizer_facts import Facts, families
 from trainer.cli.optimizer_families import PIECES
 from trainer.cli.optimizers import figures, needs
@@ -108,7 +108,7 @@ def code(text: str) -> str:
 def commands() -> str:
     """Writes the options of all commands, from the parsers themselves."""
     parser = options.parser()
-    config = config_options.config_parser()
+    config = options.config_parser()
     shared = {action.dest: action for action in _actions(config)}
     text = "## Options of a config\n\nThe commands that read a config take these options:\n\n"
     text += _options(config, shared.values())

@@ -382,7 +382,7 @@ def test_imports_have_no_circles() -> None:
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
-trainer.cli trainer.cli.commands trainer.cli.config_options trainer.cli.docstrings
+trainer.cli trainer.cli.commands trainer.cli.docstrings
 trainer.cli.explaining trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.sampling trainer.cli.studies
 trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations

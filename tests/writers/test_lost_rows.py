@@ -357,7 +357,7 @@ def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, 
     monkeypatch.syspath_prepend(runs.LAB)
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
     config = runs.write_config(tmp_path, more + "experiment.on_nonfinite = 'rollback'\n")
-    cut, cuts = writers.jsonl.truncate_after, []
+    cut, cuts = writers.lines.truncate_after, []
 
     def failing(*given: Any) -> Any:
         cuts.append(1)
@@ -365,7 +365,7 @@ def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, 
             raise OSError(5, "Input/output error")
         return cut(*given)
 
-    monkeypatch.setattr(writers.jsonl, "truncate_after", failing)
+    monkeypatch.setattr(writers.lines, "truncate_after", failing)
     assert runs.train(config, tmp_path / "run") == 1
     said = capfd.readouterr().err
     assert "Traceback" not in said and "Input/output error" in said, said

@@ -1,16 +1,27 @@
-"""The options of the command line. It imports nothing that takes long, so that --help is fast."""
+"""The options of the command line. It imports nothing that takes long, so that --help is fast.
+
+An option is a row of a text: its name, what stands for its value, and, after two spaces, its help:
+
+    --trace  compute one step at a time, and write the hashes of every batch and of every leaf to
+        trace.jsonl
+    --seed N:seed = 0  default 0
+    --set PATH=VALUE ... = [] as sets  edits one leaf of the resolved config
+
+The first takes no value. That of the second is converted by `values.seed`, and is 0 if none is
+given. The third may be given several times, and a command finds it as `arguments.sets`. Choices
+stand as `{a,b}` in place of a value; `required` is an option that must be given, and one without
+help is for processes of ours. A name without "--" is an argument, which takes `?` if it may be
+left out, and `+` if there may be several.
+"""
 
 import argparse
+import ast
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
 
-from trainer.cli.config_options import (
-    SEARCH_PATHS,
-    WATCHED,
-    accept_vocabulary,
-    add,
-    command,
-    config_parser,
-    vocabulary,
-)
+from trainer.cli import values
 from trainer.parser import Actions, Parser
 from trainer.report import FORMATS
 
@@ -37,13 +48,162 @@ def parser() -> Parser:
     _sweep(command(commands, "sweep  compute many runs from one file", [config]), config)
     command(commands, _VERIFY, [config])
     vocabulary(command(commands, _REPLAY))
-    _checkpoint(command(commands, "checkpoint  list, check, compare or export checkpoints"))
+    checkpoint = command(commands, "checkpoint  list, check, compare or export checkpoints")
+    actions = _actions(checkpoint)
+    command(actions, _LS)
+    command(actions, _CHECK)
+    command(actions, _DIFF)
+    vocabulary(command(actions, _EXPORT))
     vocabulary(command(commands, _SCHEMA))
     vocabulary(command(commands, _OPTIMIZERS))
-    _sample(command(commands, _SAMPLE))
+    sample = command(commands, _SAMPLE)
+    add(sample.add_mutually_exclusive_group(), _PROMPT)
+    add(sample, _SAMPLING)
+    vocabulary(sample)
     accept_vocabulary(parser)
     return parser
 
+
+def _studies(commands: argparse._SubParsersAction, config: Parser) -> None:
+    """Adds the commands of studies; `config` has the options of a config."""
+    actions = _actions(command(commands, "challenge  check entries of a race to a target"))
+    vocabulary(command(actions, _CHECK_ENTRY))
+    vocabulary(command(actions, _TABLE))
+    command(actions, _SIGMA)
+    actions = _actions(command(commands, "claim  write or check what a finished sweep shows"))
+    command(actions, _WRITE_CLAIM)
+    verify = command(actions, _VERIFY_CLAIM)
+    add(verify.add_mutually_exclusive_group(), _DRAWN)
+    add(verify, _MEASURED)
+    vocabulary(verify)
+    command(commands, _COORDINATE_CHECK, [config])
+    command(commands, _RATE_TEST, [config])
+    command(commands, _SHADOW, [config])
+
+
+def _sweep(sweep: Parser, config: Parser) -> None:
+    """Adds the options and actions of `sweep`; `config` has the options of a config."""
+    add(sweep.add_mutually_exclusive_group(), _INSTEAD_OF_SWEEP)
+    add(sweep, _SWEEP)
+    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
+    vocabulary(command(actions, _WORK))
+    command(actions, _EXTEND, [config])
+    command(actions, _STATUS)
+    command(actions, _SHOW)
+    command(actions, _CHECK_SWEEP)
+
+
+# How options are added.
+
+_ROW = re.compile(
+    r"([\w-]+(?:, [\w-]+)*)"  # the names
+    r"(?: ([^\s:]+)(?::(\w+))?)?"  # what stands for the value, and how it is converted
+    r"(?: (\.\.\.|[?+]))?"  # how often
+    r"(?: = (\S+))?(?: as (\w+))?( required)?"
+    r"(?:\s\s+(.+))?",  # the help
+    re.DOTALL,
+)
+_TYPES = {"int": int, **vars(values)}
+
+
+def command(
+    commands: argparse._SubParsersAction, text: str, parents: Sequence[Parser] = ()
+) -> Parser:
+    """Adds a command, or an action of one: the first row of a text has its name and its help."""
+    first, *options = _rows(text)
+    name, said = re.split(r"\s\s+", first, maxsplit=1)
+    parser = commands.add_parser(name, parents=parents, help=" ".join(said.split()))
+    add(parser, "\n".join(options))
+    return parser
+
+
+def _actions(parser: Parser) -> argparse._SubParsersAction:
+    """Lets a command have actions, of which one must be given."""
+    return parser.add_subparsers(dest="action", metavar="action", required=True)
+
+
+def add(parser: argparse._ActionsContainer, text: str) -> None:
+    """Adds the options in the rows of a text to a parser, or to a group of one."""
+    for row in _rows(text):
+        found = _ROW.fullmatch(row)
+        assert found, f"This is no row of an option: {row}"
+        names, value, kind, often, default, dest, required, said = found.groups()
+        given: dict[str, Any] = {"help": " ".join(said.split()) if said else argparse.SUPPRESS}
+        if value is None:
+            given["action"] = "store_true"
+        elif value.startswith("{"):
+            given["choices"] = value.strip("{}").split(",")
+        else:
+            given["metavar"] = value
+        if kind:
+            given["type"] = _TYPES[kind]
+        if often == "...":
+            given["action"] = "append"
+        elif often:
+            given["nargs"] = often
+        if default:
+            given["default"] = ast.literal_eval(default)
+        if dest:
+            given["dest"] = dest
+        if required:
+            given["required"] = True
+        parser.add_argument(*names.split(", "), **given)
+
+
+def _rows(text: str) -> list[str]:
+    """Returns the rows of a text: each begins at its line's first column, and may have several."""
+    return re.findall(r"^\S.*(?:\n +.*)*", text, re.MULTILINE)
+
+
+def config_parser() -> Parser:
+    """Returns the options of a config, as the parent of a command's parser."""
+    config = Parser(add_help=False)
+    add(config, _CONFIG)
+    vocabulary(config)
+    return config
+
+
+def vocabulary(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --vocabulary."""
+    parser.add_argument(
+        "--vocabulary",
+        action="extend",
+        type=values.packages,
+        default=values.packages(os.environ.get("LOCKSTEP_VOCABULARY", "")),
+        metavar="PACKAGE,...",
+        help="packages of yours whose functions the config may name, besides those of the variable"
+        " LOCKSTEP_VOCABULARY; may be given several times",
+    )
+
+
+def accept_vocabulary(parser: Parser) -> None:
+    """Lets all commands take the option, also those that execute nothing of a package."""
+    for each in parser.commands().values():
+        accept_vocabulary(each)
+    if "--vocabulary" not in parser._option_string_actions:
+        parser.add_argument("--vocabulary", dest="ignored", help=argparse.SUPPRESS)
+
+
+# The options.
+
+# The process saves and ends when the one that started it has ended; that one must give it a pipe as
+# its standard input.
+_WATCHED = "--watched"
+
+_SEARCH_PATHS = """
+--gin_search_paths FOLDER,...:folders ... = [] as search_paths  folders where a config and what it
+    includes are looked for, after the folder of the including file and the current one; may be
+    given several times
+"""
+
+_CONFIG = f"""
+--config, --gin_file FILE ... = [] as files  a .gin or .yaml file; may be given several times, later
+    files override
+{_SEARCH_PATHS}
+--gin_bindings, --gin_binding BINDING ... = [] as bindings  Gin statements that override the files,
+    such as 'optax.adamw.b2 = 0.95'
+--set PATH=VALUE ... = [] as sets  edits one leaf of the resolved config, such as steps=100
+"""
 
 # With --trace_blocks, for verify, the blocks have several steps, and the leaves are hashed at the
 # end of each; with --kill_after the process kills itself in the steps after a checkpoint.
@@ -66,7 +226,7 @@ train  train (the default)
     trace.jsonl
 --trace_blocks
 --kill_after STEP:positive
-{WATCHED}
+{_WATCHED}
 """
 
 _INSTEAD_OF_CONFIG = """
@@ -89,7 +249,7 @@ explain  print what the config means for every parameter
 --devices_figure FILE  with --devices or --target: draw which parameter lies where: .png, .pdf or
     .svg, by its suffix
 --explanation FILE
-{WATCHED}
+{_WATCHED}
 """
 
 _PLOT = """
@@ -131,7 +291,7 @@ b B:folder  a config file, or the folder of a run or of a trial
 --no_program  do not build and compare the programs
 --lines N:positive = 40  show at most N lines of the difference of the programs; default 40
 --diff FILE  write the whole difference of the programs into a file
-{SEARCH_PATHS}
+{_SEARCH_PATHS}
 """
 
 _VERIFY = """
@@ -157,14 +317,6 @@ optimizers  list what a config can name as an optimizer, or describe one
 name NAME ?  such as optim.muon, muon or parts.floor: print its update rule, arguments, memory and
     FLOPs, paper, a config to paste and a search space; default the list of all
 """
-
-
-def _checkpoint(checkpoint: Parser) -> None:
-    actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
-    command(actions, _LS)
-    command(actions, _CHECK)
-    command(actions, _DIFF)
-    vocabulary(command(actions, _EXPORT))
 
 
 _LS = """
@@ -201,12 +353,6 @@ file FILE.safetensors  the config becomes FILE.yaml
 """
 
 
-def _sample(sample: Parser) -> None:
-    add(sample.add_mutually_exclusive_group(), _PROMPT)
-    add(sample, _SAMPLING)
-    vocabulary(sample)
-
-
 _SAMPLE = """
 sample  continue a text with the model of a run
 workdir RUN:folder  a run's folder
@@ -227,19 +373,6 @@ _SAMPLING = f"""
 --num_samples N:positive = 1  how many texts; default 1
 {_STEP}
 """
-
-
-def _sweep(sweep: Parser, config: Parser) -> None:
-    """Adds the options and actions of `sweep`; `config` has the options of a config."""
-    add(sweep.add_mutually_exclusive_group(), _INSTEAD_OF_SWEEP)
-    add(sweep, _SWEEP)
-    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
-    vocabulary(command(actions, _WORK))
-    command(actions, _EXTEND, [config])
-    command(actions, _STATUS)
-    command(actions, _SHOW)
-    command(actions, _CHECK_SWEEP)
-
 
 # The command also starts itself with --plan_only, to plan a sweep in a process of its own.
 _INSTEAD_OF_SWEEP = """
@@ -281,7 +414,7 @@ _SWEEP = f"""
     address=HOST:PORT, the cluster, default that of RAY_ADDRESS, or the one of which this machine is
     a node. May be given several times
 --ray_file FILE  with --launcher=ray: a YAML file of such settings, which --ray overrides
-{WATCHED}
+{_WATCHED}
 """
 
 _FOLDER = "folder DIR:folder  the folder of the sweep"
@@ -294,7 +427,7 @@ work  compute trials of a sweep that was begun
 {_LOCKS}
 --failed  first remove the results of runs that failed, so that they are computed again; after
     trials of the search, the winners are chosen again
-{WATCHED}
+{_WATCHED}
 """
 
 _EXTEND = f"""
@@ -324,23 +457,6 @@ check  name the files of a sweep that disagree with its ledger or with each othe
 
 # The studies.
 
-
-def _studies(commands: argparse._SubParsersAction, config: Parser) -> None:
-    """Adds the commands of studies; `config` has the options of a config."""
-    _challenge(command(commands, "challenge  check entries of a race to a target"))
-    _claim(command(commands, "claim  write or check what a finished sweep shows"))
-    command(commands, _COORDINATE_CHECK, [config])
-    command(commands, _RATE_TEST, [config])
-    command(commands, _SHADOW, [config])
-
-
-def _challenge(challenge: Parser) -> None:
-    actions = challenge.add_subparsers(dest="action", metavar="action", required=True)
-    vocabulary(command(actions, _CHECK_ENTRY))
-    vocabulary(command(actions, _TABLE))
-    command(actions, _SIGMA)
-
-
 _CHECK_ENTRY = """
 check  compute the verdict of an entry from its runs
 entry ENTRY  the folder CHALLENGE/entries/NAME
@@ -357,15 +473,6 @@ _SIGMA = """
 sigma  print the sigma of a rule, from 20 runs or more
 sweep SWEEP  the folder of a sweep of one configuration
 """
-
-
-def _claim(claim: Parser) -> None:
-    actions = claim.add_subparsers(dest="action", metavar="action", required=True)
-    command(actions, _WRITE_CLAIM)
-    verify = command(actions, _VERIFY_CLAIM)
-    add(verify.add_mutually_exclusive_group(), _DRAWN)
-    add(verify, _MEASURED)
-    vocabulary(verify)
 
 
 _WRITE_CLAIM = """

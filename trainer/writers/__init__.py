@@ -19,8 +19,7 @@ from typing import Any
 from trainer.config.tree import ConfigError
 from trainer.writers.base import Log, MultiWriter, Writer, to_stderr
 from trainer.writers.console import ConsoleWriter
-from trainer.writers.jsonl import JsonlWriter, Lost
-from trainer.writers.lines import iterate_metrics, read_metrics, truncate_after
+from trainer.writers.lines import JsonlWriter, Lost, iterate_metrics, read_metrics, truncate_after
 from trainer.writers.loggers import (
     LOGGERS,
     Logger,
