@@ -4,13 +4,20 @@ Commands about one run, and the short ones, are here; `find` imports the others 
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer import config as configs
-from trainer.cli.resolving import config_options, default_workdir, make_program, read_config
+from trainer.cli.resolving import (
+    config_options,
+    default_workdir,
+    ignore_optimizer_warnings,
+    make_program,
+    read_config,
+)
 from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
@@ -37,8 +44,6 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.explaining import run
         case "optimizers":
             from trainer.cli.optimizers import run
-        case "sample":
-            from trainer.cli.sampling import run
         case "plot":
             from trainer.cli.plotting import run
         case "report":
@@ -164,6 +169,72 @@ def replay(arguments: argparse.Namespace) -> int:
     lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
     show("\n".join(lines))
     return DONE if finite else FAILED
+
+
+def sample(arguments: argparse.Namespace) -> int:
+    """Prints the prompt and its continuation; several of them are separated by a line "----"."""
+    from trainer.data.tokenizer import SubwordTokenizer
+    from trainer.engine import generation
+    from trainer.engine.experiment import Experiment
+    from trainer.train import trained
+
+    prompt = _prompt(arguments)
+    folder = Path(arguments.workdir)
+    config = trained.read_run(folder)
+    ignore_optimizer_warnings()
+    language = trained.read_language(folder, config, arguments.vocabulary)
+    tokenizer = trained.read_tokenizer(folder, config, arguments.vocabulary)
+    precision: Any = config.root.kwargs.get("precision", Experiment.precision)
+    try:
+        tokens = generation.encode_prompt(tokenizer, prompt)
+        longest = trained.trained_length(folder)
+        length = generation.fitting_length(language, len(tokens), arguments.length, longest)
+        sampling = generation.Sampling(
+            length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
+        )
+        continuation = generation.Continuation(language, tokenizer, tokens, sampling, precision)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    found = trained.read_trained(folder, arguments.step, arguments.vocabulary)
+    texts = continuation.sample(
+        found.params, found.model_state, arguments.seed, arguments.num_samples
+    )
+    if warning := generation.length_warning(len(tokens), length, longest):
+        show(f"warning: {warning}", sys.stderr)
+    if prompt.endswith(" ") and isinstance(tokenizer, SubwordTokenizer):
+        text = "The prompt ends in a space. Words begin with theirs, so that the model has"
+        show(f"warning: {text} rarely read one alone: leave it out.", sys.stderr)
+    show(f"step {found.step} of {folder}:", sys.stderr)
+    show("\n----\n".join(prompt + text for text in texts))
+    return DONE
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    """Returns the prompt, without one newline at the end of a file or of stdin."""
+    try:
+        if arguments.prompt_file is not None:
+            text = Path(arguments.prompt_file).read_text(encoding="utf-8")
+        elif arguments.prompt == "-":
+            text = sys.stdin.read()
+        else:
+            return arguments.prompt
+    except (OSError, UnicodeError) as error:
+        raise UserError(_unreadable(arguments.prompt_file, error)) from error
+    return text.removesuffix("\n")
+
+
+def _unreadable(file: str | None, error: OSError | UnicodeError) -> str:
+    """Returns why a prompt cannot be read, and what to do; `file` is None for stdin."""
+    where, name = ("stdin", "--prompt=-") if file is None else (file, f"--prompt_file={file}")
+    if isinstance(error, FileNotFoundError):
+        return f"The prompt cannot be read: there is no file {where}. Name a file of text."
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"The prompt in {where} is not text in UTF-8: its byte {error.start + 1} is "
+            f"0x{error.object[error.start]:02x}. Convert it to UTF-8."
+        )
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return f"The prompt of {name} cannot be read: {why}. Name a file of text that can be read."
 
 
 def config(arguments: argparse.Namespace) -> int:

@@ -116,36 +116,29 @@ def plain_math(text: str) -> str:
         'u_t <- -alpha_t (hat(m)_t) / (sqrt(v_t) + epsilon)'
     """
     text = re.sub(r"\\(?:begin|end)\{[^}]*\}(?:\{[^}]*\})?", "", text).replace("&", "")
-    plain = _until_brace(_Tokens(_TOKEN.findall(" ".join(text.split()))))
+    plain = _until_brace(_TOKEN.findall(" ".join(text.split()))[::-1])
     plain = re.sub(r"(?<=[a-z]) (?=[_^'])", "", plain)
     lines = (re.sub(r" {2,}", " ", line).strip() for line in plain.split("\n"))
     return "\n".join(line for line in lines if line)
 
 
-class _Tokens:
-    """The tokens of a formula, of which the first is taken away."""
-
-    def __init__(self, tokens: list[str]):
-        self._left = tokens[::-1]
-
-    def take(self) -> str:
-        """Returns the next token; "" at the end."""
-        return self._left.pop() if self._left else ""
-
-    def group(self) -> str | None:
-        """Takes a group in braces and returns it as plain text; None if the next is none."""
-        if self._left and self._left[-1].strip() == "":
-            self._left.pop()
-        if not self._left or self._left[-1] != "{":
-            return None
-        self._left.pop()
-        return _until_brace(self).strip()
+# The next token of a formula is the last one of the list `tokens`, from which it is taken away.
 
 
-def _until_brace(tokens: _Tokens) -> str:
-    """Returns the tokens up to a closing brace, or all, as plain text."""
+def _group(tokens: list[str]) -> str | None:
+    """Takes a group in braces and returns it as plain text; None if the next token begins none."""
+    if tokens and not tokens[-1].strip():
+        tokens.pop()
+    if not tokens or tokens[-1] != "{":
+        return None
+    tokens.pop()
+    return _until_brace(tokens).strip()
+
+
+def _until_brace(tokens: list[str]) -> str:
+    """Takes the tokens up to a closing brace, or all, and returns them as plain text."""
     found = ""
-    while (token := tokens.take()) not in ("", "}"):
+    while tokens and (token := tokens.pop()) != "}":
         if token == "{":
             inner = _until_brace(tokens).strip()
             found += inner if len(inner) <= 1 or _is_wrapped(inner) else f"({inner})"
@@ -156,16 +149,16 @@ def _until_brace(tokens: _Tokens) -> str:
     return found
 
 
-def _command(name: str, tokens: _Tokens) -> str:
+def _command(name: str, tokens: list[str]) -> str:
     if name in _SYMBOLS:
         return _SYMBOLS[name]
     if not name.isalpha():  # an escaped character
         return name
-    first = tokens.group()
+    first = _group(tokens)
     if first is None:
         return f"{name} "
     if name == "frac":
-        second = tokens.group() or ""
+        second = _group(tokens) or ""
         return " / ".join(x if _is_wrapped(x) else f"({x})" for x in (first, second))
     return first if name in _UPRIGHT else f"{name}({first})"
 

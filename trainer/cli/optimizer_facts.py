@@ -38,6 +38,7 @@ class Facts:
 
     def __init__(self, function: Function, family: str, packages: Sequence[str] = ()):
         self.function = function
+        self.name = function.name  # in a config
         self.family = family
         self.failure = ""
         self._packages = tuple(packages)
@@ -48,11 +49,6 @@ class Facts:
             self.summary = f"{self.summary.rstrip('.')}, with {bound}."
         self.rule = docstrings.rule(doc)
         self.references = docstrings.references(doc)
-
-    @property
-    def name(self) -> str:
-        """The name in a config."""
-        return self.function.name
 
     @property
     def spaces(self) -> Sequence[SearchSpace]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.config.wording import shorten
 from trainer.workdir import code
 
 _PACKAGES = (
@@ -90,8 +91,7 @@ class Change(NamedTuple):
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(value if isinstance(value, str) else json.dumps(value))
 
 
 def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> str:
