@@ -126,11 +126,11 @@ def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
     last = next(reversed(record.get("lineage", ())), {})
     if "sweep" in record or not last.get("results"):
         return []
-    then, now = (
+    then, here = (
         {"metrics.jsonl": each.get("metrics_sha256"), **each.get("files", {})}
         for each in (last["results"], results_of(folder) or {})
     )
-    found = [name for name, hash in then.items() if now.get(name) != hash]
+    found = [name for name, hash in then.items() if here.get(name) != hash]
     return found + ["run.json"] * (last["fingerprint"] != digest(record["fingerprint"]))
 
 
@@ -147,8 +147,8 @@ def is_untouched(
             return False
         last = next(reversed(record["lineage"]), {})
         results = last.get("results")
-        now = results_of(folder) or {}
-        if last.get("exit") != "done" or not results or {**now, **results} != now:
+        here = results_of(folder) or {}
+        if last.get("exit") != "done" or not results or {**here, **results} != here:
             return False
         if compare(record["fingerprint"], fingerprint()):
             return False

@@ -23,7 +23,7 @@ from trainer.writers.record_file import RecordFile
 SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
 ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # the files of a run or trial with a row per step
 
-Lost = Callable[[str, int], None]  # takes a sentence, and how many rows are lost
+Lost = Callable[[str, int], None]  # takes a sentence, and the number of rows that are lost
 
 # Split -> the prefix of the names of its metrics.
 PREFIXES = {"validation": "validation/", "test": "eval/"}
@@ -220,8 +220,7 @@ def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
     # which may end anywhere; `now` has whole lines.
     rows: dict[int, dict[str, Any]] = {}
     for line in b"".join(before).splitlines(keepends=True):
-        row = _decode(line)
-        if row is not None:
+        if (row := _decode(line)) is not None:
             rows[row["step"]] = _values(row)
     last = max(rows, default=None)
     for line in now:
