@@ -1,7 +1,7 @@
 """The command compare: shows how two configs or runs differ."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer import config as configs
@@ -184,11 +184,10 @@ def _drawings(
     from trainer.report.plots import draw_in_terminal
 
     for name in names:
-        curves = {
-            side: ([row["step"] for row in rows], [row[name] for row in rows])
-            for side, rows in (("A", _with(a, name)), ("B", _with(b, name)))
-            if rows
-        }
+        curves = {}
+        for letter, side in (("A", a), ("B", b)):
+            if rows := [row for row in side.rows if name in row]:
+                curves[letter] = [row["step"] for row in rows], [row[name] for row in rows]
         if len(curves) < 2:
             lacks = "Neither A nor B" if not curves else "B" if "A" in curves else "A"
             has = "has" if not curves else "lacks"
@@ -197,7 +196,3 @@ def _drawings(
             yield f"\n{lacks} {has} the metric {name!r}. Both have: {said}."
         if curves:
             yield "\n" + draw_in_terminal(curves, f"{name} by step").rstrip("\n")
-
-
-def _with(side: Side, name: str) -> list[Mapping[str, float]]:
-    return [row for row in side.rows if name in row]

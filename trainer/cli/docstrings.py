@@ -4,9 +4,8 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 _HEADER = re.compile(
     r"^(Args|Arguments|Returns?|Raises|Examples?|References?|Notes?|Attributes|Yields|Usage"
@@ -35,15 +34,11 @@ _UPRIGHT = ("text", "texttt", "textbf", "mathrm", "mathcal", "boldsymbol", "oper
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[{}]|[^\\{}]+")
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """A work that a docstring refers to."""
 
-    # `text` is the reference on one line, with its address; `short` its first authors, and its
-    # number in arXiv or its year.
-
-    text: str
-    short: str
+    text: str  # the reference on one line, with its address
+    short: str  # its first authors, and its number in arXiv or its year
 
 
 def docstring(call: Any) -> str:
