@@ -197,7 +197,7 @@ DYING = """
     }}[{moment!r}]
     inner, noted = getattr(owner, name), []
     def dying(*args, **options):
-        if name == "_read_after" and args[0]._rollback_log.counters_at(args[2]) is None:
+        if name == "_read_after" and args[0]._records.rollbacks.counters_at(args[2]) is None:
             return inner(*args, **options)
         if name == "remove" and 15 not in args[1]:
             return inner(*args, **options)

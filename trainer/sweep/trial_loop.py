@@ -16,13 +16,11 @@ from trainer.sweep.definition import Goal
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave, keep_examples, named_writers
-from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import Hooks
-from trainer.train.loop import Loop
+from trainer.train.loop import Loop, Records, Services
 from trainer.train.loop_interface import Ended, Halted
-from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import with_hyperparams
-from trainer.train.rollback import RollbackLog, RollbackTarget
+from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Results
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
@@ -73,7 +71,6 @@ class TrialCheckpoints:
         log: Callable[[str], None],
         fence: Callable[[], None],
     ):
-        self.directory = directory
         self.state: State | None = None
         self._step: int | None = None
         self._last, self._metric = last, metric
@@ -194,24 +191,23 @@ class TrialLoop:
         )
         self.checkpoints.resume(restored or 0)
         self._goal, self._experiment = plan.goal, experiment
-        loop = Loop(
-            program,
+        services = Services(
             self.checkpoints,
             self._writer,
+            self._results,
+            Records.of(program, folder, write, warn),
+            # The terminal shows the sweep instead of what the hooks say.
+            Hooks(program, folder, lambda _: None, fence),
             consensus,
             watchdog,
             self.lines.append,
-            # The terminal shows the sweep instead of what the hooks say.
-            hooks=Hooks(program, folder, lambda _: None, fence),
-            nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
-            rollback_log=RollbackLog(folder, write, warn),
-            clipped=ClippedSteps(program, folder, write, warn),
+        )
+        loop = Loop(
+            program,
+            services,
             until=until,
             also_save=starts,
-            observe=self._observe,
-            vocabulary=setting.vocabulary,
-            seconds=self._results.seconds_at(self.step),
-            noise_scale=self._results.noise_scale,
+            observers=[self._observe],
             clock=clock,
         )
         self._run = loop.run(state)

@@ -8,22 +8,24 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
 from trainer.engine import every
-from trainer.engine.diagnostics import NoiseScale, computed
+from trainer.engine.contracts import Batch
+from trainer.engine.diagnostics import computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.clipping import ClippedSteps
-from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import NonFiniteLog, advise, describe, fault_at_end, replay_command
+from trainer.train.nonfinite import NonFiniteLog, advise, describe, fault_at_end
 from trainer.train.pending import CheckedBlock, PendingBlocks
 from trainer.train.restoring import to_save
 from trainer.train.rollback import (
@@ -35,9 +37,50 @@ from trainer.train.rollback import (
     counters_of,
     rollback_target,
 )
+from trainer.train.rows import Results
 from trainer.train.stopwatch import Clock, Stopwatch, Utilization
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
+
+
+class Records(NamedTuple):
+    """The files of a run's folder, besides the metrics, that no saved state may be ahead of."""
+
+    nonfinite: NonFiniteLog  # the steps that were not finite
+    rollbacks: RollbackLog
+    clipped: ClippedSteps  # counts the steps whose gradients were clipped
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        folder: Path,
+        write: Callable[[str, str], None],
+        log: Callable[[str], None],
+    ) -> "Records":
+        """Reads those of a folder; `write` is that of a `RetriedFile`."""
+        return cls(
+            NonFiniteLog(folder, write, program.experiment, log),
+            RollbackLog(folder, write, log),
+            ClippedSteps(program, folder, write, log),
+        )
+
+
+class Services(NamedTuple):
+    """What a loop calls besides the program, in a run or in a trial of a wave."""
+
+    checkpoints: StateKeeper
+    writer: MultiWriter
+    results: Results  # of the rows before the first state
+    records: Records
+    hooks: Hooks
+    consensus: Consensus
+    watchdog: Watchdog
+    log: Callable[[str], None]
+
+
+class _Stopped(Exception):
+    """Raised between two batches of an evaluation if the run is to stop."""
 
 
 class Loop:
@@ -46,52 +89,32 @@ class Loop:
     # All metrics up to a step are on disk before its state is saved, and a state after a step that
     # was not finite is never saved. `until` is the step after which the loop stops as after a
     # signal, None for the last one; `also_save` has steps after which a state is saved besides,
-    # which does not change what is computed. `observe` is called after every block with its last
-    # step, its batches and the state after it. `seconds` and `noise_scale` are those before the
-    # first state. `clock` runs while steps of this loop are computed; None if no other loop uses
-    # the devices.
+    # which does not change what is computed. `observers` are called after every block. `clock` runs
+    # while steps of this loop are computed; None if no other loop uses the devices.
 
     def __init__(
         self,
         program: Program,
-        checkpoints: StateKeeper,
-        writer: MultiWriter,
-        consensus: Consensus,
-        watchdog: Watchdog,
-        log: Callable[[str], None],
+        services: Services,
         *,
-        nonfinite_log: NonFiniteLog,
-        hooks: Hooks,
-        rollback_log: RollbackLog,
-        clipped: ClippedSteps,
         until: int | None = None,
         also_save: Collection[int] = (),
-        observe: Observer | None = None,
-        vocabulary: Sequence[str] = (),
-        seconds: float = 0.0,
-        noise_scale: NoiseScale | None = None,
+        observers: Sequence[Observer] = (),
         clock: Clock | None = None,
     ):
         self.program = program
         self.experiment = program.experiment
-        self.checkpoints = checkpoints
-        self.writer = writer
-        self.consensus = consensus
-        self.log = log
-        self._nonfinite_log = nonfinite_log
-        self._hooks = hooks
-        self._rollback_log = rollback_log
-        self._clipped = clipped
-        self._boundaries = Boundaries(program, rollback_log, until, also_save)
-        self._vocabulary = vocabulary
-        self._observe = observe or (lambda *_: None)
-        self._watchdog = watchdog
-        self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
-        self._seconds = seconds
-        asked = "noise_scale" in program.experiment.diagnostics
-        self._noise_scale = (noise_scale or NoiseScale()) if asked else None
+        self._services = services
+        self._checkpoints, self._writer = services.checkpoints, services.writer
+        self._consensus, self._watchdog = services.consensus, services.watchdog
+        self._records, self._hooks, self._log = services.records, services.hooks, services.log
+        self._boundaries = Boundaries(program, services.records.rollbacks, until, also_save)
+        self._observers = observers
         self._clock = clock
+        asked = "noise_scale" in program.experiment.diagnostics
+        self._noise_scale = services.results.noise_scale if asked else None
         self._newest: dict[str, float] = {}  # the metrics that were written last
+        self._evaluated: dict[str, float] = {}  # the results of the last complete evaluation
         self._counters = Counters()
         # All processes must compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
@@ -104,22 +127,12 @@ class Loop:
         # the blocks, because trials of a sweep are computed side by side. `state` is donated.
         # `began` is the process's `time.perf_counter()`. `unevaluated` says that the state has yet
         # to be evaluated, which is done first.
-        step, data = int(state.step), self.experiment.data
-        use = Utilization(self.program)
-        self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)
+        step, use = int(state.step), Utilization(self.program)
+        seconds = self._services.results.seconds_at(step)
+        self._stopwatch = Stopwatch(step, self.experiment.data, seconds, self._clock, use)
         self._pending = PendingBlocks(self.program, step)
-        self._clipped.begin(step)
-        self._saves = Saves(
-            self.checkpoints,
-            self.writer,
-            self._nonfinite_log,
-            self._rollback_log,
-            self._clipped,
-            self.consensus,
-            self._watchdog,
-            self._stopwatch.paused,
-            self.log,
-        )
+        self._records.clipped.begin(step)
+        self._saves = Saves(self._services, self._stopwatch.paused)
         # Batches for one block while another one is computed. None where other loops share the
         # devices and the data.
         ahead = 2 * self._steps_per_call if self._clock is None else 0
@@ -132,24 +145,24 @@ class Loop:
         # written before its state is evaluated, and a state is evaluated before it is saved.
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
-        stop = self.consensus.stop
+        stop = self._consensus.stop
         raise_on_all(lambda: self._hooks.bind(step - unevaluated))
         if unevaluated and not stop:
             evaluated = self._evaluate_again(state, step)
-            stop = self.consensus.stop
+            stop = self._consensus.stop
         state = self._read_after(state, step)
         while step < boundaries.end and not stop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.begin_block(first, steps)
-            with self._saves.save_before_error(state, step, metric, self._is_finite):
+            with self._save_before_error(state, step, metric):
                 block = self._prefetcher.take(steps)
             diagnosed = None
             if boundaries.diagnoses(first):  # before the step, which donates the state
                 diagnosed = self.program.diagnose(state, block[0])
             state, metrics = yield state, block
             step += steps
-            self.consensus.sync()
-            stop = self.consensus.stop
+            self._consensus.sync()
+            stop = self._consensus.stop
             after = boundaries.after_block(step, self._save_now(stop))
             self._pending.add(first, steps, metrics, state, after.check, diagnosed)
             if (bad := self._check(0 if after.wait else self._ahead)) is not None:
@@ -157,14 +170,15 @@ class Loop:
             if began is not None:
                 self._log_first(began, steps, state)
                 began = None
-            self._observe(step, block, state)
-            self.writer.progress(step)
+            for observe in self._observers:
+                observe(step, block, state)
+            self._writer.progress(step)
             if after.hooks:
                 self._call_hooks("log", state, step)
             evaluated, metric = True, None
             if after.evaluate:
                 evaluated, metric = self._evaluate(state, step)
-                stop = self.consensus.stop
+                stop = self._consensus.stop
                 # Ask again: after a long evaluation, a save may be due.
                 after = boundaries.after_block(step, self._save_now(stop))
             if after.save:
@@ -177,70 +191,95 @@ class Loop:
 
     def _read_after(self, state: State, step: int) -> State:
         """Begins to read the batches after a step; applies a rollback to it to the state first."""
-        state = apply_rollback(state, self._rollback_log.counters_at(step))
+        state = apply_rollback(state, self._records.rollbacks.counters_at(step))
         self._counters = counters_of(state.run_state)
         self._prefetcher.start(self.program.feed.batches(step + self._counters.skipped_batches))
         return state
 
     def _save_now(self, stop: str | None) -> bool:
-        return stop is not None or self.consensus.save_now()
+        return stop is not None or self._consensus.save_now()
 
     def _check(self, pending: int) -> CheckedBlock | None:
         """Checks the oldest blocks until `pending` are left, and writes their rows of metrics."""
         # Returns the first block with a step for which the run must stop; None if there is none.
-        bad, rows = None, {}
+        clipped, bad, rows = self._records.clipped, None, {}
         while len(self._pending) > pending and bad is None:
             block = self._pending.check_oldest()
             self._watchdog.end_block(block.last - block.first + 1)
             for step in block.bad:
-                self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
+                self._records.nonfinite.add(step, self._batch_index(step), block.row(step))
             if block.end is not None:
                 self._pending.clear()  # later steps build on the bad one
                 bad = block
                 continue
-            self._clipped.add(block)
+            clipped.add(block)
             if self._boundaries.after_block(block.last).log:
-                rows[block.last] = self._newest = block.row(block.last) | self._clipped.take()
+                rows[block.last] = self._newest = block.row(block.last) | clipped.take()
         if rows:
             # One lap for all rows: nobody saw when the devices finished the earlier blocks.
             self._stopwatch.lap(max(rows), self._prefetcher.waited if self._clock is None else None)
             for step, row in rows.items():
                 smoothed = self._noise_scale.add(row) if self._noise_scale else {}
-                self.writer.write_scalars(step, row | smoothed | self._stopwatch.row(step))
+                self._writer.write_scalars(step, row | smoothed | self._stopwatch.row(step))
         return bad
 
-    def _is_finite(self, state: State) -> bool:
-        return self._check(0) is None and bool(self.program.params_finite(state))
+    @contextlib.contextmanager
+    def _save_before_error(
+        self, state: State, step: int, metric: float | None = None
+    ) -> Iterator[None]:
+        """Saves a state if the data set raises UserError, such as for a changed file."""
+        # Several processes save nothing: they save together, and the error may be in one of them.
+        try:
+            yield
+        except UserError:
+            alone = jax.process_count() == 1
+            if alone and self._check(0) is None and self.program.params_finite(state):
+                self._saves.save_last(state, step, metric)
+            raise
 
     def _log_first(self, began: float, steps: int, state: State) -> None:
         jax.block_until_ready(state)
         which = "First step" if steps == 1 else f"First {steps} steps"
-        self.log(f"{which} after {time.perf_counter() - began:.1f} s.")
+        self._log(f"{which} after {time.perf_counter() - began:.1f} s.")
 
     # What follows a block.
 
     def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
         """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
+        # Writes the results, but nothing if the run is to stop.
         progress = self._stopwatch.progress(step)
-        with self._stopwatch.paused():
-            with self._saves.save_before_error(state, step, None, self._is_finite):
-                finished = self._evaluations.run(state, step, progress)
-        metric = self._evaluations.best() if finished else None
-        if finished and called_at(self.experiment.hooks, "evaluation"):
+        batches = partial(self._batches_until_stopped, step)
+        try:
+            with self._stopwatch.paused(), self._save_before_error(state, step):
+                self._evaluated = self.program.evaluation.run_splits(state, batches)
+                self._writer.write_scalars(step, self._evaluated | progress)
+        except _Stopped:
+            return False, None
+        metric = self._evaluated.get(self.experiment.best_row or "")
+        if called_at(self.experiment.hooks, "evaluation"):
             self._call_hooks("evaluation", state, step, metric)
-        return finished, metric
+        return True, metric
+
+    def _batches_until_stopped(self, step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._watchdog.begin_other(f"the evaluation at step {step}")
+            # A signal must not wait for the end of a long evaluation.
+            self._consensus.sync("batch")
+            if self._consensus.stop:
+                raise _Stopped
+            yield batch
 
     def _evaluate_again(self, state: State, step: int) -> bool:
         finished, metric = self._evaluate(state, step)
-        self.writer.flush()
+        self._writer.flush()
         if metric is not None:
-            self.checkpoints.record_metric(step, metric)
+            self._checkpoints.record_metric(step, metric)
         return finished
 
     def _call_hooks(self, at: At, state: State, step: int, metric: float | None = None) -> None:
         """Calls the user's functions; saves the state and raises UserError if one raises."""
         self._watchdog.begin_other(f"the call of the hooks after step {step}")
-        metrics = self._newest if at == "log" else self._evaluations.results
+        metrics = self._newest if at == "log" else self._evaluated
         try:
             with self._stopwatch.paused():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
@@ -257,50 +296,45 @@ class Loop:
         bad, policy = block.bad[-1], self.experiment.on_nonfinite
         values = block.row(bad)
         since = self._pending.params_finite_at + 1 if policy == "halt" else bad
-        found = f"At step {bad} {describe(values, (since, bad))}."
+        text = f"At step {bad} {describe(values, (since, bad))}."
         if policy == "skip":
             most = plural(self.experiment.max_consecutive_skips or 0, "step")
-            found += f" With it, {most} in a row had to be skipped (max_consecutive_skips)."
+            text += f" With it, {most} in a row had to be skipped (max_consecutive_skips)."
         if policy == "rollback":
             back = rollback_target(self._counters, bad, self.experiment.first_step)
             if back is not None:
-                self.log(f"{found} The run goes back to step {back.step} and skips the batch.")
+                self._log(f"{text} The run goes back to step {back.step} and skips the batch.")
                 return back
-            advice = advise(self.program, self._batch_index(bad))
-            return Halted(
-                f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
-                f"{advice}",
-                bad,
-            )
-        self.writer.write_scalars(bad, values | self._stopwatch.progress(bad))
+            text = f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before."
+        else:
+            self._writer.write_scalars(bad, values | self._stopwatch.progress(bad))
         advice = advise(self.program, self._batch_index(bad))
-        command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
-        kept = f"The checkpoints before it are kept, and `{command}` names the operation."
-        return Halted(f"{found} {advice}", bad, kept)
+        return Halted(f"{text} {advice}", bad, replays=policy != "rollback")
 
     # The end.
 
     def _finish(self, state: State, step: int, evaluated: bool) -> Ended | Halted:
-        self.writer.flush()
+        self._writer.flush()
         self._saves.save_last(state, step)
-        if self.checkpoints.latest() != step:
-            why = self._saves.behind or self.checkpoints.error
+        if self._checkpoints.latest() != step:
+            why = self._saves.behind or self._checkpoints.error
             return self._failed(step, f"The state at step {step} could not be saved: {why}")
-        if why := self.writer.error:
+        if why := self._writer.error:
             return self._failed(step, f"The metrics up to step {step} could not be written: {why}")
-        self.checkpoints.prune()
+        self._checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
-            text = f"Stopped at step {step} by {self.consensus.stop or '--until'}; saved."
-            again = "the same command again" if self.consensus.stop else "it without --until"
-            self.log(f"{text} Start {again} to resume.")
+            text = f"Stopped at step {step} by {self._consensus.stop or '--until'}; saved."
+            again = "the same command again" if self._consensus.stop else "it without --until"
+            self._log(f"{text} Start {again} to resume.")
             return Ended("stopped", STOPPED, step, text)
-        if why := fault_at_end(self.program, state, self._evaluations.results):
+        if why := fault_at_end(self.program, state, self._evaluated):
             return Halted(why, step)
-        self.log(f"Done: {plural(step, 'step')}. {self._evaluations.describe()}")
+        results = ", ".join(f"{name} {value:.4g}" for name, value in self._evaluated.items())
+        self._log(f"Done: {plural(step, 'step')}. {results}")
         return Ended("done", DONE, step)
 
     def _failed(self, step: int, why: str) -> Ended:
-        self.log(why)
+        self._log(why)
         return Ended("failed", FAILED, step, why)
 
 
@@ -377,24 +411,12 @@ class Saves:
     # `paused` returns a context in which the time of the steps is not measured. `behind` is why no
     # state can be saved now; None if one can.
 
-    def __init__(
-        self,
-        checkpoints: StateKeeper,
-        writer: MultiWriter,
-        nonfinite_log: NonFiniteLog,
-        rollback_log: RollbackLog,
-        clipped: ClippedSteps,
-        consensus: Consensus,
-        watchdog: Watchdog,
-        paused: Callable[[], AbstractContextManager],
-        log: Callable[[str], None],
-    ):
+    def __init__(self, services: Services, paused: Callable[[], AbstractContextManager]):
         self.behind: str | None = None
-        self._checkpoints, self._writer = checkpoints, writer
-        self._nonfinite_log, self._rollback_log = nonfinite_log, rollback_log
-        self._clipped = clipped
-        self._consensus, self._watchdog = consensus, watchdog
-        self._paused, self._log = paused, log
+        self._checkpoints, self._writer = services.checkpoints, services.writer
+        self._records = services.records
+        self._consensus, self._watchdog = services.consensus, services.watchdog
+        self._paused, self._log = paused, services.log
 
     def save(self, state: State, step: int, metric: float | None) -> None:
         """Saves the state after a step, unless something before it cannot be written."""
@@ -402,7 +424,7 @@ class Saves:
         self._watchdog.begin_other(f"the save of step {step}")
         start = time.perf_counter()
         with self._paused():
-            self._clipped.save(step)
+            self._records.clipped.save(step)
             if self._all_written():
                 self._checkpoints.save(step, to_save(state), metric=metric)
         self._consensus.record_save(time.perf_counter() - start)
@@ -415,28 +437,14 @@ class Saves:
             self.save(state, step, metric)
             self._checkpoints.wait()
 
-    @contextlib.contextmanager
-    def save_before_error(
-        self, state: State, step: int, metric: float | None, is_finite: Callable[[State], bool]
-    ) -> Iterator[None]:
-        """Saves a state if the data set raises UserError, such as for a changed file."""
-        # Several processes save nothing: they save together, and the error may be in one of them.
-        # `is_finite` returns whether all steps so far, and the parameters of a state, are finite.
-        try:
-            yield
-        except UserError:
-            if jax.process_count() == 1 and is_finite(state):
-                self.save_last(state, step, metric)
-            raise
-
     def _all_written(self) -> bool:
         """Writes what must be on disk before a state; returns whether that worked."""
         # The first of several failures is logged.
         self._writer.flush()
-        self._nonfinite_log.flush()
-        self._clipped.flush()
+        self._records.nonfinite.flush()
+        self._records.clipped.flush()
         before = self.behind
-        self.behind = self._rollback_log.flush() or self._writer.behind
+        self.behind = self._records.rollbacks.flush() or self._writer.behind
         if self.behind and not before:
             self._log("Until then no state is saved.")
         return broadcast_from_host0(self.behind is None)  # only process 0 has the files

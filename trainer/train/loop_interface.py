@@ -1,7 +1,6 @@
 """What the loop needs of its caller, a run or a wave of trials, and how it ends."""
 
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer.engine.block import Block, Computed
@@ -27,8 +26,6 @@ class Consensus(Protocol):
 class StateKeeper(Protocol):
     """Keeps states; see `checkpoint.Checkpoints`."""
 
-    directory: Path
-
     @property
     def error(self) -> str | None: ...  # noqa: D102
     def latest(self) -> int | None: ...  # noqa: D102
@@ -52,8 +49,7 @@ class Halted(NamedTuple):
 
     why: str  # the error message
     step: int
-    # sentences about the checkpoints of the run and the command that replays the step
-    advice: str = ""
+    replays: bool = False  # whether a replay of the step, from a checkpoint before it, tells more
 
     def ended(self) -> Ended:
         """Returns how the run ends, if it does not continue elsewhere."""

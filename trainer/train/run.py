@@ -1,7 +1,7 @@
 """Opens a run's folder, restores its state or creates a new one, and calls the loop.
 
-`Run.start` is the whole of a run: it prepares the folder, `find_start` finds the state to start
-from, and `SharedByAttempts` are the files and threads that serve all attempts of the loop.
+`Run.start` is the whole of a run: it prepares the folder, `Run._find_start` finds the state to
+start from, and every attempt of the loop uses what `Run._open_files` makes.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -30,16 +30,15 @@ from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
 from trainer.train.autosave import AutosavePolicy, was_killed
-from trainer.train.clipping import ClippedSteps
 from trainer.train.continuation import Continuation, begin_with
 from trainer.train.hooks import Hooks
-from trainer.train.loop import Loop
+from trainer.train.loop import Loop, Records, Services
 from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
 from trainer.train.multihost import StopSaveConsensus
-from trainer.train.nonfinite import NonFiniteLog, fault_at_end
+from trainer.train.nonfinite import fault_at_end, replay_command
 from trainer.train.profile import Advance, Profile
 from trainer.train.restoring import check_fits, restore, to_save
-from trainer.train.rollback import RollbackLog, RollbackTarget
+from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.signals import StopSignals
 from trainer.train.stuck_parameters import StuckParameters
@@ -55,76 +54,6 @@ from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 # Errors whose text is a sentence for the user.
 _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
-
-
-class SharedByAttempts(NamedTuple):
-    """What all attempts of a run share: its folder, and what reads and writes it."""
-
-    # A run makes another attempt after a rollback.
-
-    folder: Workdir
-    checkpoints: Checkpoints
-    consensus: StopSaveConsensus
-    nonfinite_log: NonFiniteLog  # the steps that were not finite
-    rollback_log: RollbackLog
-    clipped: ClippedSteps  # counts the steps whose gradients were clipped
-    rows: Rows
-    stuck: StuckParameters  # the parameters that rounding keeps from moving
-    experiment: Experiment
-    log: Callable[[str], None]
-
-    def summarize(self, ended: Ended) -> None:
-        """Writes summary.json; only logs that the disk cannot be written."""
-        text = self.rows.results.summary(ended, self.experiment).text()
-        try:
-            self.folder.write(SUMMARY_FILE, text)
-        except WorkdirTakenOver:  # another process continues the run
-            pass
-        except OSError as error:
-            self.log(f"{SUMMARY_FILE} could not be written: {error}")
-
-    def summarize_error(self, error: Exception) -> None:
-        """Writes summary.json for a run that an exception ended."""
-        code = MISTAKE if isinstance(error, UserError) else FAILED
-        explained = isinstance(error, _EXPLAINED)
-        why = " ".join(str(error).split()) if explained else wording.cause(error)
-        self.summarize(Ended("failed", code, self.rows.results.step, why))
-
-
-def make_shared(
-    folder: Workdir,
-    program: Program,
-    signals: StopSignals,
-    log: Callable[[str], None],
-    identity: Callable[[], RunIdentity],
-) -> SharedByAttempts:
-    """Makes what a run needs in its folder, which is open."""
-    # `identity` returns what loggers call the run.
-    experiment = program.experiment
-    return SharedByAttempts(
-        folder=folder,
-        checkpoints=Checkpoints(
-            folder.checkpoints,
-            keep_latest=experiment.keep_latest,
-            keep_best=0 if experiment.best_metric is None else 1,
-            best_mode=experiment.best_mode,
-            # Keep the first state after a warm start, which cannot be computed again.
-            keep_always=[] if experiment.warm_start is None else [experiment.first_step],
-            log=log,
-            fence=folder.check_fence,
-            before_commit=folder.sync_metrics,
-        ),
-        consensus=StopSaveConsensus(
-            signals, AutosavePolicy(after_kill=was_killed(folder.run_file))
-        ),
-        nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, log),
-        rollback_log=RollbackLog(folder.path, folder.write, log),
-        clipped=ClippedSteps(program, folder.path, folder.write, log),
-        rows=Rows(folder, experiment, log, identity),
-        stuck=StuckParameters(program, log),
-        experiment=experiment,
-        log=log,
-    )
 
 
 class Run:
@@ -180,6 +109,7 @@ class Run:
         # checkpoint. `began` is a `time.perf_counter()`. Raises ConfigError as `plan.make_plan`,
         # and UserError if the folder does not fit the run or cannot be written, or the run does not
         # make the profile's steps.
+        self._until, self._observe, self._began = until, observe, began
         self._profile = profile
         # Several processes stop together, at their first synchronization.
         if self.signals.received and jax.process_count() == 1:
@@ -192,7 +122,7 @@ class Run:
             return DONE
         place = Path(workdir).absolute()  # the plan reads data, which may change the current folder
         multihost.raise_on_all(lambda: self.plan)
-        multihost.raise_on_all(lambda: self._look_into(place, bool(allow_changed), until))
+        multihost.raise_on_all(lambda: self._look_into(place, bool(allow_changed)))
         if jax.process_count() > 1:
             multihost.require_same(common(multihost.raise_on_all(lambda: self._fingerprint)))
         folder = multihost.open_on_host0(lambda: self._open(place, allow_changed, take_over), place)
@@ -205,7 +135,7 @@ class Run:
                 self.log(self._warm_start.describe())
             for warning in self.plan.warnings:
                 self.log(f"warning: {warning}")
-            end = self._run_in(folder, until, observe, began, summarize)
+            end = self._run_in(folder, summarize)
         except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
             self.log(f"error: {error}")
         finally:
@@ -222,7 +152,7 @@ class Run:
         steps = self.experiment.steps
         return is_untouched(workdir, self.config.root, lambda: self._fingerprint, steps)
 
-    def _look_into(self, workdir: Path, changed: bool, until: int | None) -> None:
+    def _look_into(self, workdir: Path, changed: bool) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
         check_name(workdir)
         try:
@@ -239,7 +169,7 @@ class Run:
         if changed and newest == self.experiment.steps:
             self._refuse_changes_of_a_finished_run(workdir)
         if self._profile is not None:
-            end = min(self.experiment.steps, until or self.experiment.steps)
+            end = min(self.experiment.steps, self._until or self.experiment.steps)
             done = self.experiment.first_step if newest is None else newest
             self._profile.choose_steps(done, end)
         # Before the folder is created, so that a mistake in the rules of the warm start leaves
@@ -308,88 +238,97 @@ class Run:
         groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
         return f"{steps_text(plan)} on {plan.devices}; parameters: {groups}"
 
-    def _run_in(
-        self,
-        folder: Workdir,
-        until: int | None,
-        observe: Observer | None,
-        began: float | None,
-        summarize: bool,
-    ) -> int:
+    def _run_in(self, folder: Workdir, summarize: bool) -> int:
         """Runs in an open folder, and writes summary.json at the end."""
-
-        def of_folder() -> RunIdentity:
-            return identity_of_run(folder.path, configs.hparams(self.config.root))
-
-        identity = self._identity or of_folder
-        shared = make_shared(folder, self.program, self.signals, self.log, identity)
+        self._open_files(folder)
         try:
-            self.ended = ended = self._attempts(shared, until, observe, began)
+            self.ended = ended = self._attempts()
         except Exception as error:
             # The errors of components, such as a batch that does not fit, get a line of the config.
             named = with_place(error, self.config) if isinstance(error, ComponentError) else error
             if summarize:
-                shared.summarize_error(named)
+                code = MISTAKE if isinstance(named, UserError) else FAILED
+                explained = isinstance(named, _EXPLAINED)
+                why = " ".join(str(named).split()) if explained else wording.cause(named)
+                self._summarize(Ended("failed", code, self._rows.results.step, why))
             if named is error:
                 raise
             raise named from error
         if summarize:
-            shared.summarize(ended)
+            self._summarize(ended)
         return ended.code
 
-    def _attempts(
-        self,
-        shared: SharedByAttempts,
-        until: int | None,
-        observe: Observer | None,
-        began: float | None,
-    ) -> Ended:
+    def _open_files(self, folder: Workdir) -> None:
+        """Makes what all attempts share: what reads and writes the folder, which is open."""
+        # A run makes another attempt after a rollback.
+        experiment = self.experiment
+        self._folder = folder
+        self._checkpoints = Checkpoints(
+            folder.checkpoints,
+            keep_latest=experiment.keep_latest,
+            keep_best=0 if experiment.best_metric is None else 1,
+            best_mode=experiment.best_mode,
+            # Keep the first state after a warm start, which cannot be computed again.
+            keep_always=[] if experiment.warm_start is None else [experiment.first_step],
+            log=self.log,
+            fence=folder.check_fence,
+            before_commit=folder.sync_metrics,
+        )
+        autosave = AutosavePolicy(after_kill=was_killed(folder.run_file))
+        self._consensus = StopSaveConsensus(self.signals, autosave)
+        self._records = Records.of(self.program, folder.path, folder.write, self.log)
+        identity = self._identity or (
+            lambda: identity_of_run(folder.path, configs.hparams(self.config.root))
+        )
+        self._rows = Rows(folder, experiment, self.log, identity)
+        self._stuck = StuckParameters(self.program, self.log)
+
+    def _summarize(self, ended: Ended) -> None:
+        """Writes summary.json; only logs that the disk cannot be written."""
+        text = self._rows.results.summary(ended, self.experiment).text()
+        try:
+            self._folder.write(SUMMARY_FILE, text)
+        except WorkdirTakenOver:  # another process continues the run
+            pass
+        except OSError as error:
+            self.log(f"{SUMMARY_FILE} could not be written: {error}")
+
+    def _attempts(self) -> Ended:
         """Runs from the newest state, again from an earlier one after every rollback."""
-        checkpoints, rollback_log = shared.checkpoints, shared.rollback_log
-        check_not_lost(shared.folder.checkpoints)  # before metrics are dropped
+        rollbacks = self._records.rollbacks
+        check_not_lost(self._folder.checkpoints)  # before metrics are dropped
         if self._warm_start is not None:
             begun = self._warm_start
-            shared.folder.record(warm_starts=begun.number, began_from=[begun.source])
+            self._folder.record(warm_starts=begun.number, began_from=[begun.source])
         first = True
-        with checkpoints:
-            while True:
-                outcome = self._attempt(shared, until, observe, began, first)
-                if isinstance(outcome, Ended):
-                    return outcome
-                if isinstance(outcome, Halted):
-                    self.log(f"error: {outcome.why} {outcome.advice}".rstrip())
-                    return outcome.ended()
-                rollback_log.add(outcome)
+        with self._checkpoints as checkpoints:
+            while isinstance(outcome := self._attempt(first), RollbackTarget):
+                rollbacks.add(outcome)
                 # Only now that the rollback is recorded: if this process is killed here, the next
                 # one finds the record, and discards the checkpoints itself.
-                checkpoints.discard_after(rollback_log.newest)
-                first, began = False, None
+                checkpoints.discard_after(rollbacks.newest)
+                first = False
+            if isinstance(outcome, Ended):
+                return outcome
+            why = outcome.why
+            if outcome.replays:
+                folder = checkpoints.directory.parent
+                command = replay_command(folder, outcome.step, self.vocabulary)
+                why += f" The checkpoints before it are kept, and `{command}` names the operation."
+            self.log(f"error: {why}")
+            return outcome.ended()
 
-    def _attempt(
-        self,
-        shared: SharedByAttempts,
-        until: int | None,
-        observe: Observer | None,
-        began: float | None,
-        first: bool,
-    ) -> Ended | RollbackTarget | Halted:
+    def _attempt(self, first: bool) -> Ended | RollbackTarget | Halted:
         """Runs from the newest checkpoint to the end, or to a step that is not finite."""
-        checkpoints, rows, folder = shared.checkpoints, shared.rows, shared.folder
-        state, restored, unevaluated = find_start(
-            self.program,
-            folder.path,
-            checkpoints,
-            shared.rollback_log,
-            self._warm_start,
-            self.log,
-        )
+        rows, folder = self._rows, self._folder
+        state, restored, unevaluated = self._find_start()
         with contextlib.closing(rows.open(restored)) as writer:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
                 writer.write_hparams(configs.hparams(self.config.root))
             if restored == self.experiment.steps and not unevaluated:
-                checkpoints.prune()
+                self._checkpoints.prune()
                 self.log(_nothing_to_do(self.experiment))
                 done = Ended("done", DONE, self.experiment.steps)
                 fault = fault_at_end(self.program, state, rows.results.newest)
@@ -401,30 +340,26 @@ class Run:
                 return rows.end(done)
             self._compile(state)
             watchdog = Watchdog(self.experiment.watchdog, self.log, self._slow_lines)
-            loop = Loop(
-                self.program,
-                checkpoints,
+            services = Services(
+                self._checkpoints,
                 writer,
-                shared.consensus,
+                rows.results,
+                self._records,
+                Hooks(self.program, folder.path, self.log, folder.check_fence),
+                self._consensus,
                 watchdog,
                 self.log,
-                nonfinite_log=shared.nonfinite_log,
-                hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
-                rollback_log=shared.rollback_log,
-                clipped=shared.clipped,
-                until=until,
-                observe=shared.stuck.observer_before(observe),
-                vocabulary=self.vocabulary,
-                seconds=rows.results.seconds_at(int(state.step)),
-                noise_scale=rows.results.noise_scale,
             )
-            shared.stuck.begin(int(state.step), state)
+            observers = [each for each in (self._stuck.observe, self._observe) if each]
+            loop = Loop(self.program, services, until=self._until, observers=observers)
+            self._stuck.begin(int(state.step), state)
             advance = self.program.advance
             if self._profile is not None and jax.process_index() == 0:
                 done, profile = int(state.step), folder.path / "profile"
                 advance = self._profile.profiled(self.program, done, profile, watchdog.begin_other)
+            blocks = loop.run(state, self._began if first else None, unevaluated=unevaluated)
             with watchdog:
-                outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
+                outcome = _compute(advance, blocks)
             if not isinstance(outcome, RollbackTarget):
                 ended = outcome if isinstance(outcome, Ended) else outcome.ended()
                 writer.finish(rows.results.summary(ended, self.experiment))
@@ -432,6 +367,58 @@ class Run:
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return rows.end(outcome)
             return outcome
+
+    # The state to start from.
+
+    def _find_start(self) -> tuple[State, int | None, bool]:
+        """Restores the newest checkpoint, or creates the state before the first step."""
+        # Returns the state on the devices; the step of the checkpoint that it was read from, None
+        # if it was created; and whether the evaluation of the restored state was interrupted.
+        # Checkpoints that are no longer on the run's path are discarded. The metrics of checkpoints
+        # that were evaluated after they were saved are read as well. Raises CheckpointError if no
+        # checkpoint can be read, and the first state cannot be made again.
+        experiment, checkpoints = self.experiment, self._checkpoints
+        rollbacks = self._records.rollbacks
+        evaluated = self._record_metrics()
+        while checkpoints.latest() is not None:
+            state = restore(self.program, checkpoints)
+            if rollbacks.is_on_path(state):
+                step = int(state.step)
+                self.log(f"Restored step {step:,}.")
+                if step <= experiment.first_step or not experiment.evaluates(step):
+                    return state, step, False
+                return state, step, multihost.broadcast_from_host0(step not in evaluated)
+            # The previous process was killed during a rollback.
+            checkpoints.discard_after(rollbacks.newest)
+        return self._fresh_state(), None, False
+
+    def _record_metrics(self) -> set[int]:
+        """Returns the steps of the checkpoints that were evaluated."""
+        experiment, checkpoints = self.experiment, self._checkpoints
+        prefix = PREFIXES[next(iter(split_sizes(experiment.data)))]
+        kept, evaluated = set(checkpoints.steps()), set()
+        for row in writers.iterate_metrics(self._folder.path, prefix):
+            if row["step"] in kept:
+                evaluated.add(row["step"])
+                if experiment.best_row in row:
+                    checkpoints.record_metric(row["step"], float(row[experiment.best_row]))
+        return evaluated
+
+    def _fresh_state(self) -> State:
+        """Computes the first state; `_warm_start` has the parameters of another run for it."""
+        if self._warm_start is None:
+            if not self.experiment.warm_start:
+                return self.program.init()
+            raise CheckpointError(
+                f"There is no checkpoint in {self._checkpoints.directory} that the run can go back "
+                "to. It began with a warm start, so that its first state cannot be made again: "
+                "start it in another --workdir."
+            )
+        state = self._warm_start.first_state(self.program)
+        # Save it at once: the other run may be changed or removed before the next checkpoint.
+        self._checkpoints.save(self.experiment.first_step, to_save(state))
+        self._checkpoints.wait()
+        return state
 
     def _compile(self, state: State) -> None:
         stopped = self.signals.received and jax.process_count() == 1
@@ -455,72 +442,3 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halte
             block = blocks.send(advance(*block))
     except StopIteration as end:
         return end.value
-
-
-class Start(NamedTuple):
-    """Where a run starts."""
-
-    state: State  # on the devices
-    restored: int | None  # the step of the checkpoint that it was read from; None if it was created
-    unevaluated: bool  # whether the evaluation of the restored state was interrupted
-
-
-def find_start(
-    program: Program,
-    folder: Path,
-    checkpoints: Checkpoints,
-    rollback_log: RollbackLog,
-    warm_start: WarmStart | Continuation | None,
-    log: Callable[[str], None],
-) -> Start:
-    """Restores the newest checkpoint, or creates the state before the first step."""
-    # Checkpoints that are no longer on the run's path, according to `rollback_log`, are discarded.
-    # The metrics of checkpoints that were evaluated after they were saved are read as well.
-    # `warm_start` has the parameters of another run for a new state; None initializes them. Raises
-    # CheckpointError if no checkpoint can be read, and the first state cannot be made again.
-    evaluated = _record_metrics(program.experiment, folder, checkpoints)
-    while checkpoints.latest() is not None:
-        state = restore(program, checkpoints)
-        if rollback_log.is_on_path(state):
-            step = int(state.step)
-            log(f"Restored step {step:,}.")
-            return Start(state, step, _is_unevaluated(program.experiment, evaluated, step))
-        # The previous process was killed during a rollback.
-        checkpoints.discard_after(rollback_log.newest)
-    return Start(_fresh_state(program, checkpoints, warm_start), None, False)
-
-
-def _record_metrics(experiment: Experiment, folder: Path, checkpoints: Checkpoints) -> set[int]:
-    """Returns the steps of the checkpoints that were evaluated."""
-    prefix = PREFIXES[next(iter(split_sizes(experiment.data)))]
-    kept, evaluated = set(checkpoints.steps()), set()
-    for row in writers.iterate_metrics(folder, prefix):
-        if row["step"] in kept:
-            evaluated.add(row["step"])
-            if experiment.best_row in row:
-                checkpoints.record_metric(row["step"], float(row[experiment.best_row]))
-    return evaluated
-
-
-def _is_unevaluated(experiment: Experiment, evaluated: set[int], step: int) -> bool:
-    if step <= experiment.first_step or not experiment.evaluates(step):
-        return False
-    return multihost.broadcast_from_host0(step not in evaluated)
-
-
-def _fresh_state(
-    program: Program, checkpoints: Checkpoints, warm_start: WarmStart | Continuation | None
-) -> State:
-    if program.experiment.warm_start and warm_start is None:
-        raise CheckpointError(
-            f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
-            "It began with a warm start, so that its first state cannot be made again: start "
-            "it in another --workdir."
-        )
-    if warm_start is None:
-        return program.init()
-    state = warm_start.first_state(program)
-    # Save it at once: the other run may be changed or removed before the next checkpoint.
-    checkpoints.save(program.experiment.first_step, to_save(state))
-    checkpoints.wait()
-    return state

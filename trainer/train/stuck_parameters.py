@@ -11,7 +11,6 @@ from optim.paths import flatten
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.train.loop_interface import Observer
 
 
 class _Checksums(NamedTuple):
@@ -41,19 +40,9 @@ class StuckParameters:
         if self._groups is None:
             self._groups = _groups_to_compare(self._experiment.optimizer, state.params)
         self._before = self._newest = None
-        self.compare_checksums(step, state)
+        self.observe(step, (), state)
 
-    def observer_before(self, observe: Observer | None) -> Observer:
-        """Returns an observer of the loop that compares checksums before it calls `observe`."""
-
-        def look_and_observe(step: int, batches: Sequence[Batch], state: State) -> None:
-            self.compare_checksums(step, state)
-            if observe is not None:
-                observe(step, batches, state)
-
-        return look_and_observe
-
-    def compare_checksums(self, step: int, state: State) -> None:
+    def observe(self, step: int, batches: Sequence[Batch], state: State) -> None:
         """Compares the checksums at the end of a log interval with those of the one before."""
         # `state` is the one after `step` updates; it is not donated.
         if not self._groups or step % self._experiment.log_every:
