@@ -19,7 +19,7 @@ from trainer.engine.contracts import ComponentError
 from trainer.engine.flops import count_flops
 from trainer.logits import ChunkedLogits
 from trainer.logits.cross_entropy import Head
-from trainer.train.batch_faults import find_fault
+from trainer.train.nonfinite import find_fault
 
 FEATURES, COUNTS = TRAIN["x"], TRAIN["mask"] > 0
 LABELS = np.maximum(TRAIN["label"], 0)

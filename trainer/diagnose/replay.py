@@ -26,8 +26,7 @@ from trainer.engine.loading import load
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
-from trainer.train.batch_faults import find_fault
-from trainer.train.nonfinite import NONFINITE_FILE, read_events
+from trainer.train.nonfinite import NONFINITE_FILE, find_fault, read_events
 from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     MOST_ROLLBACKS,

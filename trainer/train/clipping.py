@@ -16,7 +16,7 @@ CLIPPED_FILE = "clipped.json"
 _KEPT = 100  # more checkpoints than a run keeps, but for those that it keeps for good
 
 
-class ClippedSteps:
+class ClippedSteps(RetriedFile):
     """Counts the clipped steps since the last row of metrics."""
 
     # The step returns the norm of its gradients anyway, so that no step computes more for this. If
@@ -30,11 +30,11 @@ class ClippedSteps:
         write: Callable[[str, str], None],
         log: Callable[[str], None],
     ):
+        super().__init__(CLIPPED_FILE, write, log)
         experiment = program.experiment
         self._program = program
         self._on = counts_clipped(experiment.diagnostics, experiment.optimizer.clip_norm)
         self._bound: Callable[[int], np.float32] | None = None
-        self._file = RetriedFile(CLIPPED_FILE, write, log)
         # Step of a saved state -> clipped steps and all steps since the last row before it.
         self._saved = _read(folder) if self._on else {}
         self._now: tuple[int, int] | None = (0, 0)
@@ -68,11 +68,7 @@ class ClippedSteps:
         kept = {at: counts for at, counts in self._saved.items() if at < step}
         self._saved = kept if self._now is None else kept | {step: self._now}
         newest = sorted(self._saved)[-_KEPT:]
-        self._file.write(json.dumps({str(at): self._saved[at] for at in newest}) + "\n")
-
-    def flush(self) -> None:
-        """Retries a write that failed."""
-        self._file.flush()
+        self.write(json.dumps({str(at): self._saved[at] for at in newest}) + "\n")
 
 
 def _read(folder: Path) -> dict[int, tuple[int, int]]:

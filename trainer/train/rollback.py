@@ -88,15 +88,15 @@ def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTar
     )
 
 
-class RollbackLog:
+class RollbackLog(RetriedFile):
     """The rollbacks that lead to the present state: step -> the counters from that step on."""
 
     # A state is a function of its step and the rollbacks before it, so that it can be computed
-    # again from any older one. A rollback is on disk before a state that follows from it. `write`
-    # is that of a `RetriedFile`. Raises UserError if rollbacks.json cannot be read or is damaged.
+    # again from any older one. A rollback is on disk before a state that follows from it. Raises
+    # UserError if rollbacks.json cannot be read or is damaged.
 
     def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
-        self._file = RetriedFile(ROLLBACKS_FILE, write, log)
+        super().__init__(ROLLBACKS_FILE, write, log)
         self._counters = read_rollbacks(folder)
 
     @property
@@ -113,11 +113,7 @@ class RollbackLog:
             {"step": s} | {key: getattr(c, field) for field, key in _KEYS.items()}
             for s, c in sorted(self._counters.items())
         ]
-        self._file.write(json.dumps(rows, indent=1) + "\n")
-
-    def flush(self) -> str | None:
-        """Retries a write that failed, and returns why it still fails, or None."""
-        return self._file.flush()
+        self.write(json.dumps(rows, indent=1) + "\n")
 
     def counters_at(self, step: int) -> Counters | None:
         """Returns the counters that replace those of the state at a step; None to keep these."""
@@ -149,7 +145,6 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:
     """Reads step -> counters from rollbacks.json, {} if absent; raises UserError if damaged."""
-    fields = {key: field for field, key in _KEYS.items()}
     try:
         rows = read_json(folder / ROLLBACKS_FILE, list[_Row], _ADVICE)
     except FileNotFoundError:
@@ -159,6 +154,6 @@ def read_rollbacks(folder: Path) -> dict[int, Counters]:
             f"{folder / ROLLBACKS_FILE} cannot be read: {error.strerror}. {_ADVICE.capitalize()}"
         ) from error
     return {
-        row["step"]: Counters(**{field: int(row[key]) for key, field in fields.items()})
+        row["step"]: Counters(**{field: int(row[key]) for field, key in _KEYS.items()})
         for row in rows
     }
