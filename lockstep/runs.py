@@ -186,7 +186,7 @@ class Run:
             self._program = load_program(self.config)
             self._warn_of_other_code()
         try:
-            number = choose_step(self.folder, self.config.resolved, step)
+            number, _ = choose_step(self.folder, self.config.resolved, step)
             state = restore_of(self._program, self.folder, number)
         except (CheckpointError, OSError) as error:
             raise UserError(str(error)) from error

@@ -4,9 +4,9 @@ Start with `begin_with`, which also chooses a warm start. `trainer.train.shared_
 state of an optimizer that follows the last steps of the other run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -21,11 +21,12 @@ from trainer.messages import plural
 from trainer.train.restoring import to_save, with_hyperparams
 from trainer.train.rollback import Counters
 from trainer.train.shared_path import SharedPath
-from trainer.train.warm_start import WarmStart, count_warm_starts, located, put
+from trainer.train.warm_start import WarmStart, count_warm_starts, located, put, with_counts
+
+Read = TypeVar("Read")
 
 _KEYS = ("from", "step", "continue", "optimizer", "follow", "sha256")
 _COUNTERS, _SKIPS = "run_state/rollback", "run_state/skips"
-_SCALARS = "opt_state/scalars/int32"  # the last two: updates that were skipped, and all of them
 # What to do if leaves of a part of the state differ.
 _ADVICE = {
     "params": "A continuation has the model of the other run, with the same precision; a warm"
@@ -84,7 +85,7 @@ class Continuation:
             )
         self._check_digest()
         self._check_fits(program)
-        self._arrays = self._read()
+        self._arrays = self._read(checkpoint.load_leaves)
         self._check_counters(program)
         self.number = 1 + count_warm_starts(self._folder)
         shardings = jax.tree.map(lambda x: x.sharding, program.abstract_state().opt_state)
@@ -165,12 +166,7 @@ class Continuation:
 
     def _check_digest(self) -> None:
         """Raises ConfigError if there is no checkpoint, or another one than "sha256" names."""
-        try:
-            found = checkpoint.leaves_digest(self._folder, self._step)
-        except checkpoint.CorruptCheckpoint as error:
-            self._refuse("step", f"The checkpoint of step {self._step} is damaged: {error}.")
-        except (checkpoint.CheckpointError, OSError) as error:
-            self._refuse("step", str(error))
+        found = self._read(checkpoint.leaves_digest)
         if (wanted := self._options.get("sha256")) not in (None, found):
             self._refuse(
                 "step",
@@ -218,9 +214,10 @@ class Continuation:
         found = self._arrays.get(_COUNTERS)
         return Counters() if found is None else Counters(*(int(n) for n in found))
 
-    def _read(self) -> dict[str, np.ndarray]:
+    def _read(self, read: Callable[[Path, int], Read]) -> Read:
+        """Reads something of the checkpoint; raises ConfigError if it cannot be read."""
         try:
-            return checkpoint.load_leaves(self._folder, self._step)
+            return read(self._folder, self._step)
         except checkpoint.CorruptCheckpoint as error:
             self._refuse("step", f"The checkpoint of step {self._step} is damaged: {error}.")
         except (checkpoint.CheckpointError, OSError) as error:
@@ -234,15 +231,13 @@ def at_position(opt_state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """Puts a new state of an optimizer where a run was: the position of its schedules."""
     # `arrays` are the leaves of the run's checkpoint. The float32 copies of low_precision="master"
     # are those of the run, because they are its parameters, and not a state of the optimizer.
-    numbers = np.array(opt_state.scalars["int32"])
-    numbers[-2:] = arrays[_SCALARS][-2:]
-    scalars = put(opt_state.scalars, {**opt_state.scalars, "int32": numbers})
     master = {
         path: arrays[f"opt_state/master/{path}"]
         for path in flatten(opt_state.master, verbatim=True)
         if f"opt_state/master/{path}" in arrays
     }
-    return opt_state._replace(scalars=scalars, master=put(opt_state.master, master))
+    opt_state = with_counts(opt_state, arrays["opt_state/scalars/int32"][-2:])
+    return opt_state._replace(master=put(opt_state.master, master))
 
 
 def begin_with(

@@ -1,7 +1,7 @@
 """The rows of a run: that metrics.jsonl has all of them, and the results that they contain."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,20 +40,14 @@ def expected_rows(spans: Sequence[LoggedRows], restored: int) -> int | None:
     # be in the file. The one exception is a row that has only the evaluation at that step: a signal
     # may have interrupted the evaluation, which is then repeated. `spans` are of the run's
     # processes so far, oldest first. None if the number cannot be determined.
-    for last in reversed(spans):
+    for number in reversed(range(len(spans))):
+        last, later = spans[number], spans[number + 1 :]
         if last.step <= restored:
             # [2:] is log_every, eval_every and steps, which decide which steps have rows.
-            if any(other[2:] != last[2:] for other in _after(spans, last)):
+            if any(other[2:] != last[2:] for other in later):
                 return None  # the rows after last.step may be of this process or of a later one
             return last.rows + _rows_between(last, restored)
     return None
-
-
-def _after(spans: Sequence[LoggedRows], last: LoggedRows) -> Iterator[LoggedRows]:
-    for other in reversed(spans):
-        if other is last:
-            return
-        yield other
 
 
 def _rows_between(last: LoggedRows, restored: int) -> int:

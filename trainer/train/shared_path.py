@@ -22,6 +22,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State, shadow_step
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rollback import counters_of
+from trainer.train.warm_start import with_counts
 
 
 class SharedPath:
@@ -120,8 +121,9 @@ class SharedPath:
             self._advance = self._traced.lower().compile()
             self._start = self._state_before()
         state = jax.tree.map(jnp.copy, self._start)
-        opt_state = init(state.params, hyperparams)
-        opt_state = _with_position(opt_state, state)
+        # At the position of the schedules of the run.
+        counts = np.asarray(state.opt_state.scalars["int32"])[-2:]
+        opt_state = with_counts(init(state.params, hyperparams), counts)
         batches = run.feed.batches(self._first + self._skipped)
         for _ in range(self._first, self._step):
             batch = next(batches)
@@ -164,15 +166,6 @@ class SharedPath:
                 " its run.json has them. Restore them, or leave out follow."
             )
         self._verified = True
-
-
-def _with_position(opt_state: Any, state: State) -> Any:
-    """Puts a new state of an optimizer at the position of the schedules of a run."""
-    numbers = np.array(opt_state.scalars["int32"])
-    numbers[-2:] = np.asarray(state.opt_state.scalars["int32"])[-2:]
-    old = opt_state.scalars["int32"]
-    placed = jax.device_put(numbers, old.sharding, may_alias=False)
-    return opt_state._replace(scalars={**opt_state.scalars, "int32": placed})
 
 
 def _same(x: Any, saved: np.ndarray | None) -> bool:

@@ -48,8 +48,7 @@ def read_trained(
     # one.
     config = read_run(folder)
     try:
-        known = _metrics(folder, config)
-        number = _choose(folder, config, step, known)
+        number, metric = choose_step(folder, config, step)
         parts = checkpoint.load_parts(folder, number, ["params", "model_state", "ema"])
         leaves = checkpoint.leaf_names(folder, number)
     except CorruptCheckpoint as error:
@@ -62,9 +61,9 @@ def read_trained(
     params = parts["params"]
     if not raw and parts["ema"]:
         params = jax.tree.map(lambda e, p: e.astype(p.dtype), parts["ema"], params)
-    elif not raw and any(map(may_keep_averages, filter(_is_of_optimizer, leaves))):
+    elif not raw and any(may_keep_averages(x) for x in leaves if x.startswith("opt_state/")):
         params = _of_optimizer(folder, config, number, vocabulary)
-    return Trained(config, number, known[number], params, parts["model_state"])
+    return Trained(config, number, metric, params, parts["model_state"])
 
 
 def read_run(folder: Path) -> Config:
@@ -155,19 +154,16 @@ def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
     return known
 
 
-def choose_step(folder: Path, config: Config, step: str | int) -> int:
+def choose_step(folder: Path, config: Config, step: str | int) -> tuple[int, float | None]:
     """Returns the step of the "latest" checkpoint, the "best" by `best_metric`, or a given one."""
-    # Raises UserError if there is no such checkpoint, CheckpointError if there are none, and
-    # OSError if the folder cannot be read.
-    return _choose(folder, config, step, _metrics(folder, config))
-
-
-def _choose(folder: Path, config: Config, step: str | int, known: dict[int, float | None]) -> int:
-    """Returns the number of the checkpoint that `step` names."""
+    # And the value of `best_metric` at this step; None if it is not known. Raises UserError if
+    # there is no such checkpoint, CheckpointError if there are none, and OSError if the folder
+    # cannot be read.
+    known = _metrics(folder, config)
     there = ", ".join(map(str, known))
     if step == "latest":
-        return max(known)
-    if step == "best":
+        step = max(known)
+    elif step == "best":
         metric = config.root.kwargs.get("best_metric")
         finite = {n: x for n, x in known.items() if x is not None and math.isfinite(x)}
         if metric is None or not finite:
@@ -178,19 +174,15 @@ def _choose(folder: Path, config: Config, step: str | int, known: dict[int, floa
             )
         sign = -1 if config.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
         # The first of equal ones, which `checkpoint.commit.Retention` keeps and summary.json names.
-        return min(finite, key=lambda number: (sign * finite[number], number))
-    if isinstance(step, str):
+        step = min(finite, key=lambda number: (sign * finite[number], number))
+    elif isinstance(step, str):
         raise UserError(
             f"The step {step!r} is neither 'latest' nor 'best', nor the number of a checkpoint of"
             f" {folder}; there are {there}."
         )
     if step not in known:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {there}.")
-    return int(step)
-
-
-def _is_of_optimizer(leaf: str) -> bool:
-    return leaf.startswith("opt_state/")
+    return int(step), known[step]
 
 
 def _of_optimizer(folder: Path, config: Config, step: int, vocabulary: Sequence[str]) -> Any:

@@ -88,14 +88,10 @@ class WarmStart:
         opt_state = put(state.opt_state, self._parts.get("optimizer", {}))
         if "optimizer" not in self._parts:  # some states start as copies of the parameters
             opt_state = self._init(params, state.hyperparams)
-        numbers = np.array(opt_state.scalars["int32"])
-        numbers[-1] = self._position  # see Optimizer.position
-        scalars = {**opt_state.scalars, "int32": numbers}
-        scalars = put(opt_state.scalars, scalars)
         return state._replace(
             params=params,
             model_state=put(state.model_state, self._parts.get("model_state", {})),
-            opt_state=opt_state._replace(scalars=scalars),
+            opt_state=with_counts(opt_state, [self._position]),  # see Optimizer.position
             ema=ema,
         )
 
@@ -301,6 +297,14 @@ def put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
     }
     leaves = [new.get(path, x) for path, x in named.items()]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def with_counts(opt_state: Any, counts: Any) -> Any:
+    """Replaces the last integers among the scalars of an optimizer's state."""
+    # The last two are the updates that were skipped, and all of them.
+    numbers = np.array(opt_state.scalars["int32"])
+    numbers[-len(counts) :] = counts
+    return opt_state._replace(scalars=put(opt_state.scalars, {"int32": numbers}))
 
 
 def _some(paths: Iterable[str]) -> str:
