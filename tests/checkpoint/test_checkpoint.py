@@ -104,7 +104,7 @@ def write_with_orbax(checkpoints: Checkpoints) -> Checkpoints:
 
     def open_manager() -> None:
         saver._manager = storage.open_manager(checkpoints.directory, saver._commit_with_list)
-        saver._is_open = True
+        saver.is_open = True
 
     saver.open = open_manager
     return checkpoints

@@ -6,7 +6,6 @@ safetensors, when parameters are exported.
 
 from trainer.checkpoint.commit import check_not_lost, holds_results
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
-from trainer.checkpoint.export import export
 from trainer.checkpoint.inspection import (
     Info,
     check,
@@ -21,6 +20,7 @@ from trainer.checkpoint.inspection import (
     misfits,
 )
 from trainer.checkpoint.integrity import digests
+from trainer.checkpoint.leaf_file import export
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.renaming import rename
 

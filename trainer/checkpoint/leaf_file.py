@@ -20,7 +20,7 @@ import numpy as np
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line
 from trainer.checkpoint.host_copy import HostLeaf, manifest_entries
-from trainer.writers.files import open_regular
+from trainer.writers.files import open_regular, replace_file
 
 LEAVES = "state.safetensors"
 
@@ -145,3 +145,27 @@ def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:
     if read != content.size:
         raise CorruptCheckpoint(f"the file {LEAVES} ends within a leaf")
     return array
+
+
+def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file: all of it, or nothing.
+
+    Args:
+        path: the file; one that exists is replaced.
+        arrays: name -> array; dtypes are kept, bfloat16 as well.
+        metadata: what the file says about them.
+
+    Raises:
+        ValueError: safetensors has no such dtype; the message names the array.
+        OSError: the disk cannot be written; a file that existed is unchanged.
+    """
+    import safetensors.numpy
+
+    contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
+    for name, x in contiguous.items():
+        if x.dtype.name not in DTYPES:
+            raise ValueError(
+                f"{name} has the dtype {x.dtype.name}, which a safetensors file cannot have. It "
+                f"can have {', '.join(DTYPES)}."
+            )
+    replace_file(path, safetensors.numpy.save(contiguous, dict(metadata)))

@@ -125,7 +125,7 @@ class Checkpoints:
         """
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
-        self._collect()
+        self.wait()
         self._fence()
         step = int(step)
         if step in step_directories(self.directory):
@@ -163,7 +163,7 @@ class Checkpoints:
 
         Called at the end of a run, because `record_metric` may have changed which ones to keep.
         """
-        self._collect()
+        self.wait()
         self._fence()
         if jax.process_index() == 0:
             try:
@@ -174,12 +174,23 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the save in progress, if there is one, is committed or has failed."""
-        self._collect()
+        outcome = self._saver.wait()
+        if outcome is None:
+            return
+        step, problem = outcome
+        # The folder tells whether the step was committed. The exception does not: removing older
+        # checkpoints, after the commit, may have raised it.
+        if self._saver.fence_error is not None or step not in step_directories(self.directory):
+            self._failed(step, problem or OSError("its files disappeared after they were written"))
+            return
+        if problem is not None:  # it was saved, but older ones could not be removed
+            self._log(f"After the checkpoint of step {step}: {one_line(problem)}.")
+        self._outage.ended(f"Checkpoints can be saved again: the one of step {step} was saved.")
 
     def close(self) -> None:
         """Waits for the save in progress, and ends the threads."""
         try:
-            self._collect()
+            self.wait()
         finally:
             self._saver.close()
 
@@ -203,7 +214,7 @@ class Checkpoints:
             CheckpointError: there is no intact checkpoint, the disk cannot be read, or structure,
                 shapes or dtypes differ (the error names the leaves).
         """
-        self._collect()
+        self.wait()
         found = step_directories(self.directory)
         if step is not None and step not in found:
             raise CheckpointError(
@@ -235,7 +246,7 @@ class Checkpoints:
         Raises:
             CheckpointError: they cannot be removed.
         """
-        self._collect()
+        self.wait()
         self._fence()
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
@@ -283,21 +294,6 @@ class Checkpoints:
             superfluous = self._retention.superfluous(self.steps())
             remove(self.directory, superfluous, self._saver.check_fence)
 
-    def _collect(self) -> None:
-        """Waits for the save in progress, and handles its result."""
-        outcome = self._saver.wait()
-        if outcome is None:
-            return
-        step, problem = outcome
-        # The folder tells whether the step was committed. The exception does not: removing older
-        # checkpoints, after the commit, may have raised it.
-        if self._saver.was_fenced or step not in step_directories(self.directory):
-            self._failed(step, problem or OSError("its files disappeared after they were written"))
-            return
-        if problem is not None:  # it was saved, but older ones could not be removed
-            self._log(f"After the checkpoint of step {step}: {one_line(problem)}.")
-        self._outage.ended(f"Checkpoints can be saved again: the one of step {step} was saved.")
-
     def _failed(self, step: int, error: BaseException) -> None:
         """Logs a failed save, and removes its temporary files."""
         self._saver.close_manager()  # orbax's manager would list the step as saved
@@ -334,15 +330,11 @@ class BackgroundSaver:
         self._fence = fence
         self._after_commit = after_commit
         self._manager: CheckpointManager | None = None  # None if there is one process
-        self._is_open = False
+        self.is_open = False  # whether `open` was called, and `close_manager` not since
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending: tuple[int, Future[None]] | None = None
-        self._fence_error: BaseException | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `open` was called, and `close_manager` not since."""
-        return self._is_open
+        # What the fence raised in a background thread, until it is raised in the main thread.
+        self.fence_error: BaseException | None = None
 
     def open(self) -> None:
         """Deletes the files of a killed save; opens orbax's manager if several processes save."""
@@ -350,13 +342,13 @@ class BackgroundSaver:
             remove_unfinished(self._directory)
         else:
             self._manager = storage().open_manager(self._directory, self._commit_with_list)
-        self._is_open = True
+        self.is_open = True
 
     def start(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
         """Starts a save; `wait` must have been called for the previous one."""
         # `manifest` is without its leaves, and the arrays of the leaves must stay valid. Raises any
         # error of orbax or of the disk with which the save fails at once.
-        if not self._is_open:
+        if not self.is_open:
             raise ValueError("The saver must be opened before it saves.")
         if self._manager is None:
             written = partial(self._write, step, manifest, leaves)
@@ -388,7 +380,7 @@ class BackgroundSaver:
         try:
             self._fence()
         except BaseException as e:
-            self._fence_error = e
+            self.fence_error = e
             raise
 
     def wait(self) -> tuple[int, BaseException | None] | None:
@@ -400,21 +392,16 @@ class BackgroundSaver:
         (step, finished), self._pending = self._pending, None
         return step, finished.exception()
 
-    @property
-    def was_fenced(self) -> bool:
-        """Whether the fence raised an exception that was not raised in the main thread yet."""
-        return self._fence_error is not None
-
     def raise_fence_error(self) -> None:
         """Raises the exception of the fence, if there was one, in the main thread."""
-        if self._fence_error is not None:
-            error, self._fence_error = self._fence_error, None
+        if self.fence_error is not None:
+            error, self.fence_error = self.fence_error, None
             raise error
 
     def close_manager(self) -> None:
         """Closes orbax's manager; the next save needs a new one, which reads the folder again."""
         manager, self._manager = self._manager, None
-        self._is_open = False
+        self.is_open = False
         if manager is not None:
             try:
                 manager.close()

@@ -76,7 +76,32 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
     ]
 
 
-def read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_state(step_directory: Path, abstract_state: Any) -> Any:
+    """Reads a step, in every process, into the structure and shardings of a state."""
+    # Every leaf is committed; one whose abstract leaf has no sharding is on the first device.
+    # Raises CorruptCheckpoint in all processes if one of them finds the step damaged;
+    # CheckpointError in all if one of them cannot read the disk; and UnlikeCheckpoint.
+    targets = flatten(abstract_state, verbatim=True)
+    problem, arrays = None, {}
+    try:
+        arrays = _read_matching(step_directory, targets)
+    except (CorruptCheckpoint, OSError) as e:
+        problem = e
+    # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
+    if not all_agree(not isinstance(problem, OSError)):
+        why = one_line(problem) if problem else "another process cannot read it"
+        raise CheckpointError(
+            f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
+            "changed; start the same command again when it can be read."
+        ) from problem
+    if not all_agree(problem is None):
+        raise problem or CorruptCheckpoint("another process found it damaged")
+    # Pop each array, so that host memory is freed as leaves reach the devices.
+    leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
+
+
+def _read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step, by path; its leaves must have the paths, shapes and dtypes of the targets."""
     # A typed key is its key data. Raises UnlikeCheckpoint, which names the leaves that differ, or
     # CorruptCheckpoint; OSError if the disk cannot be read.
@@ -89,41 +114,6 @@ def read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str,
             f"The checkpoint {step_directory} does not fit this program:\n  " + "\n  ".join(shown)
         )
     return read_arrays(step_directory, manifest)
-
-
-def read_in_all_processes(
-    step_directory: Path, targets: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """Reads a step as `read_matching` does, in every process of the run."""
-    # Raises CorruptCheckpoint in all processes if one of them finds the step damaged, and
-    # CheckpointError in all if one of them cannot read the disk, or if leaves differ from the
-    # targets.
-    problem, arrays = None, {}
-    try:
-        arrays = read_matching(step_directory, targets)
-    except (CorruptCheckpoint, OSError) as e:
-        problem = e
-    # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
-    if not all_agree(not isinstance(problem, OSError)):
-        why = one_line(problem) if problem else "another process cannot read it"
-        raise CheckpointError(
-            f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
-            "changed; start the same command again when it can be read."
-        ) from problem
-    if not all_agree(problem is None):
-        raise problem or CorruptCheckpoint("another process found it damaged")
-    return arrays
-
-
-def read_state(step_directory: Path, abstract_state: Any) -> Any:
-    """Reads a step, in every process, into the structure and shardings of a state."""
-    # Every leaf is committed; one whose abstract leaf has no sharding is on the first device.
-    # Raises what `read_in_all_processes` raises.
-    targets = flatten(abstract_state, verbatim=True)
-    arrays = read_in_all_processes(step_directory, targets)
-    # Pop each array, so that host memory is freed as leaves reach the devices.
-    leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
 def check_files(step_directory: Path) -> None:
@@ -191,20 +181,16 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 
 
 def _sealed(path: Path) -> dict[str, Any]:
+    name = f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
     try:
         with open_regular(path) as file:
             return integrity.unseal(file.read().decode())
     except OSError as e:
         if not means_absent(e):
             raise
-        raise CorruptCheckpoint(f"the file {_named(path)} is missing") from e
+        raise CorruptCheckpoint(f"the file {name} is missing") from e
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"the file {_named(path)} cannot be used: {one_line(e)}") from e
-
-
-def _named(path: Path) -> str:
-    """Returns the path of a file relative to the folder of its step."""
-    return f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
+        raise CorruptCheckpoint(f"the file {name} cannot be used: {one_line(e)}") from e
 
 
 def read_metric(path: Path) -> float:

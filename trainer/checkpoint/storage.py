@@ -117,18 +117,13 @@ def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
-class _WithoutOrbax(logging.Filter):
-    """Drops orbax's log lines: its errors are raised, and this package logs them once."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-_WITHOUT_ORBAX = _WithoutOrbax()
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def _silence_orbax() -> None:
-    logging.getLogger("absl").addFilter(_WITHOUT_ORBAX)  # has no effect if it was added before
+    """Drops orbax's log lines: its errors are raised, and this package logs them once."""
+    logging.getLogger("absl").addFilter(_is_not_of_orbax)  # has no effect if it was added before
 
 
 def _committed_by(
