@@ -81,10 +81,7 @@ class Checkpoints:
         self._fence = fence or (lambda: None)
         self._read_only = read_only
         self._saver = BackgroundSaver(
-            self.directory,
-            before_commit or (lambda: None),
-            self._fence,
-            self._remove_superfluous,
+            self.directory, before_commit or (lambda: None), self._fence, self._remove_superfluous
         )
 
     @property

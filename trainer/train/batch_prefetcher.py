@@ -43,10 +43,7 @@ class BatchPrefetcher:
     # had nothing to compute because a batch was missing.
 
     def __init__(
-        self,
-        ahead: int,
-        busy: Callable[[], bool],
-        now: Callable[[], float] = time.perf_counter,
+        self, ahead: int, busy: Callable[[], bool], now: Callable[[], float] = time.perf_counter
     ):
         self.waited = 0.0
         self._ahead = ahead
@@ -80,9 +77,8 @@ class BatchPrefetcher:
         else:
             self._mean += _NEWEST * (seconds / count - self._mean)
         if self._ahead and self._mean > _LONG:
-            given = (self._batches, self._made)
             self._thread = threading.Thread(
-                target=self._make, args=given, name="batches", daemon=True
+                target=self._make, args=(self._batches, self._made), name="batches", daemon=True
             )
             self._thread.start()
         return taken

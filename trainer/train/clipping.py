@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.engine.diagnostics import counts_clipped
 from trainer.engine.program import Program
-from trainer.train.nonfinite import RetriedFile
+from trainer.train.nonfinite import Log, RetriedFile, Write
 from trainer.train.pending import CheckedBlock
 from trainer.writers.json_files import DamagedFile, read_json
 
@@ -23,13 +23,7 @@ class ClippedSteps(RetriedFile):
     # a state is saved between two rows, clipped.json has the counts at its step, so that a resumed
     # run writes the same row. If it lacks them, the first row has no share.
 
-    def __init__(
-        self,
-        program: Program,
-        folder: Path,
-        write: Callable[[str, str], None],
-        log: Callable[[str], None],
-    ):
+    def __init__(self, program: Program, folder: Path, write: Write, log: Log):
         super().__init__(CLIPPED_FILE, write, log)
         experiment = program.experiment
         self._program = program

@@ -24,11 +24,7 @@ class Hooks:
     """The hooks of a run; `fence` is called before a file in its folder is written."""
 
     def __init__(
-        self,
-        program: Program,
-        folder: Path,
-        log: Callable[[str], None],
-        fence: Callable[[], None],
+        self, program: Program, folder: Path, log: Callable[[str], None], fence: Callable[[], None]
     ):
         self._program = program
         self._folder, self._log, self._fence = folder, log, fence

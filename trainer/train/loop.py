@@ -25,7 +25,7 @@ from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import NonFiniteLog, advise, describe, fault_at_end
+from trainer.train.nonfinite import Log, NonFiniteLog, Write, advise, describe, fault_at_end
 from trainer.train.pending import CheckedBlock, PendingBlocks
 from trainer.train.restoring import to_save
 from trainer.train.rollback import (
@@ -51,14 +51,8 @@ class Records(NamedTuple):
     clipped: ClippedSteps  # counts the steps whose gradients were clipped
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        folder: Path,
-        write: Callable[[str, str], None],
-        log: Callable[[str], None],
-    ) -> "Records":
-        """Reads those of a folder; `write` is that of a `RetriedFile`."""
+    def of(cls, program: Program, folder: Path, write: Write, log: Log) -> "Records":
+        """Reads those of a folder."""
         return cls(
             NonFiniteLog(folder, write, program.experiment, log),
             RollbackLog(folder, write, log),
@@ -76,7 +70,7 @@ class Services(NamedTuple):
     hooks: Hooks
     consensus: Consensus
     watchdog: Watchdog
-    log: Callable[[str], None]
+    log: Log
 
 
 class _Stopped(Exception):

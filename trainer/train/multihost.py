@@ -266,12 +266,11 @@ def broadcast_from_host0(value: Number) -> Number:
 class NullWorkdir:
     """Replaces Workdir in the processes that do not write to the run's folder."""
 
-    # It has the methods and attributes of Workdir that a run uses; they do nothing.
+    # It has the methods and attributes of Workdir that a run uses there; they do nothing.
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.metrics_file = path / "metrics.jsonl"
         self.run_file = path / "run.json"
         self.lost_rows: list[str] = []
 
@@ -283,16 +282,6 @@ class NullWorkdir:
 
     def sync_metrics(self) -> None:
         """Does nothing."""
-
-    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
-        """Does nothing; process 0 records it in run.json."""
-
-    def rows(self) -> list[dict[str, int]]:
-        """Returns no rows."""
-        return []
-
-    def lose_rows(self, sentence: str, count: int = 0) -> None:
-        """Does nothing; process 0 records it in run.json."""
 
     def close(self, kind: str) -> None:
         """Does nothing; process 0 records it in run.json."""

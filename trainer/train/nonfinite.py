@@ -26,6 +26,8 @@ from trainer.writers.lines import PREFIXES
 
 NONFINITE_FILE = "nonfinite.json"
 ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
+Write = Callable[[str, str], None]  # takes a file's name and its text; writes all of it or nothing
+Log = Callable[[str], None]  # takes a line
 _KEPT = 100  # events in the file: a run that skips steps forever must not fill the disk
 
 
@@ -38,9 +40,7 @@ class _Event(TypedDict):
 class RetriedFile:
     """A small file of the run's folder; text that a full disk does not take is written later."""
 
-    # `write` takes a file's name and its text, and writes the whole file or nothing.
-
-    def __init__(self, name: str, write: Callable[[str, str], None], log: Callable[[str], None]):
+    def __init__(self, name: str, write: Write, log: Log):
         self._name = name
         self._write = write
         self._outage = Outage(log)
@@ -98,13 +98,7 @@ class NonFiniteLog(RetriedFile):
 
     # A step that is computed again, after a restart or a rollback, adds no second event.
 
-    def __init__(
-        self,
-        folder: Path,
-        write: Callable[[str, str], None],
-        experiment: Experiment,
-        log: Callable[[str], None],
-    ):
+    def __init__(self, folder: Path, write: Write, experiment: Experiment, log: Log):
         super().__init__(NONFINITE_FILE, write, log)
         self._experiment = experiment
         self._events = read_events(folder)

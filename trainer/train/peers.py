@@ -185,9 +185,6 @@ class Peers:
         # waits for the processes that are gone.
         os._exit(code)
 
-    def _all_closed(self) -> bool:
-        return all(connection.closed for connection in self._connections)
-
     def _name(self, process: int) -> str:
         return f"Process {process} (on {self._hosts[process]})"
 
@@ -274,7 +271,8 @@ class Peers:
                 )
                 self._until = now  # end at once: the main thread waits for that silent process
         if self._ending not in (None, DONE, STOPPED):
-            if now >= self._until or (self._index == 0 and self._all_closed()):
+            closed = all(connection.closed for connection in self._connections)
+            if now >= self._until or (self._index == 0 and closed):
                 self.end(self._ending or FAILED)
         elif now >= self._until and self._news is not None:
             self.end(*self._news)
@@ -452,9 +450,8 @@ def _connect_to_process_0(
         connection.send(hello)
         reply = connection.receive_one(_HELLO)
         if "wait" in reply:
-            reply = connection.receive_one(
-                wait + _HELLO
-            )  # process 0 may have started later than this one
+            # Process 0 may have started later than this one.
+            reply = connection.receive_one(wait + _HELLO)
         if "hosts" in reply:
             return connection, [str(name) for name in reply["hosts"]]
         connection.close()

@@ -7,7 +7,7 @@ way are applied again as rollbacks.json lists them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.engine.step import State
 from trainer.messages import UserError
-from trainer.train.nonfinite import RetriedFile
+from trainer.train.nonfinite import Log, RetriedFile, Write
 from trainer.writers.json_files import read_json
 
 ROLLBACKS_FILE = "rollbacks.json"
@@ -95,7 +95,7 @@ class RollbackLog(RetriedFile):
     # again from any older one. A rollback is on disk before a state that follows from it. Raises
     # UserError if rollbacks.json cannot be read or is damaged.
 
-    def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
+    def __init__(self, folder: Path, write: Write, log: Log):
         super().__init__(ROLLBACKS_FILE, write, log)
         self._counters = read_rollbacks(folder)
 

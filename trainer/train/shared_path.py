@@ -85,14 +85,12 @@ class SharedPath:
         opt_state = program.abstract_state().opt_state
         shardings = jax.tree.map(lambda x: x.sharding, opt_state)
         step = jax.jit(partial(self._step_of, program), donate_argnums=1, out_shardings=shardings)
-        batch = self._program.feed.abstract_batch()
+        run, inputs = self._program, program.inputs.pack()
+        batch = run.feed.abstract_batch()
         try:
-            traced = step.trace(
-                self._program.abstract_state(), opt_state, program.inputs.pack(), batch
-            )
+            self._traced = step.trace(run.abstract_state(), opt_state, inputs, batch)
         except optim.GroupError as error:
             raise with_place(error, config) from error
-        self._traced = traced
 
     def _step_of(
         self, program: Program, state: State, opt_state: Any, hyperparams: Any, batch: Any

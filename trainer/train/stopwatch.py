@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +173,6 @@ class Stopwatch:
             "perf/seconds": max(seconds, 0.0),
         }
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Excludes the time spent in this context."""
-        with self._clock.paused():
-            yield
+        return self._clock.paused()

@@ -1,7 +1,7 @@
 """Initializes a run with another run's parameters, by rules each of which must have an effect."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from trainer.config import Config, ConfigError, Source
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.workdir import read_record
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]  # by path
 
 PARTS = ("optimizer", "model_state", "schedule")  # each "keep" or "reset"
 _KEYS = ("from", "step", "rename", "fresh", *PARTS)
@@ -69,7 +71,9 @@ class WarmStart:
             )
             if self._keeps(part)
         }
-        self._position = self._read_position() if self._keeps("schedule") else 0
+        self._position = 0
+        if self._keeps("schedule"):
+            self._position = int(np.asarray(self._read("opt_state/scalars")["int32"])[-1])
         self.number = 1 + count_warm_starts(Path(self._folder))
 
     def first_state(self, program: Program) -> State:
@@ -143,22 +147,19 @@ class WarmStart:
             raise self._error("from", str(error)) from error
         return flatten(tree)
 
-    def _read_params(
-        self, wanted: Mapping[str, jax.ShapeDtypeStruct]
-    ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    def _read_params(self, wanted: Shapes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """Returns this run's parameters by path, and (other run's path -> this run's path)."""
         theirs = self._read("params")
         rules = self._options.get("rename") or {}
         try:
-            # Rename numbers in place of the values: they tell afterwards where each came from.
-            marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
-            renamed = flatten(checkpoint.rename(nested(marked), rules))
+            # Rename paths in place of the values: they tell afterwards where each came from.
+            marked = nested({path: path for path in theirs})
+            origins = flatten(checkpoint.rename(marked, rules))
         except ValueError as error:
             raise self._error("rename", str(error)) from error
-        order = list(theirs)
-        names = {order[int(i)]: path for path, i in renamed.items()}
-        found = {path: theirs[order[int(i)]] for path, i in renamed.items()}
-        fresh = self._fresh(wanted, {path: theirs_path for theirs_path, path in names.items()})
+        names = {theirs_path: path for path, theirs_path in origins.items()}
+        found = {path: theirs[theirs_path] for path, theirs_path in origins.items()}
+        fresh = self._fresh(wanted, origins)
         for theirs_path, path in names.items():
             if path not in wanted:
                 raise self._error(
@@ -174,7 +175,7 @@ class WarmStart:
                 f"The other run has no parameter for {_some(missing)}. Rename one of "
                 f"{_some(theirs)}, or keep the initial values with a pattern in 'fresh'.",
             )
-        _check_shapes(found, wanted, lambda text: self._error("rename", text))
+        self._check_shapes("rename", found, wanted)
         return found, names
 
     def _fresh(self, wanted: Collection[str], found: Mapping[str, str]) -> set[str]:
@@ -197,7 +198,7 @@ class WarmStart:
         return fresh
 
     def _read_part(
-        self, part: str, wanted: Mapping[str, jax.ShapeDtypeStruct], names: Mapping[str, str]
+        self, part: str, wanted: Shapes, names: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
         """Reads the state of the optimizer or the model; paths may end with those of parameters."""
         theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
@@ -215,11 +216,18 @@ class WarmStart:
                 "Use 'reset', or the same optimizer, model and names of groups.",
             )
         found = {path: found[path] for path in wanted}
-        _check_shapes(found, wanted, lambda text: self._error(part, text))
+        self._check_shapes(part, found, wanted)
         return found
 
-    def _read_position(self) -> int:
-        return int(np.asarray(self._read("opt_state/scalars")["int32"])[-1])
+    def _check_shapes(self, key: str, found: Mapping[str, np.ndarray], wanted: Shapes) -> None:
+        for path, value in found.items():
+            theirs, ours = tuple(value.shape), tuple(wanted[path].shape)
+            if theirs != ours:
+                raise self._error(
+                    key,
+                    f"{path} has shape {theirs} in the other run and {ours} here. Make them equal, "
+                    "or leave it out: rename it to None, and add it to 'fresh'.",
+                )
 
     def _error(self, key: str, text: str) -> ConfigError:
         return located(self._sources, key, text)
@@ -270,20 +278,6 @@ def _without_effect(
         f"other run's {_some(theirs)}. Leave these out with the rule {rule!r}: None (null in "
         "YAML), the first one in 'rename'."
     )
-
-
-def _check_shapes(
-    found: Mapping[str, np.ndarray],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
-    error: Callable[[str], ConfigError],
-) -> None:
-    for path, value in found.items():
-        if tuple(value.shape) != tuple(wanted[path].shape):
-            raise error(
-                f"{path} has shape {tuple(value.shape)} in the other run and "
-                f"{tuple(wanted[path].shape)} here. Make them equal, or leave it out: rename it to "
-                f"None, and add it to 'fresh'."
-            )
 
 
 def put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
