@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 from jax._src.clusters import ClusterEnv
@@ -96,18 +96,10 @@ _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SET = f"{_NAMES[0]} (HOST:PORT of process 0), {_NAMES[1]} and {_NAMES[2]}"
 
 
-class _Found(NamedTuple):
-    """What a process knows of the run before it joins."""
-
-    address: str  # HOST:PORT, where process 0 listens
-    count: int  # of processes
-    index: int  # of this process, from 0
-    # the local indices of the GPUs that jax lets this process see; None for all
-    devices: Sequence[int] | None
-
-
-def _processes_of_the_run(join_timeout: float) -> _Found:
+def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
     """Finds the other processes by the environment, or by the scheduler that jax detects."""
+    # Returns HOST:PORT, where process 0 listens; how many processes there are; the index of this
+    # one, from 0; and the local indices of the GPUs that jax lets it see, None for all.
     address, *numbers = (os.environ.get(name) or None for name in _NAMES)
     given = [address, *numbers]
     unset = [name for name, text in zip(_NAMES, given, strict=True) if text is None]
@@ -130,7 +122,7 @@ def _processes_of_the_run(join_timeout: float) -> _Found:
     # The client of Kubernetes raises errors of its own.
     except Exception as error:
         if address and count is not None and index is not None:
-            return _Found(address, count, index, None)  # only the devices were asked for
+            return address, count, index, None  # only the devices were asked for
         text = " ".join(str(error).split()).rstrip(".")
         raise UserError(
             "--distributed could not ask the scheduler for the processes of the run: "
@@ -140,7 +132,7 @@ def _processes_of_the_run(join_timeout: float) -> _Found:
         raise UserError(f"{_why_not_found()} Or set {_SET}.")
     if unset:
         _check_open_mpi(*found[1:3])
-    return _Found(*found)
+    return found
 
 
 def _why_not_found() -> str:
