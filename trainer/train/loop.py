@@ -44,7 +44,7 @@ from trainer.writers import MultiWriter
 
 
 class Records(NamedTuple):
-    """The files of a run's folder, besides the metrics, that no saved state may be ahead of."""
+    """What a run notes in small files of its folder, besides the metrics."""
 
     nonfinite: NonFiniteLog  # the steps that were not finite
     rollbacks: RollbackLog
@@ -65,7 +65,7 @@ class Services(NamedTuple):
 
     checkpoints: StateKeeper
     writer: MultiWriter
-    results: Results  # of the rows before the first state
+    results: Results  # of the rows so far
     records: Records
     hooks: Hooks
     consensus: Consensus
