@@ -17,7 +17,7 @@ from trainer.engine import targets
 
 MLP = """
 model: !models.mlp {width: 64}
-data: !data.digits {batch_size: 64, crop: 0}
+data: !data.digits {batch_size: 64, crop: 0, validation: 0.1}
 loss: !losses.softmax_cross_entropy
 optimizer: !optax.adamw {learning_rate: 1e-3}
 mesh: {data: 2, fsdp: -1}
@@ -34,24 +34,36 @@ optimizer: !optax.adamw {learning_rate: 1e-3}
 precision: mixed
 steps: 4
 """
+SWEEP = """
+base: config.yaml
+arms: {adamw: {space: {optimizer.learning_rate: !space.values {values: [1e-3, 2e-3]}}}}
+goal: {metric: loss}
+method: !method.grid
+"""
 EXPLAINED = {
     "gpus": (MLP, "--target=h100:8", "--compile"),
     "hosts of tpus": (MLP, "--target=v5e:4x4", "--compile"),
     "one tpu": (MLP, "--target=v6e", "--compile", "--set=mesh=null"),
     "too large": (LARGE, "--target=v5e", "--compile"),
     "uneven": (MLP, "--target=h100:8", "--set=mesh={data: -1, fsdp: 3}"),
+    "sweep": (MLP.replace("mesh: {data: 2, fsdp: -1}", ""), "--target=h100", "--dry_run"),
+    "sweep too large": (LARGE, "--target=v5e", "--dry_run"),
     "no such shape": (MLP, "--target=v5e:3x3"),
 }
 
 
 def explained(config: str, *options: str) -> dict[str, Any]:
-    """Explains a config; returns the exit code, and what was printed."""
+    """Explains a config, or a sweep of it; returns the exit code, and what was printed."""
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config)
+        command = "explain"
+        if "--dry_run" in options:
+            command, file = "sweep", file.with_name("sweep.yaml")
+            file.write_text(SWEEP)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(["explain", f"--config={file}", *options])
+            code = main([command, f"--config={file}", *options])
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
 
 

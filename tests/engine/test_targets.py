@@ -130,6 +130,13 @@ def test_options_that_say_the_same_are_refused(options: list[str], said: str, ca
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--check"], ["--dry_run", "--target=list"]])
+def test_a_sweep_is_only_planned_for_a_target(options: list[str], capsys: Any) -> None:
+    file = ROOT / "experiments" / "muon_mlp" / "sweep.yaml"
+    assert main(["sweep", f"--config={file}", "--target=h100", *options]) == 2
+    assert "write --dry_run --target=h100, or another" in capsys.readouterr().err
+
+
 def test_a_call_from_python_names_its_arguments() -> None:
     file = ROOT / "configs" / "muon_vit.yaml"
     with pytest.raises(UserError, match="^'h10' is no target. Did you mean 'h100'"):
@@ -188,6 +195,31 @@ def test_what_does_not_fit_is_refused_with_microbatches_that_do() -> None:
     said = found("too large")
     assert said["code"] == 2
     assert re.search(r"does not fit. With --set microbatches=\d+ it needs .*and fits", said["err"])
+
+
+@compilers
+@pytest.mark.long
+def test_a_sweep_says_how_many_trials_fit_side_by_side() -> None:
+    said = found("sweep")
+    assert said["code"] == 0, said["err"]
+    rest = said["out"].partition("on a device (NVIDIA H100 80GB HBM3, of which jax takes")[2]
+    assert "a step" not in rest.splitlines()[1]
+    fit = int(rest.splitlines()[2].split()[-1].replace(",", ""))
+    # Parameters and two moments of 64 inputs, 64 and 64 units and 10 classes, in float32; and half
+    # of the memory for states, which counters of some 50 bytes are a part of.
+    numbers = 3 * (64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
+    assert fit == pytest.approx(0.5 * 0.75 * 85e9 / (4 * numbers), rel=0.002)
+
+
+@compilers
+@pytest.mark.long
+def test_a_sweep_of_runs_that_do_not_fit_is_refused() -> None:
+    said = found("sweep too large")
+    assert said["code"] == 2
+    assert re.search(
+        r"The run adamw/0000\S* does not fit: it needs 30 GB, and .* has 16.9 GB.", said["err"]
+    )
+    assert re.search(r"^ +1 .* none$", said["out"], re.MULTILINE)
 
 
 @compilers

@@ -400,6 +400,9 @@ _SWEEP = f"""
     has the same sweep, what is missing is computed
 --pilot SWEEP:folder  a finished sweep with several searches and the same goal: the plan then says
     in units of the metric which difference it finds
+--target TARGET:target  with --dry_run: compile the programs for GPUs or TPUs that are not here,
+    such as h100 or v5e:4x4 (`explain --target=list` prints all); it says how many trials fit into
+    their memory side by side, and ends with 2 if one does not fit
 {_WORKERS}
 {_LOCKS}
 --launcher {{local,slurm,ray}} = "local"  start the workers on this machine (the default), submit

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
+from typing import TYPE_CHECKING
 
 from trainer.cli.resolving import (
     config_options,
@@ -38,6 +39,9 @@ from trainer.sweep.status import Status, SweepReader, counts, progress_line, ren
 from trainer.sweep.trial_text import describe
 from trainer.train import runtime
 
+if TYPE_CHECKING:  # it needs jax, which is imported once it is known for which devices
+    from trainer.engine.explanation import Elsewhere
+
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
 _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
@@ -60,13 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
+    elsewhere = _elsewhere(arguments)  # before jax is imported
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
     plan = make_plan(definition)
     settings = launcher_settings(arguments)
     power = _power(arguments, plan)
-    if arguments.check or arguments.dry_run:
-        return (_check if arguments.check else _dry_run)(arguments, definition, plan, power)
+    if arguments.check:
+        return _check(arguments, definition, plan, power)
+    if arguments.dry_run:
+        return _dry_run(arguments, definition, plan, power, elsewhere)
     name = folder_name(arguments.files, plan.content_digest)
     folder = Path(arguments.workdir or f"sweeps/{name}").absolute()
     planned = check_same(folder, definition, plan)
@@ -99,6 +106,21 @@ def _start(arguments: argparse.Namespace) -> int:
             f" command again to go on, or python {join(words)}."
         )
     return code
+
+
+def _elsewhere(arguments: argparse.Namespace) -> "Elsewhere | None":
+    """Returns the devices of --target; None for those of this machine."""
+    if arguments.target is None:
+        return None
+    if not arguments.dry_run or arguments.target == "list":
+        raise UserError(
+            "--target is about devices that are not here, and a sweep is only planned for them:"
+            " write --dry_run --target=h100, or another of `python -m trainer explain"
+            " --target=list`."
+        )
+    from trainer.engine.targets import elsewhere_of
+
+    return elsewhere_of(arguments.target)
 
 
 def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
@@ -142,21 +164,36 @@ def _check(
 
 
 def _dry_run(
-    arguments: argparse.Namespace, definition: Definition, plan: Plan, power: Sequence[str]
+    arguments: argparse.Namespace,
+    definition: Definition,
+    plan: Plan,
+    power: Sequence[str],
+    elsewhere: "Elsewhere | None",
 ) -> int:
     """Prints a plan with the memory and the time that its programs need, which it measures."""
+    from trainer.engine.memory import in_words
     from trainer.sweep import plan_text
     from trainer.sweep.programs import find_programs, measure
 
     runtime.use_openblas_threads()
-    runtime.keep_compiled_programs()  # the sweep then finds them compiled
+    if elsewhere is None:
+        runtime.keep_compiled_programs()  # the sweep then finds them compiled
     ignore_optimizer_warnings()
-    plan = find_programs(definition, plan, arguments.vocabulary)
+    plan = find_programs(definition, plan, arguments.vocabulary, elsewhere)
     needs = []
     for number, program in enumerate(plan.programs, 1):
-        log(f"Compiling and timing program {number:,} of {len(plan.programs):,} ({program.first}).")
-        needs.append(measure(plan, program))
-    show(plan_text.render(definition, plan, needs, power), end="")
+        what = "Compiling and timing" if elsewhere is None else "Compiling"
+        log(f"{what} program {number:,} of {len(plan.programs):,} ({program.first}).")
+        needs.append(measure(plan, program, elsewhere))
+    memory = None if elsewhere is None else elsewhere.memory
+    show(plan_text.render(definition, plan, needs, power, memory), end="")
+    for program, need in zip(plan.programs, needs, strict=True):
+        if memory is not None and memory.limit is not None and need.too_much is not None:
+            raise UserError(
+                f"The run {program.first} does not fit: it needs {in_words(need.too_much)}, and"
+                f" {memory.owner} has {in_words(memory.limit)}. Give its config more microbatches,"
+                " a smaller batch, or a mesh with more devices."
+            )
     return DONE
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainer.config import Tree
 from trainer.config.full import complete
 from trainer.config.wording import brief, listing
+from trainer.engine.memory import Memory
 from trainer.messages import duration, joined, plural, printable, table
 from trainer.sweep.confounders import Differences, Side, differences, listed_seeds, named_by
 from trainer.sweep.halving import program_steps
@@ -24,11 +25,16 @@ _SHOWN_TRIALS = 5
 
 
 def render(
-    definition: Definition, plan: Plan, needs: Sequence[ProgramCost] = (), power: Sequence[str] = ()
+    definition: Definition,
+    plan: Plan,
+    needs: Sequence[ProgramCost] = (),
+    power: Sequence[str] = (),
+    memory: Memory | None = None,
 ) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials."""
-    # `needs` is what each program needs on this machine; empty if it was not measured. `power` has
-    # sentences about the differences that the sweep finds. The last line ends with a newline.
+    # `needs` is what each program needs, on this machine or in the `memory` of others; empty if it
+    # was not measured. `power` has sentences about the differences that the sweep finds. The last
+    # line ends with a newline.
     lines = [
         *_arms(definition, plan),
         tuned_line(plan.tunings),
@@ -38,7 +44,7 @@ def render(
         *plan.reasons,
         *_totals(plan),
         *kept_line(plan),
-        *_measured(plan, needs),
+        *_measured(plan, needs, memory),
         _goal(plan),
         *power,
         *_repeats(plan),
@@ -179,38 +185,44 @@ def _cut_lines(plan: Plan) -> Iterator[str]:
         yield f"{arm}: of {plural(counts[0], 'point')} in a search, {at}"
 
 
-def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
-    """Predicts waves, memory and time for one worker on this machine."""
+def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -> list[str]:
+    """Predicts waves and memory for one worker, and its time if steps were timed."""
     if not needs:
         return []
-    rows = [("program", "waves", "trials of a wave", "memory", "a step", "all steps")]
+    rows: list[Sequence[str]] = [
+        ("program", "waves", "trials of a wave", "memory", "a step", "all steps")
+        if memory is None
+        else ("program", "waves", "trials of a wave", "memory", "trials that fit")
+    ]
     total = 0.0
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
         names = (plan.by_name[name].arm for name in program.trials)
         # Arms of a branch share waves.
         arms = collections.Counter(arm if plan.branch is None else "" for arm in names)
-        bounds = (
-            useful_width(program.flops * program.updates),
-            most_side_by_side(program.state_bytes, 1, need.temporary_bytes),
-        )
+        room = None if memory is None else memory.limit
+        fit = most_side_by_side(program.state_bytes, 1, need.temporary_bytes, room)
+        bounds = (useful_width(program.flops * program.updates), fit)
         if (vmap := plan.vmap) is not None:
             bounds = (vmap,)
         widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
         waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
         widest = max(widths.values())
         size = widest * program.state_bytes + (need.temporary_bytes or 0)
-        seconds = need.step_seconds * program_steps(plan, program)
-        total += seconds
-        step = f"{1000 * need.step_seconds:.3g} ms"
-        row = (str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB", step)
-        rows.append((*row, duration(seconds)))
-    return [
-        "",
-        "on this machine, with one worker, without evaluations:",
-        *table(rows, right=(0, 1, 2, 3, 4, 5)),
-        f"together about {duration(total)}, besides the final runs",
-        "",
-    ]
+        row = [str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB"]
+        if need.step_seconds is not None:
+            seconds = need.step_seconds * program_steps(plan, program)
+            total += seconds
+            row += [f"{1000 * need.step_seconds:.3g} ms", duration(seconds)]
+        elif need.too_much is not None:
+            row[1:] = ["-", "-", "-", "none"]
+        else:
+            row.append(f"{fit:,}")
+        rows.append(row)
+    head = "on this machine, with one worker, without evaluations:"
+    last = [f"together about {duration(total)}, besides the final runs"]
+    if memory is not None:
+        head, last = f"on {memory.owner}, for which they were compiled and not run:", []
+    return ["", head, *table(rows, right=range(len(rows[0]))), *last, ""]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -33,6 +33,7 @@ from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
 from trainer.engine.experiment import Experiment, build_experiment
+from trainer.engine.explanation import Elsewhere, explain, with_compiled
 from trainer.engine.loading import load_located
 from trainer.engine.plan import find_matrices, make_plan, with_place
 from trainer.engine.program import Program
@@ -74,8 +75,14 @@ class _Traced:
     constants: Mapping[str, str]  # config path -> why this float is not an input of the program
 
 
-def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] = ()) -> Plan:
+def find_programs(
+    definition: Definition,
+    plan: Plan,
+    vocabulary: Sequence[str] = (),
+    elsewhere: Elsewhere | None = None,
+) -> Plan:
     """Returns the plan with its programs; raises ConfigError if the trials do not fit."""
+    # `elsewhere` are devices of a target; None for those of this machine.
     # They do not if one does not build, an ablation takes out a part that another one needs, the
     # goal's metric is never written, losses that are compared are not one function, arms are equal
     # or have unequal budgets, or runs would keep too many bytes for claims.
@@ -85,7 +92,7 @@ def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] 
         trials = plan.examples_of(arm.name)
         try:
             check_types(arm, trials, vocabulary)
-            found = _group(definition, arm, trials, vocabulary)
+            found = _group(definition, arm, trials, vocabulary, elsewhere)
         except ConfigError as error:
             if ablation is None or not by_arm or arm.name in ablation.settings:
                 raise
@@ -231,7 +238,11 @@ def _refuse_uneven_cuts(
 
 
 def _group(
-    definition: Definition, arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]
+    definition: Definition,
+    arm: ArmConfig,
+    trials: Sequence[Trial],
+    vocabulary: Sequence[str],
+    elsewhere: Elsewhere | None,
 ) -> list[_Traced]:
     """Builds one trial of each program of an arm, and finds the trials that share it."""
     groups = []
@@ -240,8 +251,8 @@ def _group(
         first = rest[0]
         config = config_with_sources(arm, first)
         with _placed_in_sweep_file(arm, f"The trial {first.name}"):
-            program = load_located(config, vocabulary)
-            traced = make_plan(program, config)
+            program = _load(config, vocabulary, elsewhere)
+            traced = make_plan(program, config, None if elsewhere is None else elsewhere.memory)
         inputs = set(traced.inputs)
         warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
         warnings += arm.whole_rates(inputs)
@@ -266,6 +277,12 @@ def _group(
         constants = {path: why for path, (_, why) in traced.constants.items()}
         groups.append(_Traced(found, first, structure, constants))
     return _merge(groups)
+
+
+def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None) -> Program:
+    if elsewhere is None:
+        return load_located(config, vocabulary)
+    return load_located(config, vocabulary, declared=True, devices=elsewhere.devices)
 
 
 def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> None:
@@ -441,7 +458,7 @@ def check_extremes(
     for trial in chosen.values():
         config = config_with_sources(arm, trial)
         with _placed_in_sweep_file(arm, f"The trial {trial.name}"):
-            experiment = build_experiment(config, vocabulary)
+            experiment = build_experiment(config, vocabulary, declared=True)
             try:
                 experiment.optimizer.bind(params).check()
                 warnings += find_matrices(experiment.optimizer, params).warnings
@@ -510,13 +527,16 @@ _SHARE = 0.5  # the part of the memory that the states of a wave may take
 _BLOCKS = 3  # how many are timed
 
 
-def most_side_by_side(state_bytes: int, workers: int, temporary_bytes: int | None = None) -> int:
+def most_side_by_side(
+    state_bytes: int, workers: int, temporary_bytes: int | None = None, room: int | None = None
+) -> int:
     """Returns how many trials fit into memory side by side, at least 1."""
     # The workers share the memory of a host; each has a GPU of its own. `temporary_bytes` is that
-    # of `Program`, which one trial at a time needs; None if it is not known.
+    # of `Program`, which one trial at a time needs; None if it is not known. `room` is the memory
+    # of a device that is not here; None for that of this machine's.
     device = jax.local_devices()[0]
-    on_cpu = device.platform == "cpu"
-    limit = memory.host_memory() if on_cpu else memory.device_memory(device)
+    on_cpu = room is None and device.platform == "cpu"
+    limit = memory.host_memory() if on_cpu else room or memory.device_memory(device)
     if limit is None:
         return 2**31
     own = limit / workers if on_cpu else limit
@@ -527,16 +547,23 @@ def most_side_by_side(state_bytes: int, workers: int, temporary_bytes: int | Non
 
 
 class ProgramCost(NamedTuple):
-    """What a program needs on this machine."""
+    """What a program needs on this machine, or on devices that are not here."""
 
-    step_seconds: float  # of a step, without evaluations
+    # of a step, without evaluations; None on devices that are not here
+    step_seconds: float | None
     # of a step, or of its diagnosis, besides its state; None if the compiler does not tell
     temporary_bytes: int | None
+    too_much: int | None = None  # bytes of a device, if it has less
 
 
-def measure(plan: Plan, shared: SharedProgram) -> ProgramCost:
-    """Compiles a program of a plan and times a few of its steps."""
-    program = load_located(plan.example_of(shared).config, plan.vocabulary)
+def measure(plan: Plan, shared: SharedProgram, elsewhere: Elsewhere | None = None) -> ProgramCost:
+    """Compiles a program of a plan and, on this machine, times a few of its steps."""
+    config = plan.example_of(shared).config
+    program = _load(config, plan.vocabulary, elsewhere)
+    if elsewhere is not None:
+        found = with_compiled(explain(program, config, elsewhere), program)
+        needed = None if found.fits else found.needed
+        return ProgramCost(None, program.temporary_bytes, needed)
     state = program.init()
     program.compile(state)
     steps = program.block_rule.steps
