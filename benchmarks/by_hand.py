@@ -33,27 +33,53 @@ def label(params: Any) -> Any:
 
 
 def make_step(
-    loss: Callable[[Any, Any], jax.Array], tx: optax.GradientTransformation
+    loss: Callable[[Any, Any], jax.Array],
+    tx: optax.GradientTransformation,
+    microbatches: int = 1,
+    skip: bool = False,
+    out_shardings: Any = None,
 ) -> Callable[..., Any]:
     """Returns the jitted step of a loss.
 
     Args:
         loss: `loss(params, batch)`, a scalar.
         tx: the optimizer.
+        microbatches: into how many equal parts a batch is split, whose gradients are averaged.
+        skip: whether a step changes nothing if its loss or its gradients are not finite.
+        out_shardings: where the results lie; None leaves it to the compiler.
 
     Returns:
         `step(params, opt_state, batch)`, which donates the first two and returns them with the
         loss and the norm of the gradients.
     """
 
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: optax.Params, opt_state: optax.OptState, batch: Any) -> tuple[Any, ...]:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        # A run logs the norm of the gradients, so that this step computes it, too.
-        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
+    def mean(params: optax.Params, batch: Any) -> tuple[jax.Array, Any]:
+        if microbatches == 1:
+            return jax.value_and_grad(loss)(params, batch)
 
-    return step
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)), None
+
+        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+        total, _ = jax.lax.scan(add, zeros, parts)
+        return jax.tree.map(lambda x: x / microbatches, total)
+
+    def step(params: optax.Params, opt_state: optax.OptState, batch: Any) -> tuple[Any, ...]:
+        value, grads = mean(params, batch)
+        updates, new_state = tx.update(grads, opt_state, params)
+        new_params = optax.apply_updates(params, updates)
+        norm = optax.tree.norm(grads)  # a run logs it, so that this step computes it, too
+        if skip:
+            proceeds = jnp.isfinite(value) & jnp.isfinite(norm)
+            new_params, new_state = jax.tree.map(
+                lambda new, old: jnp.where(proceeds, new, old),
+                (new_params, new_state),
+                (params, opt_state),
+            )
+        return new_params, new_state, value, norm
+
+    return jax.jit(step, donate_argnums=(0, 1), out_shardings=out_shardings)
 
 
 def make_vit_step(

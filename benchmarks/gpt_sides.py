@@ -83,7 +83,12 @@ def make_sides(workload: Workload, optimizer: str, names: list[str]) -> dict[str
 
 
 def make_program(
-    model: models.Model, batch: dict[str, np.ndarray], optimizer: str, bfloat16: bool = False
+    model: models.Model,
+    batch: dict[str, np.ndarray],
+    optimizer: str,
+    bfloat16: bool = False,
+    devices: Any = None,
+    **settings: Any,
 ) -> Program:
     """Returns the program of a model, whose training batches are all the same.
 
@@ -92,6 +97,8 @@ def make_program(
         batch: field name -> array of a batch.
         optimizer: "adamw" or "muon".
         bfloat16: whether the products, and Muon's, are in bfloat16, and all else in float32.
+        devices: those of a target; None for those that jax finds.
+        **settings: more fields of the experiment.
     """
     own = {name: array.copy() for name, array in batch.items()}  # a data set makes them read-only
     experiment = Experiment(
@@ -104,8 +111,9 @@ def make_program(
         log_every=10**6,
         eval_every=10**6,
         save_every=10**6,
+        **settings,
     )
-    return Program(experiment)
+    return Program(experiment, devices=devices)
 
 
 class Ours:

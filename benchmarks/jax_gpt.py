@@ -60,7 +60,9 @@ class Shape(NamedTuple):
         return {"tokens": text[:, :-1].copy(), "label": text[:, 1:].copy()}
 
 
-def mean_loss(params: Any, batch: Any, shape: Shape, dtype: Any = jnp.float32) -> jax.Array:
+def mean_loss(
+    params: Any, batch: Any, shape: Shape, dtype: Any = jnp.float32, attended: str = "auto"
+) -> jax.Array:
     """Returns the mean cross-entropy of a batch, in nats a token.
 
     Args:
@@ -68,8 +70,9 @@ def mean_loss(params: Any, batch: Any, shape: Shape, dtype: Any = jnp.float32) -
         batch: `tokens` and `label`, int32 [batch, length].
         shape: the sizes.
         dtype: the dtype of the products; norms, softmaxes and the loss are float32.
+        attended: how `attention` is computed.
     """
-    x, head = features(params, batch["tokens"], shape, dtype)
+    x, head = features(params, batch["tokens"], shape, dtype, attended)
     labels = batch["label"].reshape(-1)
 
     def losses(x: jax.Array, labels: jax.Array) -> jax.Array:
@@ -84,7 +87,9 @@ def mean_loss(params: Any, batch: Any, shape: Shape, dtype: Any = jnp.float32) -
     return jax.lax.map(one, parts).sum() / labels.size
 
 
-def features(params: Any, tokens: jax.Array, shape: Shape, dtype: Any) -> tuple[Any, Any]:
+def features(
+    params: Any, tokens: jax.Array, shape: Shape, dtype: Any, attended: str
+) -> tuple[Any, Any]:
     """Returns the last features, [batch * length, width], and the kernel of the head."""
     params = jax.tree.map(lambda p: p.astype(dtype), params)
     rows, size = tokens.size, shape.width // shape.num_heads
@@ -106,7 +111,7 @@ def features(params: Any, tokens: jax.Array, shape: Shape, dtype: Any) -> tuple[
         heads = qkv.reshape(*tokens.shape, 3, shape.num_heads, size)
         query = rotate(rms_norm(heads[:, :, 0], attn["q_norm"]["scale"]))
         key = rotate(rms_norm(heads[:, :, 1], attn["k_norm"]["scale"]))
-        mixed = attention(query, key, heads[:, :, 2]).reshape(rows, shape.width)
+        mixed = attention(query, key, heads[:, :, 2], attended).reshape(rows, shape.width)
         x = x + mixed @ attn["out"]["kernel"]
         h = rms_norm(x, p["mlp_norm"]["scale"]) @ p["mlp"]["up"]["kernel"]
         return x + jnp.square(jax.nn.relu(h)) @ p["mlp"]["down"]["kernel"], None
@@ -123,11 +128,23 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return wide.astype(x.dtype) * scale
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Causal attention of [batch, length, heads, size]: cuDNN's on a GPU, or two products."""
-    if jax.default_backend() == "gpu" and query.dtype == jnp.bfloat16:
+def attention(query: jax.Array, key: jax.Array, value: jax.Array, how: str) -> jax.Array:
+    """Causal attention of [batch, length, heads, size].
+
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        how: "xla" or "cudnn" for those of jax.nn, "plain" for two products, or "auto": cuDNN's in
+            bfloat16 on a GPU, or two products.
+    """
+    if how == "auto":
+        half = jax.default_backend() == "gpu" and query.dtype == jnp.bfloat16
+        how = "cudnn" if half else "plain"
+    if how != "plain":
+        theirs: Any = how
         return jax.nn.dot_product_attention(
-            query, key, value, is_causal=True, implementation="cudnn"
+            query, key, value, is_causal=True, implementation=theirs
         )
     length, size = query.shape[1], query.shape[-1]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32) * size**-0.5

@@ -38,13 +38,16 @@ class Workload(NamedTuple):
     flops: float
 
 
-def make_gpt_workload(shape: Shape, bfloat16: bool = False, attention: str = "auto") -> Workload:
+def make_gpt_workload(
+    shape: Shape, bfloat16: bool = False, attention: str = "auto", by_hand: str = "auto"
+) -> Workload:
     """Returns a GPT and a batch of random tokens.
 
     Args:
         shape: the sizes.
         bfloat16: as in `Workload`.
-        attention: of our side, as in `models.gpt`; by hand it is cuDNN's on a GPU.
+        attention: of our side, as in `models.gpt`.
+        by_hand: that of the loss by hand, as in `jax_gpt.attention`.
     """
     sizes = (shape.vocab_size, shape.width, shape.depth, shape.num_heads)
     model, batch = models.gpt(*sizes, max_length=shape.length, attention=attention), shape.batch()
@@ -59,7 +62,7 @@ def make_gpt_workload(shape: Shape, bfloat16: bool = False, attention: str = "au
     return Workload(
         model,
         batch,
-        lambda params, batch: jax_gpt.mean_loss(params, batch, shape, dtype),
+        lambda params, batch: jax_gpt.mean_loss(params, batch, shape, dtype, by_hand),
         module,
         bfloat16,
         "tokens",

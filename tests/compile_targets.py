@@ -1,4 +1,6 @@
-"""Compiles the shipped configs for GPUs and TPUs that are not here: `make compile_targets`.
+"""Compiles the shipped configs, and every optimizer, for GPUs and TPUs that are not here.
+
+`make compile_targets` compares all; an optimizer stands in the config that `optimizers NAME` prints.
 
     python -m tests.compile_targets [NAME...]   compares with compiled_targets.json
     python -m tests.compile_targets --write     writes that file
@@ -17,11 +19,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.optimizer_families import FAMILIES
 from trainer.engine import targets
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "compiled_targets.json"
 ONE = ("h100", "v5e")
+_CONFIGS = (".gin", ".yaml")
 # What one device does not hold, or what shows how devices divide the work.
 SEVERAL = {
     "gpt_1b.gin": {"h100:16": ["model.depth=4"], "v5e:4x4": ["model.depth=2"]},
@@ -30,26 +34,36 @@ SEVERAL = {
 }
 
 
-def cases() -> dict[str, tuple[str, str, list[str]]]:
-    """Returns name -> config, target and settings of each step to compile."""
+def cases() -> list[str]:
+    """Returns what to compile: a config or an optimizer, a target and settings, in one text."""
+    from optim import parts  # imports jax
+
     files = [*(ROOT / "configs").glob("*.*"), *(ROOT / "configs" / "optimizers").glob("*.yaml")]
-    found = {}
-    for file in sorted(each for each in files if each.suffix in (".gin", ".yaml")):
+    found = []
+    for file in sorted(each for each in files if each.suffix in _CONFIGS):
         config = file.relative_to(ROOT / "configs").as_posix()
         for target, sets in SEVERAL.get(config, dict.fromkeys(ONE, [])).items():
-            found[" ".join([config, target, *sets])] = config, target, sets
-    return found
+            found.append(" ".join([config, target, *sets]))
+    names = [name for names in FAMILIES.values() for name in names]
+    names += [f"parts.{name}" for name in parts.__all__]
+    return [*found, *(f"{name} {target}" for name in names for target in ONE)]
 
 
-def compiled(config: str, target: str, sets: list[str]) -> dict[str, Any]:
+def compiled(name: str) -> dict[str, Any]:
     """Compiles a step in this process, which must not have imported jax before."""
+    config, target, *sets = name.split()
     elsewhere = targets.elsewhere_of(targets.parse(target))
     from trainer import config as configs
+    from trainer.cli.optimizer_facts import find
     from trainer.engine.collectives import executed_lines
     from trainer.engine.explanation import explain, with_compiled
     from trainer.engine.loading import load_located
 
-    read = configs.load([ROOT / "configs" / config], sets=sets)
+    if Path(config).suffix in _CONFIGS:
+        read = configs.load([ROOT / "configs" / config], sets=sets)
+    else:
+        read = find(config)[0].config
+        assert read is not None
     program = load_located(read, declared=True, devices=elsewhere.devices)
     explanation = with_compiled(explain(program, read, elsewhere), program)
     step = explanation.compiled
@@ -80,12 +94,32 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
     ]
 
 
+def read() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what the file has of the shipped configs, and of the optimizers."""
+    found = json.loads(FILE.read_text())
+    configs = {name: x for name, x in found.items() if Path(name.split()[0]).suffix in _CONFIGS}
+    return configs, {name: x for name, x in found.items() if name not in configs}
+
+
 def markdown() -> str:
-    """Returns the table of docs/targets.md, of what the file has."""
+    """Returns the table of docs/targets.md of the shipped configs."""
     from tests.reference_pages import table  # imports jax
 
     titles = ["config", "target", "seconds", "GB of a device", "converts to float32", "collectives"]
-    return table(titles, (row(*each) for each in json.loads(FILE.read_text()).items()))
+    return table(titles, (row(*each) for each in read()[0].items()))
+
+
+def slowest() -> str:
+    """Returns the table of docs/targets.md of the optimizers that compile longest."""
+    from tests.reference_pages import table  # imports jax
+
+    seconds: dict[str, dict[str, float]] = {}
+    for case, found in read()[1].items():
+        name, target = case.split()
+        seconds.setdefault(name, {})[target] = found["seconds"]
+    last = sorted(seconds, key=lambda name: -max(seconds[name].values()))[:10]
+    titles = [f"of {len(seconds)} optimizers and parts", *(f"{x}, seconds" for x in ONE)]
+    return table(titles, ([f"`{x}`", *(f"{seconds[x][y]:.0f}" for y in ONE)] for x in last))
 
 
 def main() -> int:
@@ -95,10 +129,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write what is found")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    every = cases()
     if arguments.one:
-        print(json.dumps(compiled(*every[arguments.one])))
+        print(json.dumps(compiled(arguments.one)))
         return 0
+    every = cases()
     from tests.runs import environment  # imports jax
 
     before = json.loads(FILE.read_text()) if FILE.exists() else {}

@@ -48,6 +48,7 @@ def parts() -> dict[tuple[str, str], Callable[[], str]]:
         ("sweeps.md", "sweep"): sweep_keys,
         ("sweeps.md", "spaces"): lambda: functions(listed("space", "method")),
         ("targets.md", "compiled"): compile_targets.markdown,
+        ("targets.md", "slowest"): compile_targets.slowest,
     }
 
 

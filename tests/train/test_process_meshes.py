@@ -114,6 +114,18 @@ def test_processes_found_by_slurm_and_by_open_mpi_and_four_instead_of_two_have_t
     assert runs.lines(tmp_path / "parts") == runs.lines(tmp_path / "whole")
 
 
+@pytest.mark.long
+def test_two_processes_begin_with_the_parameters_of_another_run(
+    tmp_path: Path, start: Start
+) -> None:
+    assert start("first", explicit(1), "--set", "steps=4").codes() == [0]
+    begun = "warm_start=" + str({"from": str(tmp_path / "first")})
+    two, one = (start(f"of {n}", explicit(n), "--set", begun) for n in (2, 1))
+    assert two.codes() == [0, 0], two.said(1)
+    assert one.codes() == [0], one.said(0)
+    assert checkpoint.diff(tmp_path / "of 2", 0, 0, other=tmp_path / "of 1") == []
+
+
 # Restarts: what is refused.
 
 

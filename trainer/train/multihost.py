@@ -272,6 +272,9 @@ class NullWorkdir:
     def write(self, name: str, text: str) -> None:
         """Does nothing; process 0 writes the same file."""
 
+    def record(self, **values: object) -> None:
+        """Does nothing; process 0 records it in run.json."""
+
     def sync_metrics(self) -> None:
         """Does nothing."""
 

@@ -1,0 +1,115 @@
+"""Compares compiled steps for GPUs and TPUs that are not here: ours, and by hand in jax and optax.
+
+    python -m benchmarks.targets [--targets=h100,v5e] [--cases="gpt adamw,vit muon"]
+        [--attention=cudnn] [--small]
+
+GPT-124M (32 sequences of 1,024 tokens) and ViT-S/16 (256 images) with products in bfloat16, by
+AdamW and Muon behind a clipped norm; with 4 microbatches, under on_nonfinite="skip", and on 8
+devices that divide the batch ("data") or parameters and moments too ("fsdp"). Both sides have the
+same attention, cuDNN's on GPUs and XLA's on TPUs unless `--attention` names another, and are
+compared by what the compiler says of a device: temporary memory, fusions and calls of libraries
+that a step executes, and bytes of collectives; by floating-point operations, counted as in a plan;
+and for TPUs, whose compiler tells more, by the cycles that it estimates for all operations
+together, and by the bytes that they read and write, where the body of a loop counts once. First
+three steps with small shapes must agree on the CPU.
+
+No time is measured. The operations over the peak of a device's products are printed as a bound of
+it, and nothing else.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from trainer.engine import targets
+
+
+class Case(NamedTuple):
+    """A step that both sides compute.
+
+    Args:
+        model: "gpt" or "vit".
+        optimizer: "adamw" or "muon".
+        settings: more fields of the experiment: microbatches, on_nonfinite, mesh.
+    """
+
+    model: str
+    optimizer: str
+    settings: Mapping[str, Any] = {}
+
+
+CASES = {
+    "gpt adamw": Case("gpt", "adamw"),
+    "gpt muon": Case("gpt", "muon"),
+    "gpt adamw microbatches": Case("gpt", "adamw", {"microbatches": 4}),
+    "gpt adamw skip": Case("gpt", "adamw", {"on_nonfinite": "skip"}),
+    "gpt adamw data": Case("gpt", "adamw", {"mesh": {"data": 8}}),
+    "gpt adamw fsdp": Case("gpt", "adamw", {"mesh": {"fsdp": 8}}),
+    "vit adamw": Case("vit", "adamw"),
+    "vit muon": Case("vit", "muon"),
+}
+
+
+# Figure -> what it is, and the aim of ours over that by hand.
+FIGURES = {
+    "temporary": ("temporary bytes", 1.0),
+    "flops": ("operations", 1.02),
+    "cycles": ("estimated cycles", 1.02),
+    "accessed": ("bytes accessed", 1.02),
+    "kernels": ("fusions", 1.02),
+    "calls": ("calls", 1.02),
+    "exchanged": ("bytes exchanged", 1.02),
+}
+
+
+def compare(name: str, target: str, attention: str, small: bool) -> None:
+    """Prints the figures of a case for a target; jax must not be imported before."""
+    devices = 8 if name.endswith(("data", "fsdp")) else 1
+    kind = target.partition(":")[0]
+    shape = {"v5e": "2x4", "v6e": "2x4"}.get(kind, "8")
+    elsewhere = targets.elsewhere_of(targets.parse(f"{kind}:{shape}" if devices > 1 else kind))
+    from benchmarks import target_sides
+    from trainer.engine.peaks import peak_flops
+
+    case = CASES[name]
+    attention = attention or ("xla" if kind.startswith(("v", "tpu")) else "cudnn")
+    target_sides.check_same(case)
+    assert elsewhere.devices is not None
+    found = target_sides.compile_sides(case, attention, small, elsewhere.devices)
+    mine, theirs = found.values()
+    print(f"{name}, {kind}, {attention} attention:", flush=True)
+    for field, (words, aim) in FIGURES.items():
+        ours, other = getattr(mine, field), getattr(theirs, field)
+        if other:
+            ratio = f"ratio {ours / other:.3f} (target {aim})"
+            print(f"  {words:16} {ours:22,.0f}, by hand {other:22,.0f}; {ratio}")
+        elif ours:
+            print(f"  {words:16} {ours:22,.0f}, by hand none")
+    if peak := peak_flops(elsewhere.devices[0].device_kind, "mixed"):
+        print(f"  bound: {1e3 * mine.flops / devices / peak:.4g} ms for the operations", flush=True)
+
+
+def main() -> None:
+    """Compares each case for each target in a process of its own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--targets", default="h100,v5e")
+    parser.add_argument("--cases", default="", help="names, separated by commas; default all")
+    parser.add_argument("--attention", default="", help="plain, xla or cudnn, on both sides")
+    parser.add_argument("--small", action="store_true", help="models of seconds")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        compare(arguments.one, arguments.targets, arguments.attention, arguments.small)
+        return
+    names = arguments.cases.split(",") if arguments.cases else list(CASES)
+    options = [f"--attention={arguments.attention}", *["--small"] * arguments.small]
+    for target in arguments.targets.split(","):
+        for name in names:
+            words = ["-m", "benchmarks.targets", f"--one={name}", f"--targets={target}", *options]
+            subprocess.run([sys.executable, *words], check=True)
+
+
+if __name__ == "__main__":
+    main()
