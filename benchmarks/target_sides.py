@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from benchmarks import gpu, jax_gpt
 from benchmarks.by_hand import make_step
@@ -20,6 +21,7 @@ from benchmarks.workload import Workload, make_gpt_workload
 from trainer.engine import mesh as meshes
 from trainer.engine.collectives import executed_lines, find_traffic
 from trainer.engine.flops import count_flops
+from trainer.engine.memory import compiled_memory
 from trainer.engine.program import Program
 
 
@@ -75,6 +77,13 @@ def make_sides(
         with meshes.ambient(program.mesh, divided=False):
             return workload.loss(params, batch)
 
+    if program.mesh.size > 1:  # each device has a part of the batch, as one would write it
+        loss = jax.shard_map(
+            lambda params, batch: jax.lax.pmean(workload.loss(params, batch), "data"),
+            mesh=program.mesh,
+            in_specs=(PartitionSpec(), PartitionSpec("data")),
+            out_specs=PartitionSpec(),
+        )
     tx = jax_gpt.make_optimizer(case.optimizer, "bfloat16")
     _, places = arguments_by_hand(program, tx)
     step = make_step(
@@ -124,15 +133,17 @@ def compile_sides(
 def measure(traced: jax.stages.Traced, program: Program) -> Figures:
     """Compiles a step, and reads its figures."""
     compiled = traced.lower().compile()
-    text = compiled.as_text()
+    text = compiled.as_text() or ""
     try:
         costs = compiled.cost_analysis() or {}
     except jax.errors.JaxRuntimeError:  # a GPU's compiler does not tell without a GPU
         costs = {}
+    memory = compiled_memory(compiled)
+    assert memory is not None
     lines = list(executed_lines(text))
     estimated = [(re.search(r'"estimated_cycles":"(\d+)"', line), times) for line, times in lines]
     return Figures(
-        compiled.memory_analysis().temp_size_in_bytes,
+        memory.temporary,
         count_flops(traced.jaxpr),
         sum(int(found[1]) * times for found, times in estimated if found) or None,
         costs.get("bytes accessed"),

@@ -5,8 +5,8 @@
 
 GPT-124M (32 sequences of 1,024 tokens) and ViT-S/16 (256 images) with products in bfloat16, by
 AdamW and Muon behind a clipped norm; with 4 microbatches, under on_nonfinite="skip", and on 8
-devices that divide the batch ("data") or parameters and moments too ("fsdp"). Both sides have the
-same attention, cuDNN's on GPUs and XLA's on TPUs unless `--attention` names another, and are
+devices that divide the batch (`benchmarks.mesh` divides parameters, too). Both sides have the same
+attention, cuDNN's on GPUs and XLA's on TPUs unless `--attention` names another, and are
 compared by what the compiler says of a device: temporary memory, fusions and calls of libraries
 that a step executes, and bytes of collectives; by floating-point operations, counted as in a plan;
 and for TPUs, whose compiler tells more, by the cycles that it estimates for all operations
@@ -46,7 +46,6 @@ CASES = {
     "gpt adamw microbatches": Case("gpt", "adamw", {"microbatches": 4}),
     "gpt adamw skip": Case("gpt", "adamw", {"on_nonfinite": "skip"}),
     "gpt adamw data": Case("gpt", "adamw", {"mesh": {"data": 8}}),
-    "gpt adamw fsdp": Case("gpt", "adamw", {"mesh": {"fsdp": 8}}),
     "vit adamw": Case("vit", "adamw"),
     "vit muon": Case("vit", "muon"),
 }
@@ -66,14 +65,14 @@ FIGURES = {
 
 def compare(name: str, target: str, attention: str, small: bool) -> None:
     """Prints the figures of a case for a target; jax must not be imported before."""
-    devices = 8 if name.endswith(("data", "fsdp")) else 1
+    case = CASES[name]
+    devices = 8 if "mesh" in case.settings else 1
     kind = target.partition(":")[0]
     shape = {"v5e": "2x4", "v6e": "2x4"}.get(kind, "8")
     elsewhere = targets.elsewhere_of(targets.parse(f"{kind}:{shape}" if devices > 1 else kind))
     from benchmarks import target_sides
     from trainer.engine.peaks import peak_flops
 
-    case = CASES[name]
     attention = attention or ("xla" if kind.startswith(("v", "tpu")) else "cudnn")
     target_sides.check_same(case)
     assert elsewhere.devices is not None

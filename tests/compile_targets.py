@@ -1,6 +1,7 @@
 """Compiles the shipped configs, and every optimizer, for GPUs and TPUs that are not here.
 
-`make compile_targets` compares all; an optimizer stands in the config that `optimizers NAME` prints.
+`make compile_targets` compares all. An optimizer stands in the config that `optimizers NAME`
+prints.
 
     python -m tests.compile_targets [NAME...]   compares with compiled_targets.json
     python -m tests.compile_targets --write     writes that file

@@ -4,10 +4,12 @@ import importlib.util
 import json
 import sys
 
+import optax
 import pytest
 
-from benchmarks import gpt, gpu
+from benchmarks import gpt, gpu, jax_gpt, target_sides
 from benchmarks.gpt_sides import available, make_sides
+from benchmarks.targets import CASES
 from benchmarks.workload import make_gpt_workload
 
 
@@ -96,3 +98,26 @@ def test_the_operations_of_a_vit_count_its_head_once_for_each_image():
     kernels, head, attended = 3 * 8**2 * 32 + 2 * 12 * 32**2, 32 * 10, 12 * 2 * 32 * 4
     flops = gpu.make_vit_workload(True).flops  # 4 images of 4 tokens
     assert flops == 4 * (4 * (6 * kernels + attended) + 6 * head)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_the_sides_that_are_compiled_for_targets_compute_the_same(case):
+    target_sides.check_same(CASES[case])
+
+
+@pytest.mark.long
+def test_sides_for_targets_that_differ_are_noticed(monkeypatch):
+    monkeypatch.setattr(jax_gpt, "make_optimizer", lambda *_: optax.sgd(1.0))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        target_sides.check_same(CASES["gpt adamw"])
+
+
+@pytest.mark.long
+def test_what_a_compiler_says_of_both_sides_is_read():
+    found = target_sides.compile_sides(CASES["vit adamw"], "xla", small=True)
+    for figures in found.values():
+        assert figures.kernels > 10 and figures.temporary > 10**5 and figures.cycles is None
+        assert figures.exchanged == 0
+    ours, hand = found.values()
+    assert ours.flops == hand.flops  # one model, and the same optimizer
