@@ -4,6 +4,7 @@ No program is run on a target. The sides are first compared on a CPU, with small
 """
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+import optim
 from benchmarks import gpu, jax_gpt
 from benchmarks.by_hand import make_step
 from benchmarks.gpt_sides import make_program
@@ -165,3 +167,31 @@ def check_same(case: Case, steps: int = 3) -> None:
         params, moments, loss, norm = step(params, moments, workload.batch)
         for name, value in (("train/loss", loss), ("grad_norm", norm)):
             np.testing.assert_allclose(float(metrics[name]), float(value), rtol=0.01)
+
+
+def compile_kernels(devices: Sequence[Any], leaves: int = 200) -> dict[str, float]:
+    """Returns the seconds in which an update of so many kernels is traced and compiled.
+
+    Args:
+        devices: those of a target, of which the first compiles.
+        leaves: how many kernels, of four sizes.
+    """
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+
+    def placed(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+    shapes = {f"kernel_{i}": (128, 128 + 128 * (i % 4)) for i in range(leaves)}
+    params = placed({name: jax.ShapeDtypeStruct(x, jnp.float32) for name, x in shapes.items()})
+    seconds = {}
+    for name, tx in {"optim.muon": optim.muon(1e-3), "optax.adamw": optax.adamw(1e-3)}.items():
+
+        def update(grads: Any, state: Any, params: Any, tx: Any = tx) -> Any:
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        state = placed(jax.eval_shape(tx.init, params))
+        began = time.perf_counter()
+        jax.jit(update, donate_argnums=(1, 2)).lower(params, state, params).compile()
+        seconds[name] = time.perf_counter() - began
+    return seconds

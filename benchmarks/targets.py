@@ -13,8 +13,10 @@ and for TPUs, whose compiler tells more, by the cycles that it estimates for all
 together, and by the bytes that they read and write, where the body of a loop counts once. First
 three steps with small shapes must agree on the CPU.
 
-No time is measured. The operations over the peak of a device's products are printed as a bound of
-it, and nothing else.
+"kernels" is the time in which an update of 200 kernels by Muon is compiled, over one by AdamW.
+
+No other time is measured. The operations over the peak of a device's products are printed as a
+bound of it, and nothing else.
 """
 
 import argparse
@@ -51,6 +53,7 @@ CASES = {
 }
 
 
+KERNELS = "kernels"  # a case of its own
 # Figure -> what it is, and the aim of ours over that by hand.
 FIGURES = {
     "temporary": ("temporary bytes", 1.0),
@@ -65,17 +68,24 @@ FIGURES = {
 
 def compare(name: str, target: str, attention: str, small: bool) -> None:
     """Prints the figures of a case for a target; jax must not be imported before."""
-    case = CASES[name]
-    devices = 8 if "mesh" in case.settings else 1
+    devices = 8 if name in CASES and "mesh" in CASES[name].settings else 1
     kind = target.partition(":")[0]
     shape = {"v5e": "2x4", "v6e": "2x4"}.get(kind, "8")
     elsewhere = targets.elsewhere_of(targets.parse(f"{kind}:{shape}" if devices > 1 else kind))
     from benchmarks import target_sides
     from trainer.engine.peaks import peak_flops
 
+    assert elsewhere.devices is not None
+    if name == KERNELS:
+        muon, adamw = target_sides.compile_kernels(elsewhere.devices).values()
+        print(
+            f"compilation for 200 kernels, {kind}: optim.muon {muon:.1f} s, optax.adamw {adamw:.1f}"
+            f" s; ratio {muon / adamw:.2f} (target 1.2)"
+        )
+        return
+    case = CASES[name]
     attention = attention or ("xla" if kind.startswith(("v", "tpu")) else "cudnn")
     target_sides.check_same(case)
-    assert elsewhere.devices is not None
     found = target_sides.compile_sides(case, attention, small, elsewhere.devices)
     mine, theirs = found.values()
     print(f"{name}, {kind}, {attention} attention:", flush=True)
@@ -102,7 +112,7 @@ def main() -> None:
     if arguments.one:
         compare(arguments.one, arguments.targets, arguments.attention, arguments.small)
         return
-    names = arguments.cases.split(",") if arguments.cases else list(CASES)
+    names = arguments.cases.split(",") if arguments.cases else [*CASES, KERNELS]
     options = [f"--attention={arguments.attention}", *["--small"] * arguments.small]
     for target in arguments.targets.split(","):
         for name in names:

@@ -40,6 +40,15 @@ arms: {adamw: {space: {optimizer.learning_rate: !space.values {values: [1e-3, 2e
 goal: {metric: loss}
 method: !method.grid
 """
+ASKING = """
+import jax
+import jax.numpy as jnp
+def loss():
+    def squares(outputs, batch):
+        scale = 2.0 if jax.default_backend() == "gpu" else 1.0
+        return scale * jnp.square(outputs[:, 0] - batch["label"])
+    return squares
+"""
 EXPLAINED = {
     "gpus": (MLP, "--target=h100:8", "--compile"),
     "hosts of tpus": (MLP, "--target=v5e:4x4", "--compile"),
@@ -48,6 +57,10 @@ EXPLAINED = {
     "uneven": (MLP, "--target=h100:8", "--set=mesh={data: -1, fsdp: 3}"),
     "sweep": (MLP.replace("mesh: {data: 2, fsdp: -1}", ""), "--target=h100", "--dry_run"),
     "sweep too large": (LARGE, "--target=v5e", "--dry_run"),
+    "asking": (
+        *(MLP.replace("!losses.softmax_cross_entropy", "!asking.loss"), "--target=h100:2"),
+        "--vocabulary=asking",
+    ),
     "no such shape": (MLP, "--target=v5e:3x3"),
 }
 
@@ -58,6 +71,8 @@ def explained(config: str, *options: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config)
+        (Path(folder) / "asking.py").write_text(ASKING)
+        sys.path.insert(0, folder)
         command = "explain"
         if "--dry_run" in options:
             command, file = "sweep", file.with_name("sweep.yaml")

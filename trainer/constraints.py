@@ -40,6 +40,11 @@ def computed_by(device: Any) -> Iterator[None]:
         _DEVICE.reset(token)
 
 
+def is_told() -> bool:
+    """Returns whether what is traced was told which kind of device will compute it."""
+    return _DEVICE.get() is not None
+
+
 def device() -> Any:
     """Returns a device of those that compute what is traced; by default the first of jax."""
     # `explain --target` traces for devices that are not here.

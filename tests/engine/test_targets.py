@@ -199,6 +199,16 @@ def test_what_does_not_fit_is_refused_with_microbatches_that_do() -> None:
 
 @compilers
 @pytest.mark.long
+def test_a_function_that_asks_jax_for_its_devices_is_named_with_what_to_ask() -> None:
+    said = found("asking")
+    assert said["code"] == 2
+    assert "jax.default_backend() tells of this machine, and the program is for NV" in said["err"]
+    assert "trainer.constraints.device(), which is what will compute it" in said["err"]
+    assert "asking.py:6)" in said["err"]
+
+
+@compilers
+@pytest.mark.long
 def test_a_sweep_says_how_many_trials_fit_side_by_side() -> None:
     said = found("sweep")
     assert said["code"] == 0, said["err"]

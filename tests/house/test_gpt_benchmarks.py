@@ -44,8 +44,12 @@ def test_three_steps_of_torch_give_our_parameters(torch, optimizer):
     [("gpt", "muon", [2]), ("vit", "adamw", [1, 2])],
 )
 def test_the_benchmark_of_accelerators_runs_small(workload, optimizer, waves, monkeypatch, capsys):
-    arguments = f"gpu --small --json --rounds=2 --steps=1 --sides=ours,hand --workloads={workload}"
-    chosen = [f"--optimizers={optimizer}", f"--waves={','.join(map(str, waves))}"]
+    arguments = "gpu --parts=sides --small --json --rounds=2 --steps=1 --sides=ours,hand"
+    chosen = [
+        f"--workloads={workload}",
+        f"--optimizers={optimizer}",
+        f"--waves={','.join(map(str, waves))}",
+    ]
     monkeypatch.setattr(sys, "argv", [*arguments.split(), *chosen])
     gpu.main()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -55,6 +59,25 @@ def test_the_benchmark_of_accelerators_runs_small(workload, optimizer, waves, mo
     assert all(row["ms"] > 0 and row["per_second"] > 0 and row["mfu"] is None for row in rows)
     ours, hand = [row["loss"] for row in rows if "loss" in row]
     assert abs(ours - hand) < 0.02 * ours  # in bfloat16
+
+
+@pytest.mark.long
+def test_what_a_gpu_is_asked_once_one_is_there_runs_small(monkeypatch, capsys):
+    words = "gpu --parts=memory,attention,trials,training --small --json --workloads=gpt"
+    words += " --rounds=2 --steps=1 --updates=60 --optimizers=adamw"
+    monkeypatch.setattr(sys, "argv", words.split())
+    gpu.main()
+    rows = {row["side"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert list(rows) == [
+        "memory",
+        "after 60 updates",
+        "cuDNN over XLA",
+        "4 trials over one by one",
+    ]
+    assert rows["memory"]["planned_bytes"] > 10**5 and rows["memory"]["peak_bytes"] is None  # a CPU
+    # Bytes drawn evenly from 256 would cost log(256) = 5.5; the frequencies of text are learned.
+    assert rows["after 60 updates"]["loss"] < 4.5
+    assert all(row["ms"] > 0 for row in rows.values())
 
 
 WORKLOADS = {

@@ -1,5 +1,6 @@
 """Attention in blocks, against one softmax over the whole sequence."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests import short
+from trainer.constraints import computed_by
 from trainer.models import causal
+from trainer.models.attention import attend
 
 LENGTHS = [1, 127, 128, 300]
 
@@ -81,3 +84,47 @@ def test_several_models_at_once_compute_what_each_does_alone():
     found = jax.vmap(run)(*stacked)
     for i in range(2):
         np.testing.assert_allclose(found[i], run(*[x[i] for x in stacked]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "chosen"),
+    [
+        (("cpu", "cpu"), 8192, "plain"),
+        (("tpu", "TPU v5 lite"), 8192, "plain"),
+        (("gpu", "AMD Instinct MI300X"), 1024, "xla"),
+    ],
+)
+def test_what_attention_takes_by_itself(kind, tokens, chosen):
+    x = jax.ShapeDtypeStruct((1, tokens, 1, 64), jnp.bfloat16)
+    device = SimpleNamespace(platform=kind[0], device_kind=kind[1])
+
+    def traced(how: str) -> str:
+        attended = lambda q, k, v: attend(q, k, v, None, 0.125, how)  # noqa: E731
+        return str(jax.make_jaxpr(attended)(x, x, x))
+
+    with computed_by(device):
+        assert traced("auto") == traced(chosen)
+    assert traced("plain") != traced("xla")
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(200, 1), (1000, 4), (1024, 4), (8200, 8)])
+def test_a_tpu_has_few_blocks_which_compute_the_same(tokens, blocks):
+    with computed_by(SimpleNamespace(platform="tpu")):
+        found = causal._blocks(tokens)
+        assert len(found) == blocks
+        rows = [row for queries, _ in found for row in range(*queries.indices(tokens))]
+        assert rows == list(range(tokens))
+    if tokens < 2000:
+        inputs = arrays(tokens)
+        with computed_by(SimpleNamespace(platform="tpu")):
+            found = value_and_gradients(causal.causal_attention, inputs)
+        for one, other in zip(found, value_and_gradients(whole, inputs), strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def value_and_gradients(function: Any, inputs: list[jax.Array]) -> list[Any]:
+    def summed(*inputs: Any) -> Any:
+        return jnp.sin(function(*inputs, None, 0.7)).sum()
+
+    value, gradients = jax.value_and_grad(summed, (0, 1, 2))(*inputs)
+    return [value, *gradients]

@@ -235,7 +235,7 @@ def location(error: BaseException, package: str | None = None) -> str:
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]
         file = Path(frame.f_code.co_filename)
-        wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
+        wanted = root == package.split(".")[0] if package else is_the_users(root, file)
         if wanted or package == "":
             return place(file, line)
     return "" if error.__cause__ is None else location(error.__cause__, package)
@@ -246,7 +246,8 @@ def place(file: str | Path, line: int) -> str:
     return f" ({_shown(file)}:{line})"
 
 
-def _is_the_users(root: str, file: Path) -> bool:
+def is_the_users(root: str, file: Path) -> bool:
+    """Returns whether a file is the user's; `root` is the first part of its module's name."""
     installed = {"site-packages", "dist-packages"} & set(file.parts)
     # With `python -m trainer` the root of trainer/__main__.py is "__main__", as a script's is.
     ours = root in ("trainer", "optim", "lockstep") or file.parent == _PACKAGE

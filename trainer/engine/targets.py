@@ -11,12 +11,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.config.wording import known_names
+from trainer.config.wording import is_the_users, known_names
 from trainer.engine.repeatable import add_flag, use_deterministic_operations
 from trainer.messages import UserError, table
 
@@ -168,11 +168,35 @@ def elsewhere_of(target: Target) -> "Elsewhere":
     from trainer.engine.mesh import keep_to_cpu
 
     keep_to_cpu(1, "--target")
+    _refuse_questions(KINDS[target.kind].name)
     device = KINDS[target.kind]
     part = target.limit / device.memory
     note = f", of which jax takes {part:.0%}" if part < 1 else ""
     memory = Memory(target.limit, 1, f"a device ({device.name}{note})", "of a device")
     return Elsewhere(target.count, f"{device.name} device", memory, _devices(target))
+
+
+def _refuse_questions(target: str) -> None:
+    """Has a user's function raise where it asks jax for devices while a program is traced."""
+    import jax
+
+    from trainer import constraints
+
+    def refusing(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            asks = sys._getframe(1)
+            root = str(asks.f_globals.get("__name__", "")).split(".")[0]
+            if constraints.is_told() and is_the_users(root, Path(asks.f_code.co_filename)):
+                raise ValueError(
+                    f"jax.{name}() tells of this machine, and the program is for {target}: call"
+                    " trainer.constraints.device(), which is what will compute it"
+                )
+            return answer(*args, **kwargs)
+
+        return ask
+
+    for name in ("devices", "local_devices", "default_backend", "device_count"):
+        setattr(jax, name, refusing(name, getattr(jax, name)))
 
 
 def _devices(target: Target) -> Sequence[Any]:

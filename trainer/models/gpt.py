@@ -118,8 +118,8 @@ def gpt(
             with depth; False keeps them apart, as `block_0/...`, `block_1/...`
         dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).
         attention: "plain", "xla" and "cudnn" as in `trainer.models.attention.attend`; "auto" is
-            "cudnn" (flash attention) on an NVIDIA GPU in bfloat16 or float16, "plain" on a CPU and
-            "xla" elsewhere.
+            "cudnn" (flash attention) on an NVIDIA GPU in bfloat16 or float16, "plain" on a CPU or a
+            TPU, and "xla" elsewhere.
         loss_chunk: for how many tokens logits are computed at a time; None for as many as have
             2**25 logits (128 MiB). On a GPU with much memory more of them are quicker.
         base_width: the width for which initial values and learning rates were chosen; None scales
