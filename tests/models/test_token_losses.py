@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clu import metrics as clu_metrics
+from jax.sharding import AbstractMesh
 from scipy.special import softmax
 
 from tests import short
@@ -169,6 +170,17 @@ def test_the_default_chunk_has_about_two_to_the_25_logits():
         for rows in (64, 640, 2048, 32_768)
     }
     assert chunks == {64: 1, 640: 1, 2048: 4, 32_768: 64}
+
+
+@pytest.mark.parametrize(
+    ("axes", "chunks"),
+    [({"data": 8}, 8), ({"tensor": 2}, 32), ({"data": 2, "fsdp": 4, "tensor": 2}, 4)],
+)
+def test_a_chunk_has_as_many_logits_on_each_device(axes, chunks):
+    kernel, features = jnp.zeros((4, 50_304)), jnp.zeros((512, 64, 4))
+    mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert ChunkedLogits(features=features, kernel=kernel)._head.count == chunks
 
 
 # Transformations.

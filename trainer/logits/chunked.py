@@ -15,8 +15,8 @@ from trainer.constraints import parts
 from trainer.logits import cross_entropy
 from trainer.logits.cross_entropy import Head, join, product, split
 
-# The logits of a chunk, in numbers. Smaller ones take longer: each chunk adds to the gradient of
-# the whole kernel.
+# The logits of a chunk on a device, in numbers. Smaller ones take longer: each chunk adds to the
+# gradient of the whole kernel, and devices that divide the vocabulary exchange sums of each.
 _CHUNK_SIZE = 2**25
 
 
@@ -42,7 +42,7 @@ class ChunkedLogits:
         z_loss: the weight of the squared logarithm of the softmax's denominator, which the loss
             adds (Chowdhery et al. 2022, arXiv:2204.02311).
         chunk: the most positions, over the whole batch, to compute at a time; None chooses the
-            number of positions that have 2**25 logits (128 MiB).
+            number of positions that have 2**25 logits (128 MiB) on each device.
 
     Example:
         >>> import jax.numpy as jnp
@@ -147,7 +147,8 @@ class ChunkedLogits:
     def _head(self) -> Head:
         *shape, vocabulary = self.shape
         positions = max(1, math.prod(shape))
-        count = -(-positions // (self.chunk or max(1, _CHUNK_SIZE // vocabulary)))
+        at_once = _CHUNK_SIZE * parts("batch") * parts("vocabulary") // vocabulary
+        count = -(-positions // (self.chunk or max(1, at_once)))
         # Chunks of equal size, without rows to fill the last one, if such are not much smaller; and
         # of as many rows for each device.
         equal = [n for n in range(count, 2 * count) if positions % n == 0]

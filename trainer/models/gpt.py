@@ -121,7 +121,7 @@ def gpt(
             "cudnn" (flash attention) on an NVIDIA GPU in bfloat16 or float16, "plain" on a CPU or a
             TPU, and "xla" elsewhere.
         loss_chunk: for how many tokens logits are computed at a time; None for as many as have
-            2**25 logits (128 MiB). On a GPU with much memory more of them are quicker.
+            2**25 logits (128 MiB) on each device. A GPU with much memory is quicker with more.
         base_width: the width for which initial values and learning rates were chosen; None scales
             nothing. With m = width / base_width, attention scores are divided by head_dim instead
             of its root, logits by m, and head and embedding start alike at all widths (muP, Yang et
