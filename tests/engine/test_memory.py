@@ -1,5 +1,7 @@
 """What a run must hold is compared with the memory of the machine."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,3 +92,20 @@ def test_a_container_may_have_less_than_the_machine(text, wanted, tmp_path, monk
         file.write_text(text)
     assert memory.host_memory() == (wanted or whole)
     assert whole is not None and whole > 10**8
+
+
+@pytest.mark.parametrize(("platform", "temporary"), [("tpu", 700), ("gpu", 900), ("cpu", 900)])
+def test_the_temporary_memory_of_a_tpu_is_the_peak_besides_state_and_batch(platform, temporary):
+    # As libtpu 0.0.42 reports it: temporary arrays that are not in use at the same time are added.
+    figures = SimpleNamespace(
+        argument_size_in_bytes=100,
+        output_size_in_bytes=90,
+        alias_size_in_bytes=80,
+        temp_size_in_bytes=900,
+        generated_code_size_in_bytes=5,
+        peak_memory_in_bytes=810,
+    )
+    place = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)])
+    compiled = SimpleNamespace(memory_analysis=lambda: figures, input_shardings=[place])
+    found = memory.compiled_memory(compiled)
+    assert found == memory.StepMemory(arguments=100, results=10, temporary=temporary, code=5)

@@ -118,10 +118,18 @@ def compiled_memory(compiled: Any) -> StepMemory | None:
     """Returns the memory of a `jax.stages.Compiled`; None if the compiler does not report it."""
     if (found := compiled.memory_analysis()) is None:
         return None
+    arguments = found.argument_size_in_bytes
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    temporary = found.temp_size_in_bytes
+    (device, *_) = jax.tree.leaves(compiled.input_shardings)[0].device_set
+    if device.platform == "tpu":
+        # The size of temporary memory counts arrays there that are not in use at the same time: XLA
+        # accepted a step with 18.6 GB of it for a TPU of 16.9 GB. On CPUs, the peak has none of it.
+        temporary = found.peak_memory_in_bytes - arguments - results
     return StepMemory(
-        arguments=found.argument_size_in_bytes,
-        results=found.output_size_in_bytes - found.alias_size_in_bytes,
-        temporary=found.temp_size_in_bytes,
+        arguments=arguments,
+        results=results,
+        temporary=temporary,
         code=found.generated_code_size_in_bytes,
     )
 
