@@ -13,15 +13,20 @@ and for TPUs, whose compiler tells more, by the cycles that it estimates for all
 together, and by the bytes that they read and write, where the body of a loop counts once. First
 three steps with small shapes must agree on the CPU.
 
-"kernels" is the time in which an update of 200 kernels by Muon is compiled, over one by AdamW.
+"kernels" is the time in which an update of 200 kernels by Muon is compiled, over one by AdamW, and
+"explain" that of the whole command for configs/muon_vit.gin, over the compilation in it.
 
 No other time is measured. The operations over the peak of a device's products are printed as a
 bound of it, and nothing else.
 """
 
 import argparse
+import os
+import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +58,7 @@ CASES = {
 }
 
 
-KERNELS = "kernels"  # a case of its own
+KERNELS, EXPLAIN = "kernels", "explain"  # cases of their own
 # Figure -> what it is, and the aim of ours over that by hand.
 FIGURES = {
     "temporary": ("temporary bytes", 1.0),
@@ -66,8 +71,36 @@ FIGURES = {
 }
 
 
+def explain(kind: str, rounds: int = 3) -> None:
+    """Prints the time of `explain --compile` of configs/muon_vit.gin over that of compiling."""
+    ratios = []
+    command = [sys.executable, "-m", "trainer", "explain", "--config=configs/muon_vit.gin"]
+    for _ in range(rounds):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [*command, f"--target={kind}", "--compile"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "JAX_COMPILATION_CACHE_DIR": ""},
+        )
+        seconds = time.perf_counter() - began
+        compiled = re.search(r"was compiled for .* in ([\d.]+) s", done.stdout)
+        assert compiled is not None, done.stdout
+        ratios.append(seconds / float(compiled[1]))
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"explain --target={kind} --compile of muon_vit, over the compilation alone: {middle:.2f}"
+        f" (quartiles {low:.2f} to {high:.2f}, {rounds} rounds; target 1.3)",
+        flush=True,
+    )
+
+
 def compare(name: str, target: str, attention: str, small: bool) -> None:
     """Prints the figures of a case for a target; jax must not be imported before."""
+    if name == EXPLAIN:
+        explain(target)
+        return
     devices = 8 if name in CASES and "mesh" in CASES[name].settings else 1
     kind = target.partition(":")[0]
     shape = {"v5e": "2x4", "v6e": "2x4"}.get(kind, "8")
@@ -112,7 +145,7 @@ def main() -> None:
     if arguments.one:
         compare(arguments.one, arguments.targets, arguments.attention, arguments.small)
         return
-    names = arguments.cases.split(",") if arguments.cases else [*CASES, KERNELS]
+    names = arguments.cases.split(",") if arguments.cases else [*CASES, KERNELS, EXPLAIN]
     options = [f"--attention={arguments.attention}", *["--small"] * arguments.small]
     for target in arguments.targets.split(","):
         for name in names:
