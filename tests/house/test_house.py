@@ -239,7 +239,8 @@ def what_is_printed_is_escaped(module: Module) -> Iterator[str]:
     if module.name in printers | {"trainer.data.prepare"}:
         return
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and dotted(node.func) == "print":
+        # Also where it is passed on, as in partial(print, file=sys.stderr).
+        if isinstance(node, ast.Name) and node.id == "print":
             yield f"{node.lineno}: print with trainer.cli.terminal.show, which escapes."
 
 
@@ -314,6 +315,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (what_no_package_offers_has_one_line, "optim.a", "def _f():\n '''F.\n\n A.'''"),
         (no_file_is_for_leftovers, "trainer.utils", "x = 1"),
         (what_is_printed_is_escaped, "trainer.cli.commands", "print('a')"),
+        (what_is_printed_is_escaped, "trainer.cli.studies", "partial(print, file=sys.stderr)"),
     ],
 )
 def test_a_rule_detects_an_offence(

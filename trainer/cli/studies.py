@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +133,7 @@ def _verify_claim(arguments: argparse.Namespace) -> int:
         arguments.public,
         wanted,
         arguments.vocabulary,
-        functools.partial(print, file=sys.stderr, flush=True),
+        log,
     )
     for sentence in sentences(checked):
         show(sentence)
