@@ -94,16 +94,20 @@ def test_a_container_may_have_less_than_the_machine(text, wanted, tmp_path, monk
     assert whole is not None and whole > 10**8
 
 
-@pytest.mark.parametrize(("platform", "temporary"), [("tpu", 700), ("gpu", 900), ("cpu", 900)])
-def test_the_temporary_memory_of_a_tpu_is_the_peak_besides_state_and_batch(platform, temporary):
-    # As libtpu 0.0.42 reports it: temporary arrays that are not in use at the same time are added.
+@pytest.mark.parametrize(
+    ("platform", "peak", "temporary"),
+    [("tpu", 810, 700), ("tpu", 1200, 900), ("gpu", 810, 900), ("cpu", 110, 900)],
+)
+def test_the_temporary_memory_of_a_tpu_is_at_most_the_peak(platform, peak, temporary):
+    # As libtpu 0.0.42 reports it: temporary arrays that are not in use at the same time are added,
+    # and the peak has arrays on the chip.
     figures = SimpleNamespace(
         argument_size_in_bytes=100,
         output_size_in_bytes=90,
         alias_size_in_bytes=80,
         temp_size_in_bytes=900,
         generated_code_size_in_bytes=5,
-        peak_memory_in_bytes=810,
+        peak_memory_in_bytes=peak,
     )
     place = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)])
     compiled = SimpleNamespace(memory_analysis=lambda: figures, input_shardings=[place])

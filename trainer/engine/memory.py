@@ -123,9 +123,10 @@ def compiled_memory(compiled: Any) -> StepMemory | None:
     temporary = found.temp_size_in_bytes
     (device, *_) = jax.tree.leaves(compiled.input_shardings)[0].device_set
     if device.platform == "tpu":
-        # The size of temporary memory counts arrays there that are not in use at the same time: XLA
-        # accepted a step with 18.6 GB of it for a TPU of 16.9 GB. On CPUs, the peak has none of it.
-        temporary = found.peak_memory_in_bytes - arguments - results
+        # Both are at least what is needed: the size of temporary memory counts arrays that are not
+        # in use at the same time (XLA accepted a step with 18.6 GB of it for a TPU of 16.9 GB), and
+        # the peak those on the chip, of some MB. On CPUs, the peak has no temporary memory.
+        temporary = min(temporary, found.peak_memory_in_bytes - arguments - results)
     return StepMemory(
         arguments=arguments,
         results=results,
