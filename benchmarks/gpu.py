@@ -153,14 +153,17 @@ def time_wave(
 
 def compare_memory(workload: Workload, optimizer: str, steps: int) -> dict[str, Any]:
     """Compares the compiler's figures of a step with the device's; returns a row."""
+    device = jax.devices()[0]
+    before = stats_of(device).get("peak_bytes_in_use")
     side = Ours(make_program(workload.model, workload.batch, optimizer, workload.bfloat16))
     side.steps(3)
     began = time.perf_counter()
     side.steps(steps)
     row = _row(workload, (time.perf_counter() - began) / steps)
-    device, planned = jax.devices()[0], compiled_memory(side.program.compiled)
-    # The most since the process began: other programs of the device must not come before.
-    row["peak_bytes"] = stats_of(device).get("peak_bytes_in_use")
+    planned = compiled_memory(side.program.compiled)
+    # The most since the process began: it may be that of an earlier program.
+    most = stats_of(device).get("peak_bytes_in_use")
+    row["peak_bytes"] = None if most == before else most
     peak = peak_flops(device.device_kind, "mixed")
     row["bound_ms"] = 1e3 * side.program.flops / peak if peak else None
     return {"side": "memory", **row, "planned_bytes": None if planned is None else planned.total}
@@ -168,15 +171,14 @@ def compare_memory(workload: Workload, optimizer: str, steps: int) -> dict[str, 
 
 def compare_attention(small: bool, rounds: int, steps: int) -> dict[str, Any]:
     """Times our GPT's step with cuDNN's attention over that with XLA's; returns a row."""
-    shape, sides = (SMALL_GPT, []) if small else (GPT, [])
     # A CPU has no cuDNN: there the blocks of `causal_attention` take its place.
     workloads = [
-        make_gpt_workload(shape, bfloat16=True, attention=name)
+        make_gpt_workload(SMALL_GPT if small else GPT, bfloat16=True, attention=name)
         for name in ("plain" if small else "cudnn", "xla")
     ]
-    for each in workloads:
-        sides.append(Ours(make_program(each.model, each.batch, "adamw", True)))
-        sides[-1].steps(3)
+    sides = [Ours(make_program(each.model, each.batch, "adamw", True)) for each in workloads]
+    for side in sides:
+        side.steps(3)
     taken = interleave([partial(side.steps, steps) for side in sides], rounds)
     row = _row(workloads[0], statistics.median(taken[0]) / steps)
     return {"side": "cuDNN over XLA", **row, "ours_over_it": quartiles(*taken)}
@@ -241,8 +243,8 @@ def main() -> None:
         ),
         "vit": lambda: make_vit_workload(small),
     }
-    sides = available(arguments.sides.split(",")) if "sides" in arguments.parts else []
     parts, counts = arguments.parts.split(","), (arguments.rounds, arguments.steps)
+    sides = available(arguments.sides.split(",")) if "sides" in parts else []
     widths = [int(width) for width in arguments.waves.split(",") if width]
     optimizers = arguments.optimizers.split(",")
 

@@ -168,8 +168,8 @@ def elsewhere_of(target: Target) -> "Elsewhere":
     from trainer.engine.mesh import keep_to_cpu
 
     keep_to_cpu(1, "--target")
-    _refuse_questions(KINDS[target.kind].name)
     device = KINDS[target.kind]
+    _refuse_questions(device.name)
     part = target.limit / device.memory
     note = f", of which jax takes {part:.0%}" if part < 1 else ""
     memory = Memory(target.limit, 1, f"a device ({device.name}{note})", "of a device")

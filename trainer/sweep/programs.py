@@ -82,10 +82,10 @@ def find_programs(
     elsewhere: Elsewhere | None = None,
 ) -> Plan:
     """Returns the plan with its programs; raises ConfigError if the trials do not fit."""
-    # `elsewhere` are devices of a target; None for those of this machine.
     # They do not if one does not build, an ablation takes out a part that another one needs, the
     # goal's metric is never written, losses that are compared are not one function, arms are equal
-    # or have unequal budgets, or runs would keep too many bytes for claims.
+    # or have unequal budgets, or runs would keep too many bytes for claims. `elsewhere`
+    # are the devices of a target; None for those of this machine.
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
     for arm in definition.arms:
@@ -553,7 +553,8 @@ class ProgramCost(NamedTuple):
     step_seconds: float | None
     # of a step, or of its diagnosis, besides its state; None if the compiler does not tell
     temporary_bytes: int | None
-    too_much: int | None = None  # bytes of a device, if it has less
+    # the bytes that a device would need, where it has less; None if the program fits
+    too_much: int | None = None
 
 
 def measure(plan: Plan, shared: SharedProgram, elsewhere: Elsewhere | None = None) -> ProgramCost:

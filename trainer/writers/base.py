@@ -32,6 +32,9 @@ class Writer:
         Args:
             step: number of finished steps.
             scalars: name -> a number, or an array with one element.
+
+        Raises:
+            ValueError: a value is not one real number.
         """
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:

@@ -90,12 +90,7 @@ class ConsoleWriter(Writer):
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Adds scalars to the line of a step, and prints the line of an earlier step.
 
-        Args:
-            step: number of finished steps.
-            scalars: name -> a number, or an array with one element.
-
-        Raises:
-            ValueError: a value is not one real number.
+        See `Writer.write_scalars`.
         """
         if self._pending is not None and self._pending[0] != step:
             self.flush()

@@ -301,13 +301,7 @@ class JsonlWriter(Writer):
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Merges scalars into the line of a step, and writes the line of an earlier step.
 
-        Args:
-            step: number of finished steps.
-            scalars: name -> a number, or an array with one element.
-
-        Raises:
-            ValueError: a value is not one real number.
-            Exception: any exception of `fence`.
+        See `Writer.write_scalars`; it also raises any exception of `fence`.
         """
         values = {name: number(name, value) for name, value in scalars.items()}
         if self._pending and step not in self._pending:
