@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.runs import ELSEWHERE, ROOT, lines
+from tests.runs import CONFIGS, ELSEWHERE, ROOT, lines
 
 STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per_call=1"]
 # What a full-sized config would take too long for on two cores.
@@ -333,8 +333,7 @@ def main() -> int:
         return 0
     files = sorted(
         str(file.relative_to(ROOT))
-        for file in (ROOT / "configs").rglob("*")
-        if file.suffix in (".gin", ".yaml")
+        for file in CONFIGS
     )
     with tree_of(arguments.commit) as before, tempfile.TemporaryDirectory() as place:
         comparison = Comparison(before, Path(place))

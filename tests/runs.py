@@ -20,6 +20,12 @@ __all__ = ["leaves"]
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "tests" / "lab"
+# The shipped configs. Those of configs/new/ are for packages that the command new writes.
+CONFIGS = sorted(
+    file
+    for file in (ROOT / "configs").rglob("*.*")
+    if file.suffix in (".gin", ".yaml") and ROOT / "configs" / "new" not in file.parents
+)
 
 # Seconds for what ends by itself, on however busy a machine: past them, it hangs.
 LONG = 1500

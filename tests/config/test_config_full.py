@@ -9,7 +9,8 @@ import pytest
 
 import optim
 from tests import short
-from tests.runs import ELSEWHERE, LAB, ROOT, lines, options, train, write_config
+from tests.runs import CONFIGS as FILES
+from tests.runs import ELSEWHERE, LAB, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer import config as configs
 from trainer.__main__ import main
@@ -19,7 +20,6 @@ from trainer.engine.loading import load as load_program
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 
-FILES = sorted((ROOT / "configs").rglob("*.[gy]*"))
 
 # optax's dpsgd warns of its own argument.
 pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")

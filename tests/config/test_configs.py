@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests import short
+from tests.runs import CONFIGS as FILES
 from tests.runs import ELSEWHERE, ROOT
 from trainer import config as configs
 from trainer.__main__ import main
@@ -14,7 +15,6 @@ from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
 
 CONFIGS = ROOT / "configs"
-FILES = sorted(file for file in CONFIGS.rglob("*") if file.suffix in (".gin", ".yaml"))
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
 

@@ -12,6 +12,7 @@ CONFIGS = sorted(
     for folder in ("configs", "experiments")
     for suffix in ("yaml", "gin")
     for path in (ROOT / folder).rglob(f"*.{suffix}")
+    if ROOT / "configs" / "new" not in path.parents  # which name a package of a user
 )
 
 

@@ -47,7 +47,7 @@ FORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:.seed. is deprecated:DeprecationWarning")
-@short.parametrize("path", sorted(CONFIGS.rglob("*.[gy]*")), runs.kind, ids=lambda path: path.name)
+@short.parametrize("path", runs.CONFIGS, runs.kind, ids=lambda path: path.name)
 def test_the_form_of_every_shipped_config(path):
     # Some data are not on every machine.
     program = load(config.load([path], sets=runs.ELSEWHERE.get(path.name, [])), declared=True)

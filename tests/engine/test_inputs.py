@@ -112,7 +112,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
-@short.parametrize("file", sorted(CONFIGS.rglob("*.[gy]*")), runs.kind, ids=lambda file: file.name)
+@short.parametrize("file", runs.CONFIGS, runs.kind, ids=lambda file: file.name)
 def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(file):
     sets = runs.ELSEWHERE.get(file.name, [])
     # Some data are not on every machine.

@@ -40,12 +40,63 @@ def test_a_page_has_what_the_code_says(page: str, name: str) -> None:
     assert text[begin:end] == wanted, "Run `python -m tests.reference_pages`, which writes it."
 
 
-def test_the_readme_is_short_and_leads_to_every_page() -> None:
+def test_the_readme_is_short_and_leads_to_the_page_that_leads_to_every_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 250
+    assert len(text.splitlines()) < 200
+    links = re.findall(r"\]\(((?:docs|experiments)/[^)]*|\w+\.md[^)]*)\)", text)
+    assert len(links) <= 12 and "docs/contents.md" in links
+    assert text.index("```yaml\n") < text.index("](")  # a config comes first
+    contents = (ROOT / "docs" / "contents.md").read_text(encoding="utf-8")
     # Some pages are nothing but a link to a file, whose text the site shows in their place.
     pages = [page for page in PAGES[1:] if not (ROOT / page).read_text().startswith("[")]
-    assert [page for page in pages if f"]({page}" not in text] == []
+    names = [page.removeprefix("docs/") for page in pages if page != "docs/contents.md"]
+    assert [name for name in names if f"]({name}" not in contents] == []
+
+
+def console(text: str, command: str) -> list[str]:
+    """Returns the lines that a page prints below a command, without those that it leaves out."""
+    found = re.search(rf"^\$ {re.escape(command)}\n(.*?)(?:^\$ |^```)", text, re.M | re.S)
+    assert found, command
+    return [line for line in found[1].splitlines() if line != "..."]
+
+
+def test_the_readme_shows_what_its_first_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    prefix = "python -m trainer "
+    commands = ["new run first", "explain --config=first/run.yaml"]
+    commands.append("new comparison muon --optimizers=adamw,muon")
+    for command in commands:
+        assert main(command.split()) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [x for x in console(text, prefix + command) if x not in printed] == [], command
+    assert f"```yaml\n{Path('first/run.yaml').read_text()}```" in text
+    assert console(text, "cat muon/sweep.yaml") == Path("muon/sweep.yaml").read_text().splitlines()
+    wrong = next(x for x in text.splitlines() if "learning_rat=" in x and x.startswith("$ "))
+    assert main(wrong.removeprefix(f"$ {prefix}").split()) == 2
+    assert capsys.readouterr().err.strip() in text
+
+
+@pytest.mark.long
+def test_the_readme_shows_what_its_comparison_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentences are those of the page; other machines round the numbers otherwise."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "comparison", "muon"]) == 0
+    assert main(["sweep", "--config=muon/sweep.yaml", "--workdir=sweeps/muon"]) == 0
+    capsys.readouterr()
+    assert main(["report", "sweeps/muon"]) == 0
+    shown = " ".join(console(text, "python -m trainer report sweeps/muon"))
+    found = capsys.readouterr().out
+    number = r"\d+\.\d+"
+    # The conditions of a working tree with changes are a sentence of their own.
+    assert re.sub(number, "N", found).startswith(re.sub(number, "N", shown))
+    pairs = zip(re.findall(number, shown), re.findall(number, found), strict=False)
+    assert all(float(b) == pytest.approx(float(a), rel=0.3) for a, b in pairs)
 
 
 # The blocks of code.
@@ -206,7 +257,7 @@ def run_trainer(words: list[str]) -> None:
         words = ["train", *words]
     arguments = options.parser().parse_args(words)
     match arguments.command:
-        case "explain" | "config" | "compare":
+        case "explain" | "config" | "compare" | "new":
             assert main(words) == 0
         case "train" | "verify" | "coordinate_check" | "rate_test":
             read = resolving.read_config(arguments, RUN)

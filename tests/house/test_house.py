@@ -385,7 +385,7 @@ def test_imports_have_no_circles() -> None:
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings
-trainer.cli.explaining trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
+trainer.cli.explaining trainer.cli.new trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.studies
 trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
 trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files

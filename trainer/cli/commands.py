@@ -42,6 +42,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.comparing import run
         case "explain":
             from trainer.cli.explaining import run
+        case "new":
+            from trainer.cli.new import run
         case "optimizers":
             from trainer.cli.optimizers import run
         case "plot":

@@ -4,6 +4,7 @@ The docstring is read at once; costs and configs are computed when they are firs
 takes some hundredths of a second each.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -180,6 +181,11 @@ def find(name: str, packages: Sequence[str] = ()) -> tuple[Facts, list[str]]:
     tables = {**FAMILIES, PARTS: vocabulary.names("parts"), **PIECES}
     tables |= {package: vocabulary.names(package) for package in packages}
     known = {each: family for family, names in tables.items() for each in names}
+    package = next((each for each in packages if name.startswith(f"{each}.")), None)
+    if package and name not in known:  # in a module of it, which the table does not have
+        with contextlib.suppress(ConfigError):
+            if is_optimizer(function := vocabulary.function(name)):
+                return Facts(function, package, packages), []
     spelled = name.replace("optim.parts.", "parts.")
     found = [each for each in known if each == spelled]
     found = found or [each for each in known if each.endswith(f".{spelled}")]

@@ -56,6 +56,10 @@ def parser() -> Parser:
     vocabulary(command(actions, _EXPORT))
     vocabulary(command(commands, _SCHEMA))
     vocabulary(command(commands, _OPTIMIZERS))
+    actions = _actions(command(commands, "new  write files to begin with, which run as they are"))
+    vocabulary(command(actions, _NEW_COMPARISON))
+    for action in (_NEW_RUN, _NEW_OPTIMIZER, _NEW_MODEL, _NEW_DATA):
+        command(actions, action)
     sample = command(commands, _SAMPLE)
     add(sample.add_mutually_exclusive_group(), _PROMPT)
     add(sample, _SAMPLING)
@@ -318,6 +322,45 @@ name NAME ?  such as optim.muon, muon or parts.floor: print its update rule, arg
     FLOPs, paper, a config to paste and a search space; default the list of all
 """
 
+_ON = """
+--on {digits,text} = "text"  a perceptron on the digits, or a small GPT on the works of Shakespeare;
+    default text
+"""
+
+_NEW_COMPARISON = f"""
+comparison  write the files of a comparison of optimizers
+folder FOLDER:folder  a new folder for them
+--optimizers NAME,...:packages  what is compared, as `optimizers` lists them; if it is not given, a
+    terminal is asked for this and the next two; default adamw,muon
+--searches N:positive  how many independent searches each has; default 8
+--trials N:positive  how many trials a search has; default 4
+--relevant X:number  the smallest difference of the loss that matters to you
+--base FILE  a config of yours, whose optimizer the arms replace; default one that is written too
+--group NAME  the group of the base whose optimizer is compared; default its first
+{_ON}
+"""
+
+_NEW_RUN = f"""
+run  write the config of a run
+folder FOLDER:folder  a new folder for it
+{_ON}
+"""
+
+_NEW_OPTIMIZER = """
+optimizer  write a package with an optimizer of yours, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
+"""
+
+_NEW_MODEL = """
+model  write a package with a model of yours, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
+"""
+
+_NEW_DATA = """
+data  write a package that reads data of yours, with some data, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
+--kind {table,images} = "table"  a table in CSV, or images in folders; default table
+"""
 
 _LS = """
 ls  list the checkpoints of a run

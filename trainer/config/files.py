@@ -102,6 +102,7 @@ def shipped_file(name: str, source: Source) -> str | None:
     folder = Path(__file__).parent.parent / "shipped"
     files = [file for file in sorted(folder.rglob("*.*")) if file.suffix in _KINDS]
     names = [file.relative_to(folder).as_posix() for file in files]
+    names = [name for name in names if not name.startswith("new/")]  # of the command new
     wanted = name.removeprefix(SHIPPED)
     if wanted not in names:
         hint = known_names(wanted, names, "There are")

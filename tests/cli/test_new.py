@@ -1,0 +1,217 @@
+"""The command new: what it writes runs as it stands, and compares alike what it compares."""
+
+import io
+import sys
+
+import pytest
+
+from tests.runs import ROOT
+from trainer import config as configs
+from trainer.__main__ import main
+from trainer.cli.optimizer_families import FAMILIES
+from trainer.config import Call, yaml_writer
+from trainer.config.tree import leaves
+from trainer.config.vocabulary import SWEEP
+from trainer.sweep.reading import read_sweep
+
+TEMPLATES = ROOT / "configs" / "new"
+PACKAGES = {
+    "model": ["model", "my_model"],
+    "optimizer": ["optimizer", "my_optimizer"],
+    "table": ["data", "my_table"],
+    "images": ["data", "my_images", "--kind=images"],
+}
+# Of those that `optimizers` lists: they have no rate of their own, or need another kind of batch.
+WITHOUT_A_RATE = """
+optax.polyak_sgd optax.contrib.reduce_on_plateau optax.lbfgs optax.scale_by_backtracking_linesearch
+optax.scale_by_zoom_linesearch optax.apply_if_finite optax.MultiSteps optax.flatten
+optax.contrib.split_real_and_imaginary optax.chain
+""".split()
+WHOLE_BATCHES = ["optim.rprop", "optax.rprop"]
+
+
+# optax itself warns about optimistic_adam, and about the seed of dpsgd.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_package_runs_as_it_is_written(kind, tmp_path, capsys):
+    _, name, *_ = PACKAGES[kind]
+    assert main(["new", *PACKAGES[kind]]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    for template in (TEMPLATES / kind).iterdir():
+        text = template.read_text()
+        assert (tmp_path / name / template.name).read_text() == text.replace("my_lab", name)
+    commands = [line.split()[3:] for line in printed if "python -m trainer" in line]
+    assert [words[0] for words in commands] == ["explain", f"--config={name}/run.yaml"]
+    assert main(commands[0]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert main([*commands[1], "--workdir=run", "--set=steps=3", "--set=writers=[]"]) == 0
+    assert "Done: 3 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("on", ["digits", "text"])
+def test_the_config_of_a_run_is_checked_by_explain(on, tmp_path, capsys):
+    assert main(["new", "run", "first", f"--on={on}"]) == 0
+    assert (tmp_path / "first/run.yaml").read_text() == (TEMPLATES / f"run/{on}.yaml").read_text()
+    capsys.readouterr()
+    assert main(["explain", "--config=first/run.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "warning" not in printed and "matrices" in printed
+
+
+def arms_of(file, vocabulary=()):
+    config = configs.load([str(file)], language=SWEEP)
+    return {arm.name: arm for arm in read_sweep(config, vocabulary).arms}
+
+
+def unlike(arms, path):
+    """Returns what is not the same in all arms outside of the optimizer at a path."""
+    rest = [
+        {at: yaml_writer.value_text(x) for at, x in leaves(arm.config.root) if path not in at}
+        for arm in arms.values()
+    ]
+    return [each for each in rest if each != rest[0]]
+
+
+def test_a_comparison_has_equal_schedules_decay_clipping_and_spaces(tmp_path, capsys):
+    assert main(["new", "comparison", "first"]) == 0
+    printed = capsys.readouterr().out
+    assert "compares adamw and muon: 64 runs, and 16 final runs." in printed
+    path = "optimizer.groups.matrices.optimizer"
+    arms = arms_of(tmp_path / "first/sweep.yaml")
+    assert [*arms] == ["adamw", "muon"] and not unlike(arms, path)
+    for name, function, low in (("adamw", "optax.adamw", 1e-3), ("muon", "optim.muon", 3.2e-3)):
+        call = arms[name].config.at(path)
+        assert call.name == function and call.kwargs["weight_decay"] == 0.0
+        rate = call.kwargs["learning_rate"]
+        assert rate.name == "schedules.warmup_cosine"
+        assert {**rate.kwargs, "peak_value": 0} == {"peak_value": 0, "warmup_steps": "10%"}
+        [(key, space)] = arms[name].space.items()
+        assert key == f"{path}.learning_rate.peak_value"
+        assert space.text == f"log_uniform {low:g} to {100 * low:g}"
+    assert main(["sweep", "--config=first/sweep.yaml", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert "warning" not in printed and "differ" not in printed.replace("difference", "")
+
+
+def test_a_comparison_says_what_else_differs(tmp_path, capsys):
+    words = ["--on=digits", "--optimizers=adamw,sgd,prodigy,sam,mechanize", "--searches=5"]
+    assert main(["new", "comparison", "five", *words, "--trials=3", "--relevant=0.05"]) == 0
+    text = (tmp_path / "five/sweep.yaml").read_text()
+    assert "trials: 3" in text and "searches: 5" in text and "relevant: 0.05" in text
+    # SAM's second rate is constant, and mechanize has a decay of its own, of another kind.
+    assert "differs: [schedule, weight_decay]" in text
+    capsys.readouterr()
+    assert main(["sweep", "--config=five/sweep.yaml", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert "warning" not in printed
+    assert "As the file says, the arms differ in schedule in matrices" in printed
+
+
+def test_a_comparison_in_a_config_of_the_user(tmp_path, capsys):
+    """Also in Gin: the arms keep its schedule and its weight decay."""
+    words = ["--base=lockstep:muon_vit.gin", "--optimizers=muon,soap", "--group=matrices"]
+    assert main(["new", "comparison", "vit", *words]) == 0
+    assert [path.name for path in (tmp_path / "vit").iterdir()] == ["sweep.yaml"]
+    assert "Add relevant" in (tmp_path / "vit/sweep.yaml").read_text()
+    path = "optimizer.groups.matrices.optimizer"
+    arms = arms_of(tmp_path / "vit/sweep.yaml")
+    muon, soap = (arm.config.at(path) for arm in arms.values())
+    assert (muon.name, soap.name) == ("optim.muon", "optim.soap") and not unlike(arms, path)
+    assert muon == configs.load(["lockstep:muon_vit.gin"]).at(path)
+    assert soap.kwargs["weight_decay"] == muon.kwargs["weight_decay"] == 0.05
+    assert soap.kwargs["learning_rate"].kwargs["warmup_steps"] == "5%"
+
+
+def test_an_optimizer_of_the_user_is_compared(tmp_path, capsys):
+    assert main(["new", "optimizer", "my_new"]) == 0
+    words = ["--base=my_new/run.yaml", "--optimizers=my_new.optimizer.sign_momentum,adamw"]
+    assert main(["new", "comparison", "mine", *words, "--vocabulary=my_new"]) == 0
+    assert "mine/sweep.yaml --vocabulary=my_new --check" in capsys.readouterr().out
+    arms = arms_of(tmp_path / "mine/sweep.yaml", ["my_new"])
+    assert [*arms] == ["sign_momentum", "adamw"]
+    text = (tmp_path / "mine/sweep.yaml").read_text()
+    assert "base: ../my_new/run.yaml" in text and "for all parameters" in text
+
+
+@pytest.mark.long
+def test_every_optimizer_is_compared_or_refused(tmp_path, capsys):
+    listed = [name for names in FAMILIES.values() for name in names]
+    for name in WITHOUT_A_RATE:
+        assert main(["new", "comparison", "x", "--on=digits", f"--optimizers=adamw,{name}"]) == 2
+        assert "has no learning rate around which a space" in capsys.readouterr().err
+    for name in WHOLE_BATCHES:
+        assert main(["new", "comparison", "x", "--on=digits", f"--optimizers=adamw,{name}"]) == 2
+        assert "needs the same examples at every step" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    rest = [name for name in listed if name not in (*WITHOUT_A_RATE, *WHOLE_BATCHES)]
+    words = ["--on=digits", f"--optimizers={','.join(rest)}"]
+    assert main(["new", "comparison", "all", *words]) == 0
+    arms = arms_of(tmp_path / "all/sweep.yaml")
+    assert len(arms) == len(rest)
+    for arm in arms.values():
+        call = arm.config.at("optimizer.groups.matrices.optimizer")
+        assert isinstance(call, Call) and len(arm.space) == 1
+    capsys.readouterr()
+    assert main(["sweep", "--config=all/sweep.yaml", "--check"]) == 0
+    assert "The arms differ" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["comparison", "x", "--optimizers=muon"], "is one optimizer: name at least two"),
+        (["comparison", "x", "--optimizers=sgd,optax.sgd"], "names one optimizer twice"),
+        (["comparison", "x", "--optimizers=muno,sgd"], "Did you mean 'optim.muon'?"),
+        (["comparison", "x", "--optimizers=sgd,parts.floor"], "cannot be an arm by itself"),
+        (["comparison", "x", "--group=head"], "no such group. There are: matrices, rest"),
+        (["comparison", "x", "--base=none.yaml"], "none.yaml: The file does not exist."),
+        (["comparison", "x", "--base=one.yaml"], "optim.muon takes matrices only"),
+        (["comparison", "x", "--base=one.yaml", "--group=a"], "has no groups. Leave it out."),
+        (["comparison", "x", "--base=law.yaml"], "schedules.rsqrt, which has none of the"),
+        (["comparison", "full"], "full exists, and nothing in it is changed: name a new folder."),
+        (["run", "full/file"], "full/file exists, and nothing in it is changed"),
+        (["run", "full/file/run"], "full/file/run cannot be written: Not a directory."),
+        (["model", "a-b"], "a-b cannot be a package of yours: write a name of letters"),
+        (["data", "some/where"], "some/where cannot be a package of yours"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_leaves_nothing(words, said, tmp_path, capsys):
+    run = (
+        "model: !models.mlp {width: 8}\ndata: !data.digits {batch_size: 64, validation: 0.2}\n"
+        "loss: !losses.softmax_cross_entropy\nsteps: 5\noptimizer: !optax.adamw\n"
+    )
+    (tmp_path / "one.yaml").write_text(f"{run}  learning_rate: 0.01\n")
+    rate = "{learning_rate: !schedules.rsqrt {peak: 0.1, warmup_steps: 1}}"
+    (tmp_path / "law.yaml").write_text(run.replace("!optax.adamw", f"!optax.adamw {rate}"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("mine")
+    assert main(["new", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error
+    assert not (tmp_path / "x").exists()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
+
+
+def test_a_terminal_is_asked(monkeypatch, tmp_path, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("sgd, adamw\n\n2\n"))
+    assert main(["new", "comparison", "asked", "--on=digits"]) == 0
+    printed = capsys.readouterr().out
+    assert "Which optimizers? [adamw,muon]" in printed and "How many searches" in printed
+    text = (tmp_path / "asked/sweep.yaml").read_text()
+    assert "Which of sgd and adamw" in text and "searches: 8" in text and "trials: 2" in text
+    monkeypatch.setattr(sys, "stdin", Terminal("sgd,adamw\nfour\n"))
+    assert main(["new", "comparison", "again"]) == 2
+    assert "How many searches of each? four: 'four' is not a number" in capsys.readouterr().err

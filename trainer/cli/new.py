@@ -1,0 +1,392 @@
+"""The command new: writes files to begin with, which run as they stand.
+
+The files are those of configs/new/, with the name of the user's package in place of my_lab. Those
+of a comparison are a config, and a file of a sweep that is composed from what is known of the
+optimizers that it names.
+"""
+
+import argparse
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple
+
+from trainer import config as configs
+from trainer.cli import values
+from trainer.cli.resolving import ignore_optimizer_warnings
+from trainer.cli.terminal import show
+from trainer.config import Call, Config, Source, Tree, join, yaml_writer
+from trainer.config.files import SHIPPED
+from trainer.config.vocabulary import SWEEP, Vocabulary
+from trainer.config.wording import known_names
+from trainer.messages import DONE, UserError, joined, plural
+
+_TEMPLATES = Path(__file__).parent.parent / "shipped" / "new"
+_PACKAGE = "my_lab"  # in the templates
+_SCALES = ("peak_value", "value", "init_value")  # arguments by which a schedule is multiplied
+_REACH = 10  # a space reaches from a tenth of a rate to ten times it
+_EXAMPLE = 0.02  # what `relevant` is in an example, nats
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the files of the action, and prints what to do with them."""
+    ignore_optimizer_warnings()
+    if arguments.action == "comparison":
+        return _comparison(arguments)
+    folder = Path(arguments.folder)
+    if arguments.action == "run":
+        return _write_run(folder, arguments.on)
+    return _package(folder, getattr(arguments, "kind", None) or arguments.action)
+
+
+def _write_run(folder: Path, on: str) -> int:
+    _write(folder, {"run.yaml": (_TEMPLATES / "run" / f"{on}.yaml").read_text()})
+    show(f"{folder}/run.yaml is the config of a run.")
+    config = f"--config={quote(str(folder / 'run.yaml'))}"
+    _next(["explain {0}", "{0}"], config)
+    return DONE
+
+
+def _package(folder: Path, kind: str) -> int:
+    """Writes a package with a model, an optimizer or data, and a config that uses it."""
+    name = folder.name
+    if str(folder) != name or not name.isidentifier():
+        raise UserError(
+            f"{folder} cannot be a package of yours: write a name of letters, digits and"
+            f" underscores, such as {_PACKAGE}, which becomes a folder of the current one."
+        )
+    files = {
+        path.name: path.read_text().replace(_PACKAGE, name)
+        for path in sorted((_TEMPLATES / kind).iterdir())
+        if path.is_file()
+    }
+    _write(folder, {"__init__.py": "", **files})
+    if kind == "images":
+        _draw_digits(folder / "images")
+    show(f"The package {name} has {joined([*files])}.")
+    options = f"--config={name}/run.yaml --vocabulary={name}"
+    _next(["explain {0}", "{0}"], options)
+    return DONE
+
+
+def _draw_digits(folder: Path) -> None:
+    """Writes thirty of scikit-learn's digits of each class as images, one folder for a class."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    found: Any = load_digits()
+    for label in range(10):
+        (folder / str(label)).mkdir(parents=True)
+        for number, pixels in enumerate(found.images[found.target == label][:30]):
+            image = Image.fromarray((pixels * 15.9375).astype("uint8"))
+            image.save(folder / str(label) / f"{number:02d}.png")
+
+
+# A comparison.
+
+
+class _Compared(NamedTuple):
+    """What the arms of a comparison replace in the base."""
+
+    base: Config
+    path: str  # of the optimizer that is compared
+    group: str  # that it updates; "" if it updates all parameters
+
+    @property
+    def call(self) -> Call:
+        """The optimizer of the base."""
+        return self.base.at(self.path)
+
+    @property
+    def rate(self) -> Tree:
+        """The learning rate of the base, or the schedule of it."""
+        return self.call.kwargs.get("learning_rate")
+
+    def schedule(self, peak: float) -> Tree:
+        """Returns the schedule of the base with another peak."""
+        if not isinstance(self.rate, Call):
+            return peak
+        return Call(self.rate.name, {**self.rate.kwargs, _scale(self.rate): peak})
+
+
+def _scale(rate: Tree) -> str:
+    """Returns the argument by which a schedule is multiplied; "" for a number."""
+    if not isinstance(rate, Call):
+        return ""
+    return next((name for name in _SCALES if name in rate.kwargs), "")
+
+
+def _comparison(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder)
+    names = _ask(arguments.optimizers, "Which optimizers?", "adamw,muon", values.packages)
+    if len(dict.fromkeys(names)) < 2:
+        raise UserError(
+            f"--optimizers={','.join(names)} is one optimizer: name at least two, such as"
+            " adamw,muon. python -m trainer optimizers lists all."
+        )
+    searches = _ask(arguments.searches, "How many searches of each?", "8", values.positive)
+    trials = _ask(arguments.trials, "How many trials in each search?", "4", values.positive)
+    own = arguments.base is not None
+    base = arguments.base if own else str(_TEMPLATES / "run" / f"{arguments.on}.yaml")
+    compared = _compared(configs.load([base]), base if own else "run.yaml", arguments.group)
+    found = [_arm(name, compared, arguments.vocabulary) for name in dict.fromkeys(names)]
+    short = [arm.name.rpartition(".")[2] for arm in found]
+    arms = {
+        last if short.count(last) == 1 else arm.name.replace(".", "_"): arm
+        for last, arm in zip(short, found, strict=True)
+    }
+    if len(arms) < 2:
+        raise UserError(f"--optimizers={','.join(names)} names one optimizer twice.")
+    relevant = arguments.relevant
+    if relevant is None and not own:
+        relevant = _EXAMPLE
+    if not own:
+        named = "run.yaml"
+    else:
+        named = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
+    written = _Sweep(folder, named, compared, arms, searches, trials, relevant, [])
+    files = {} if own else {"run.yaml": Path(base).read_text()}
+    files["sweep.yaml"] = written.text()
+    _write(folder, files)
+    file = folder / "sweep.yaml"
+    try:
+        differs = _differences(file, arguments.vocabulary)
+    except BaseException:
+        for name in files:
+            (folder / name).unlink()
+        folder.rmdir()
+        raise
+    file.write_text(written._replace(differs=differs).text())
+    runs = len(arms) * searches * trials
+    show(
+        f"{folder}/sweep.yaml compares {joined([*arms])}:"
+        f" {plural(runs, 'run')}, and {plural(len(arms) * searches, 'final run')}."
+    )
+    given = "".join(f" --vocabulary={each}" for each in arguments.vocabulary)
+    options = f"--config={quote(str(folder / 'sweep.yaml'))}{given}"
+    sweep = quote(f"sweeps/{folder.name}")
+    _next(
+        [
+            "sweep {0} --check",
+            "sweep {0} --dry_run",
+            f"sweep {{0}} --workdir={sweep}",
+            f"report {sweep}",
+        ],
+        options,
+    )
+    return DONE
+
+
+def _compared(config: Config, base: str, group: str | None) -> _Compared:
+    """Finds the optimizer of a base that the arms replace."""
+    path, root = "optimizer", config.at("optimizer")
+    groups = root.kwargs.get("groups") if isinstance(root, Call) else None
+    if isinstance(groups, dict):
+        known = [*map(str, groups)]
+        if group is not None and group not in known:
+            raise UserError(
+                f"--group={group}: the optimizer of {base} has no such group."
+                f" {known_names(group, known, 'There are')}"
+            )
+        group = known[0] if group is None else group
+        path = f"optimizer.groups.{group}.optimizer"
+    elif group is not None:
+        raise UserError(f"--group={group}: the optimizer of {base} has no groups. Leave it out.")
+    if not isinstance(config.at(path), Call):
+        raise UserError(f"{base} has no optimizer at {path} that an arm can replace.")
+    found = _Compared(config, path, group or "")
+    if isinstance(found.rate, Call) and not _scale(found.rate):
+        raise UserError(
+            f"The learning rate of {path} in {base} is {found.rate.name}, which has none of the"
+            f" arguments {', '.join(_SCALES)} that a search could change. Write it as"
+            " schedules.warmup_cosine, say."
+        )
+    return found
+
+
+class _Arm(NamedTuple):
+    name: str  # of the optimizer, in a config
+    set: Call | None  # the optimizer that it has; None for that of the base
+    rate: str  # the path, in the optimizer, of what is searched
+    space: str
+    remark: str
+
+
+def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
+    """Composes an arm: the optimizer with the base's schedule and weight decay, and a space."""
+    from trainer.cli.optimizer_facts import find
+
+    facts, others = find(name, packages)
+    if facts.is_part and others:  # of which an arm is made as well
+        facts, _ = find(others[0], packages)
+    if facts.example is None or facts.cost is None or facts.is_part:
+        raise UserError(
+            f"{facts.name} cannot be an arm by itself:"
+            f" {facts.failure or 'python -m trainer optimizers ' + name + ' says what it takes'}."
+        )
+    if "matrices" in facts.cost.needs and not compared.group:
+        raise UserError(
+            f"{facts.name} takes matrices only, and the base has one optimizer for all parameters."
+            " Give the base groups, such as matrices and rest in the file that"
+            " `python -m trainer new run DIR` writes."
+        )
+    same = facts.name == compared.call.name
+    config, path = compared.base, compared.path
+    if not same:
+        assert facts.config is not None  # its cost is known
+        config, path = facts.config, facts.path
+    axes = [axis for space in facts.spaces[:1] for axis in space.axes]
+    rates = [axis for axis in (*axes, "learning_rate") if axis.split(".")[-1] == "learning_rate"]
+    rate = rates[0]
+    holder = config.at(join(path, rate).rpartition(".")[0])  # the call whose argument the rate is
+    parameters = Vocabulary(packages).function(holder.name).parameters
+    value = holder.kwargs.get("learning_rate")
+    if value is None and "learning_rate" in parameters:
+        value = parameters["learning_rate"].default
+    scale, changed = _scale(value), {}
+    if scale:
+        value = value.kwargs[scale]
+    if not isinstance(value, int | float):
+        raise UserError(
+            f"{facts.name} has no learning rate around which a space could lie. Write its arm by"
+            f" hand: python -m trainer optimizers {name} prints what it has."
+        )
+    if not scale and (rate != "learning_rate" or facts.schedules().get(rate, True)):
+        scale = _scale(compared.rate)
+        changed[rate] = compared.schedule(value)
+    if not same and "weight_decay" in parameters:
+        decay = compared.call.kwargs.get("weight_decay", 0.0)
+        changed[rate.removesuffix("learning_rate") + "weight_decay"] = decay
+    found = {join(path, inner): tree for inner, tree in changed.items()}
+    low, high = (float(f"{value * x:.3g}") for x in (1 / _REACH, _REACH))
+    around = "that of the base" if same else f"that of `python -m trainer optimizers {name}`"
+    if not same and facts.spaces and facts.spaces[0].source:
+        around = "the middle of a published space"
+    return _Arm(
+        facts.name,
+        None if same else configs.replace(config, found, Source(name)).at(path),
+        join(rate, scale) if scale else rate,
+        f"!space.log_uniform {{low: {low:g}, high: {high:g}}}",
+        f"two decades around {around}",
+    )
+
+
+class _Sweep(NamedTuple):
+    """The file of a comparison."""
+
+    folder: Path
+    base: str
+    compared: _Compared
+    arms: Mapping[str, _Arm]
+    searches: int
+    trials: int
+    relevant: float | None
+    differs: Sequence[str]
+
+    def text(self) -> str:
+        """Returns it with its comments."""
+        what = f"the group {self.compared.group!r}" if self.compared.group else "all parameters"
+        lines = [
+            *textwrap.wrap(
+                f"Which of {joined([*self.arms])}, for {what}, reaches the smallest loss on data"
+                " that were not trained on, if the learning rate of each is searched equally long?",
+                100,
+                initial_indent="# ",
+                subsequent_indent="# ",
+            ),
+            f"base: {yaml_writer.scalar_text(self.base)}",
+            "arms:  # what each changes in the base, by its path, and what is searched",
+        ]
+        for name, arm in self.arms.items():
+            lines += self._arm(name, arm)
+        lines += [
+            f"trials: {self.trials}  # in each search",
+            "# Of each arm, independent: arms are compared over them, in pairs.",
+            f"searches: {self.searches}",
+            "method: !method.sobol {seed: 0}",
+            self._goal(),
+            "final: {seeds: 1}  # the winner of each search again, on a fresh seed; these count",
+        ]
+        if self.differs:
+            kinds = ", ".join(self.differs)
+            lines.append(f"differs: [{kinds}]  # besides the optimizers; --check says how")
+        return "\n".join(lines) + "\n"
+
+    def _arm(self, name: str, arm: _Arm) -> list[str]:
+        path = self.compared.path
+        lines = [f"  {name}:"]
+        if arm.set is None:
+            lines[0] += "  # as the base has it"
+        else:
+            value = yaml_writer.value_text(arm.set).rstrip("\n").split("\n")
+            lines += ["    set:", f"      {path}:{value[0]}", *(f"      {x}" for x in value[1:])]
+        return [
+            *lines,
+            f"    space:  # {arm.remark}",
+            f"      {join(path, arm.rate)}: {arm.space}",
+        ]
+
+    def _goal(self) -> str:
+        if self.relevant is None:
+            return (
+                "# Of the validation split. Add relevant: the smallest difference that would change"
+                " what you use.\ngoal: {metric: loss}"
+            )
+        return (
+            "# Of the validation split; a difference below `relevant` would not change what you"
+            f" use.\ngoal: {{metric: loss, relevant: {self.relevant:g}}}"
+        )
+
+
+def _differences(file: Path, packages: Sequence[str]) -> list[str]:
+    """Returns in what the arms of a file differ that it does not name."""
+    from trainer.sweep.plan import make_plan
+    from trainer.sweep.plan_text import differences_on
+    from trainer.sweep.programs import find_programs
+    from trainer.sweep.reading import read_sweep
+
+    config = configs.load([str(file)], language=SWEEP)
+    definition = read_sweep(config, packages)
+    plan = find_programs(definition, make_plan(definition), packages)
+    return differences_on(plan, "").unnamed(())
+
+
+# All of them.
+
+
+def _ask(given: Any, question: str, default: str, convert: Callable[[str], Any]) -> Any:
+    """Returns what an option gave, or else what the user of a terminal answers."""
+    if given is not None:
+        return given
+    answer = ""
+    if sys.stdin.isatty():
+        try:
+            answer = input(f"{question} [{default}] ").strip()
+        except EOFError:
+            show("")
+    try:
+        return convert(answer or default)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{question} {answer}: {error}") from None
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Writes files into a new folder; UserError if it exists or cannot be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists, and nothing in it is changed: name a new folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
+
+
+def _next(commands: Sequence[str], options: str) -> None:
+    """Prints the commands that follow."""
+    show("Next:")
+    for command in commands:
+        show(f"  python -m trainer {command.format(options)}")
