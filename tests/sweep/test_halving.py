@@ -516,7 +516,8 @@ def test_the_plan_says_how_many_go_on_and_what_it_costs(tmp_path, capsys):
     said = capsys.readouterr()
     text = said.out + said.err
     assert "adamw: of 9 points in a search, 3 from step 4 on, 1 from step 8 on" in text
-    assert "36 runs (seeds 0 to 1): at most 208 steps" in text
+    assert re.search(r"^trials +36 +at most 208 ", text, re.MULTILINE)
+    assert "trials: seeds 0 to 1" in text
     plan = read_plan(tmp_path / "sweep")
     assert plan.cuts == {"adamw": Cuts((4, 8), 3), "sgd": Cuts((4, 8), 3)}
 

@@ -504,7 +504,8 @@ def test_the_examples_of_the_pages_have_one_plan_in_yaml_and_in_gin(tmp_path, ca
         assert (code, err.count("Compiling and timing program")) == (0, 2)
     last = {name: text.splitlines()[-1] for name, text in printed.items()}
     assert last["sweep.yaml"] == last["sweep.gin"] and last["sweep.yaml"].startswith("plan ")
-    assert "96 runs (6 searches of each arm; search 0: seed 0)" in printed["sweep.yaml"]
+    assert re.match(r" +runs +steps +FLOPs\ntrials +96 ", printed["sweep.yaml"])
+    assert "trials: 6 searches of each arm; search 0: seed 0" in printed["sweep.yaml"]
     assert "The arms 'muon' and 'adamw' have different programs" in printed["sweep.yaml"]
 
 
@@ -515,9 +516,13 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     config = load([folder / "base.yaml"])
     flops = make_run_plan(load_program(config), config).flops
     assert code == 0 and f"{flops:,}" in out
-    assert f"12 runs (seeds 0 to 2): 240 steps, {240 * flops:.3g} FLOPs" in out
-    assert f"8 runs: at most 160 steps, {160 * flops:.3g} FLOPs" in out
-    assert "seeds 10000 to 10007" in out and "the smallest loss of the validation split" in out
+    price = [line.split() for line in out.splitlines()[:4]]  # before all else
+    assert price[0] == ["runs", "steps", "FLOPs", "time"]
+    assert price[1][:4] == ["trials", "12", "240", f"{240 * flops:.3g}"]
+    assert price[2][:5] == ["final", "runs", "8", "160", f"{160 * flops:.3g}"]
+    assert price[3][:4] == ["together", "20", "400", f"{400 * flops:.3g}"]
+    assert "trials: seeds 0 to 2" in out and "again, seeds 10000 to 10007" in out
+    assert "the smallest loss of the validation split" in out
     assert sorted(folder.iterdir()) == before
 
 

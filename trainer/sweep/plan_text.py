@@ -36,13 +36,14 @@ def render(
     # was not measured. `power` has sentences about the differences that the sweep finds. The last
     # line ends with a newline.
     lines = [
+        *_price(plan, needs),
         *_arms(definition, plan),
         tuned_line(plan.tunings),
         *difference_lines(plan),
         "",
         *_programs(plan),
         *plan.reasons,
-        *_totals(plan),
+        *_seeds_and_rules(plan),
         *kept_line(plan),
         *_measured(plan, needs, memory),
         _goal(plan),
@@ -138,41 +139,54 @@ def _programs(plan: Plan) -> list[str]:
     return table(rows, right=(0, 1, 2, 3, 4))
 
 
-def _totals(plan: Plan) -> list[str]:
-    of_program = [program_steps(plan, program) for program in plan.programs]
-    steps = sum(of_program)
-    flops = sum(n * each.flops for n, each in zip(of_program, plan.programs, strict=True))
-    seeds = _seeds(plan.seeds)
-    searches = len(plan.offsets)
-    if searches > 1:
-        seeds = f"{searches} searches of each arm; search 0: {seeds}"
-    lines = [] if plan.ladder is None else [plan.ladder.text()]
-    if plan.branch is not None:
-        lines.append(plan.branch.text({name: arm.config for name, arm in plan.arms.items()}))
-    lines += _cut_lines(plan)
-    most = "at most " if plan.cuts else ""
-    lines.append(f"{len(plan.trials):,} runs ({seeds}): {most}{steps:,} steps, {flops:.3g} FLOPs")
+def _price(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
+    """Returns what the trials and the final runs take: runs, steps, FLOPs, and time if measured."""
+    seconds = [need.step_seconds for need in needs] or [None] * len(plan.programs)
+    costs = list(zip(plan.programs, seconds, strict=True))
+    timed = all(each is not None for each in seconds)
+    parts = [("trials", len(plan.trials), [(program_steps(plan, x), x.flops, t) for x, t in costs])]
     if plan.final_seeds:
-        steps = flops = 0
-        for arm in plan.arms:
-            of_arm = [program for program in plan.programs if arm in program.arms]
-            steps += max(program.updates for program in of_arm)
-            flops += max(program.updates * program.flops for program in of_arm)
-        times = len(plan.final_seeds) * searches
-        runs, steps, flops = times * len(plan.arms), times * steps, times * flops
-        winner, of_first = ("search of each arm", "search 0: ") if searches > 1 else ("arm", "")
-        lines.append(
-            f"final: the winner of each {winner} again ({of_first}{_seeds(plan.final_seeds)}),"
-            f" {runs:,} runs: at most {steps:,} steps, {flops:.3g} FLOPs"
-        )
+        times = len(plan.final_seeds) * len(plan.offsets)
+        longest = []
+        for arm in plan.arms:  # the trial that will win is not known: as if it were the longest
+            of_arm = ((x.updates, x.flops, t) for x, t in costs if arm in x.arms)
+            steps, flops, time = max(of_arm, key=lambda each: each[0] * each[1])
+            longest.append((times * steps, flops, time))
+        parts.append(("final runs", times * len(plan.arms), longest))
+        both = [each for _, _, of_part in parts for each in of_part]
+        parts.append(("together", sum(count for _, count, _ in parts), both))
+    most = "at most " if plan.cuts else ""
+    rows = [("", "runs", "steps", "FLOPs", *(["time"] if timed else []))]
+    for part, runs, of_part in parts:
+        steps, flops = sum(n for n, _, _ in of_part), sum(n * each for n, each, _ in of_part)
+        row = (part, f"{runs:,}", f"{most}{steps:,}", f"{flops:.3g}")
+        rows.append((*row, duration(sum(n * (t or 0.0) for n, _, t in of_part))) if timed else row)
+    lines = table(rows, right=range(1, len(rows[0])))
+    if timed:
+        lines.append("The time is that of the steps on this machine, with one worker.")
+    return [*lines, ""]
+
+
+def _seeds_and_rules(plan: Plan) -> Iterator[str]:
+    """Says which seeds there are, and what else decides how much is computed."""
+    first = f"{len(plan.offsets)} searches of each arm; search 0: " if len(plan.offsets) > 1 else ""
+    yield f"trials: {first}{_seeds(plan.seeds)}"
+    if plan.final_seeds:
+        winner = "the winner of each search of each arm" if first else "the winner of each arm"
+        first = "search 0: " if first else ""
+        yield f"final runs: {winner} again, {first}{_seeds(plan.final_seeds)}"
+    if plan.ladder is not None:
+        yield plan.ladder.text()
+    if plan.branch is not None:
+        yield plan.branch.text({name: arm.config for name, arm in plan.arms.items()})
+    yield from _cut_lines(plan)
     if (vmap := plan.vmap) is not None:
-        lines.append(
+        yield (
             f"{vmap} trials of a program are computed at once by vmap: their bits depend on this"
             " number, and are not those of the trials alone."
         )
     if plan.budgets == "unequal":
-        lines.append("The file allows the arms to have unequal budgets.")
-    return lines
+        yield "The file allows the arms to have unequal budgets."
 
 
 def _cut_lines(plan: Plan) -> Iterator[str]:
@@ -194,7 +208,6 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
         if memory is None
         else ("program", "waves", "trials of a wave", "memory", "trials that fit")
     ]
-    total = 0.0
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
         names = (plan.by_name[name].arm for name in program.trials)
         # Arms of a branch share waves.
@@ -211,7 +224,6 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
         row = [str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB"]
         if need.step_seconds is not None:
             seconds = need.step_seconds * program_steps(plan, program)
-            total += seconds
             row += [f"{1000 * need.step_seconds:.3g} ms", duration(seconds)]
         elif need.too_much is not None:
             row[1:] = ["-", "-", "-", "none"]
@@ -219,10 +231,9 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
             row.append(f"{fit:,}")
         rows.append(row)
     head = "on this machine, with one worker, without evaluations:"
-    last = [f"together about {duration(total)}, besides the final runs"]
     if memory is not None:
-        head, last = f"on {memory.owner}, for which they were compiled and not run:", []
-    return ["", head, *table(rows, right=range(len(rows[0]))), *last, ""]
+        head = f"on {memory.owner}, for which they were compiled and not run:"
+    return ["", head, *table(rows, right=range(len(rows[0]))), ""]
 
 
 def _seeds(seeds: Sequence[int]) -> str:
