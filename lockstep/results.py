@@ -51,11 +51,12 @@ class Report:
     def save(
         self, folder: str | PathLike[str] | None = None, formats: Sequence[str] | None = None
     ) -> list[Path]:
-        """Writes the report: a page, Markdown, CSV, LaTeX, and the figures as PDF and PNG.
+        """Writes the report as a page, in Markdown and in other formats.
 
         Args:
             folder: replaced as a whole, if it has a report; by default the folder of the command.
-            formats: of "html", "markdown", "csv", "latex", "pdf" and "png"; default all.
+            formats: of "html", "markdown", "csv", "latex", "pdf" and "png"; default the
+                first two.
 
         Returns:
             The paths of the files, the page first.
@@ -63,13 +64,13 @@ class Report:
         Raises:
             UserError: the folder is not that of a report, or cannot be written.
         """
-        from trainer.report import FORMATS
+        from trainer.report import FORMATS, READ
         from trainer.report.write import write
 
         unknown = sorted({*(formats or ())} - {*FORMATS})
         if unknown:
             raise UserError(f"There is no format {unknown[0]!r}. There are {', '.join(FORMATS)}.")
-        return write(self._content, Path(folder or self._default), formats or FORMATS)
+        return write(self._content, Path(folder or self._default), formats or READ)
 
     def __repr__(self) -> str:
         notes = [f"Note: {warning}" for warning in self.warnings]

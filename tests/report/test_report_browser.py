@@ -1,6 +1,8 @@
 """The page of a report in headless Chromium: what readers see, hover, sort, filter and copy."""
 
 import base64
+import csv
+import io
 import itertools
 import math
 import shutil
@@ -384,6 +386,23 @@ def test_the_address_holds_the_filter(browser, file):
 def test_a_foreign_address_is_ignored(browser, file):
     browser.open(file, hash="#trials?0.arm=%5B&0.min.nothing=1&9.text=a&0.sort=none&0.end=5")
     assert len(browser.shown()) == len(ROWS)
+
+
+def test_a_button_saves_what_a_table_shows_as_csv(browser):
+    read = """
+        return [...document.querySelectorAll(".table")].filter((x) => x.querySelector(".csv")).map(
+          (x) => { const table = x.querySelector("table"); return [csvOf(table),
+            [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))]; })"""
+    found = browser.run(read)
+    assert len(found) > 5
+    for text, cells in found:
+        assert list(csv.reader(io.StringIO(text, newline=""))) == cells
+    hostile = """
+        const place = document.createElement("div");
+        place.innerHTML = "<table><tr><td>=1+1<td>a, \\"b\\"<td>-3<td>-x<td>@c</table>";
+        return csvOf(place.querySelector("table"))"""
+    [row] = csv.reader(io.StringIO(browser.run(hostile), newline=""))
+    assert row == ["'=1+1", 'a, "b"', "-3", "'-x", "'@c"]
 
 
 def test_the_command_that_repeats_a_trial_is_copied(browser):

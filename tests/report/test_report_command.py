@@ -12,6 +12,7 @@ import pytest
 from tests import runs, short
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
+from trainer.report import FORMATS
 from trainer.report.run_results import read_runs
 from trainer.report.sweep_results import read_sweep
 
@@ -54,6 +55,9 @@ def planned(tmp_path: Path) -> Path:
 
 def report(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
     """Runs the command; returns what it printed, on standard error if it failed."""
+    # All formats, unless `words` name some.
+    if not any(str(word).startswith("--formats") for word in words):
+        words = (*words, f"--formats={','.join(FORMATS)}")
     capsys.readouterr()
     assert main(["report", *map(str, words)]) == code
     said = capsys.readouterr()
@@ -85,6 +89,14 @@ def test_the_report_of_a_sweep(computed, capsys):
     assert float(ledger["sgd", "search"]["seconds"]) > 0
     for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate_1"):
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_report_is_a_page_and_markdown_unless_more_is_asked_for(computed, tmp_path, capsys):
+    assert main(["report", str(computed), f"--output={tmp_path / 'out'}"]) == 0
+    assert f"{tmp_path / 'out'}: index.html and report.md\n" in capsys.readouterr().out
+    files = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert files == {"index.html", "report.md", ".report.json"}
+    assert "](figures/" not in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.long

@@ -278,7 +278,8 @@ report  compare the arms of sweeps, or runs, on one page
 folders FOLDER:folder +  sweeps, each of which is a workload; or runs or folders with runs, of which
     those whose configs differ in their seeds only are one arm
 --output DIR:folder  the folder of the report; default SWEEP/report for one sweep, or else report
---formats NAME,...:report_formats  which files are written: {", ".join(FORMATS)}; default all
+--formats NAME,...:report_formats  which files are written: {", ".join(FORMATS)}; default
+    html,markdown
 --target VALUE:number  a value of the metric: how many steps and how much time runs need to reach
     it; default that of the sweep's file
 --metric NAME  what is compared: of single runs, default loss; of sweeps, a second outcome beside
@@ -549,7 +550,7 @@ _MEASURED = """
 _REPORT_FILES = f"""
 --output DIR:folder  write a page, tables and pictures into this folder; default none
 --formats NAME,...:report_formats  with --output: which files are written: {", ".join(FORMATS)};
-    default all
+    default html,markdown
 """
 
 _COORDINATE_CHECK = f"""

@@ -244,6 +244,33 @@ for (const text of document.querySelectorAll(".copied")) {
   text.append(button);
 }
 
+// What a table shows, as CSV (RFC 4180); spreadsheets do not compute a text behind an apostrophe.
+function csvOf(table) {
+  const field = (cell) => {
+    const text = cell.textContent.replace(/^(?=[=+@]|-(?![\d.]))/, "'");
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const rows = [...table.rows].map((row) => [...row.cells].map(field).join(","));
+  return rows.join("\r\n") + "\r\n";
+}
+for (const place of document.querySelectorAll(".table")) {
+  const table = place.querySelector("table");
+  if (!table || table.querySelector("td.none")) continue;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "small csv";
+  button.textContent = "CSV";
+  button.title = "Save what this table shows";
+  button.addEventListener("click", () => {
+    const link = document.createElement("a");
+    link.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csvOf(table))}`;
+    const name = table.caption.textContent.replace(/\W+/g, "_").slice(0, 60).toLowerCase();
+    link.download = `${name}.csv`;
+    link.click();
+  });
+  place.append(button);
+}
+
 const links = new Map(
   [...document.querySelectorAll("aside nav a")].map((a) => [a.hash.slice(1), a]),
 );
