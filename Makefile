@@ -23,13 +23,14 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test test_all seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray targets compile_targets lock wheel clean anew
+.PHONY: help train test test_all test_newest seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray targets compile_targets lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then the short suite (ARGS="-k groups" some of it)'
 	@echo '             ROOM=sweep all tests of one room; CHANGED=COMMIT all of the rooms that import what differs'
 	@echo 'make test_all  lint, then all tests (forty to sixty minutes on two cores)'
+	@echo 'make test_newest  the short suite with the newest versions of all packages, in .newest'
 	@echo 'make seeded_faults  plant 40 faults, one at a time, and see that the short suite finds them (half an hour)'
 	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
 	@echo 'make golden  compare all that the working tree computes with COMMIT (a quarter of an hour)'
@@ -78,6 +79,12 @@ ifdef CHANGED
 else
 	$(call LINT_AND,$(PYTEST) $(if $(ROOM),$(OF_ROOM),-m "not long") $(ARGS))
 endif
+
+# Not with the lock: with the newest versions that pyproject.toml allows.
+test_newest:
+	@python=$$($(FIND_PYTHON)) && "$$python" -m venv --clear .newest
+	@.newest/bin/python -m pip --disable-pip-version-check --no-input -qq install --no-compile -e '.[test]'
+	.newest/bin/python -m pytest -n auto --dist=loadfile --no-loadscope-reorder -m "not long" $(ARGS)
 
 test_all: $(VENV)/.test
 	$(call LINT_AND,$(PYTEST) $(ARGS))
@@ -163,7 +170,7 @@ lock:
 	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis .targets
+	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis .targets .newest
 
 # The environment in layers: the locked packages, the project itself, what tests and pages need.
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)

@@ -331,10 +331,7 @@ def main() -> int:
     if arguments.write or arguments.report:
         (write if arguments.write else write_report)()
         return 0
-    files = sorted(
-        str(file.relative_to(ROOT))
-        for file in CONFIGS
-    )
+    files = sorted(str(file.relative_to(ROOT)) for file in CONFIGS)
     with tree_of(arguments.commit) as before, tempfile.TemporaryDirectory() as place:
         comparison = Comparison(before, Path(place))
         for file in files:

@@ -20,7 +20,6 @@ from trainer.engine.loading import load as load_program
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 
-
 # optax's dpsgd warns of its own argument.
 pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
 

@@ -385,8 +385,8 @@ def test_imports_have_no_circles() -> None:
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings
-trainer.cli.explaining trainer.cli.new trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
-trainer.cli.reporting trainer.cli.resolving trainer.cli.studies
+trainer.cli.explaining trainer.cli.new trainer.cli.optimizer_families trainer.cli.optimizers
+trainer.cli.options trainer.cli.reporting trainer.cli.resolving trainer.cli.studies
 trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
 trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files
 trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
@@ -459,6 +459,16 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
             assert names & declared, f"{module.path}:{line} imports {root}, not in pyproject.toml."
             imported |= names
     assert set(NEEDED_BY_OTHERS) <= declared
+    # And CONTRIBUTING.md says of each what it is for, and which test watches an upper bound.
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w.*?) \| (.*) ?\|$", text, re.MULTILINE)
+    said = {canonicalize_name(name): watched for name, _, watched in rows}
+    assert sorted(said.keys() ^ declared) == []
+    for line in project["dependencies"]:
+        bounds = [x.version for x in Requirement(line).specifier if x.operator == "<"]
+        watched = said[canonicalize_name(Requirement(line).name)]
+        assert watched.startswith(bounds[0] + ":") if bounds else not watched.strip(), line
+        assert all((ROOT / file).exists() for file in re.findall(r"`(tests/\S+)`", watched))
     assert sorted(declared - imported - set(NEEDED_BY_OTHERS)) == []
 
 

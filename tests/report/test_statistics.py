@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.power import TTestIndPower, TTestPower
 
 from tests import short
 from tests.runs import ROOT
@@ -29,6 +30,7 @@ from trainer.report.statistics import (
     seeds_for_power,
     welch,
 )
+from trainer.report.statistics.power import _power_of_t
 
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 
@@ -309,6 +311,19 @@ def test_the_seeds_for_a_power() -> None:
     assert seeds_for_power(-0.8) == 15
     assert (seeds_for_power(1e6), seeds_for_power(0.0), seeds_for_power(0.02)) == (2, None, None)
     assert (seeds_for_power(0.8, power=0.9), seeds_for_power(0.8, alpha=0.01)) == (19, 22)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.005])
+@pytest.mark.parametrize("effect", [-0.7, 0.1, 0.3, 1.0, 2.5])
+def test_the_power_of_t_tests_is_that_of_statsmodels(effect: float, alpha: float) -> None:
+    for n in (2, 3, 8, 40, 1000):
+        paired, unpaired = (n - 1, effect * math.sqrt(n)), (2 * n - 2, effect * math.sqrt(n / 2))
+        for test, at in ((TTestPower(), paired), (TTestIndPower(), unpaired)):
+            ours, known = _power_of_t(*at, alpha), float(test.power(effect, n, alpha))
+            if math.isnan(ours) or math.isnan(known):  # scipy's noncentral t, far in its tail
+                assert abs(at[1]) > 5 and not known < 0.98
+            else:
+                assert ours == pytest.approx(known, rel=1e-7)
 
 
 @pytest.mark.parametrize("effect", [0.5, 2.0])
