@@ -9,7 +9,7 @@ import pytest
 
 from tests import runs
 from trainer.engine import every
-from trainer.sweep.wave_check import check_rows
+from trainer.sweep.wave import check_rows
 from trainer.train.rows import LoggedRows, expected_rows
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile

@@ -19,9 +19,8 @@ from tests import runs, short
 from tests.runs import SWEPT, replaced
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.sweep.folder import SweepFolder
+from trainer.sweep.folder import SweepFolder, WaveContent, wave_name
 from trainer.sweep.plan_file import read_plan
-from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.sweep.wave_runner import WaveRunner
 from trainer.workdir import read_record
 from trainer.writers.summary import read_outcome

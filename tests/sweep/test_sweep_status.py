@@ -25,8 +25,8 @@ from trainer.config import load
 from trainer.messages import UserError
 from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
+from trainer.sweep.folder import WaveContent, wave_name
 from trainer.sweep.status import SweepReader
-from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.writers import locks
 from trainer.writers.summary import Summary
 

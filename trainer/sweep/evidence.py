@@ -22,6 +22,7 @@ from trainer.sweep.code_changes import (
     versions_in,
 )
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
+from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
@@ -38,7 +39,6 @@ from trainer.sweep.ledger import (
 )
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
-from trainer.sweep.wave_file import read_wave
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json

@@ -7,6 +7,7 @@ early, it may also wait below `waiting/`, for the others of its search; see `hal
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from trainer.config import hparams
 from trainer.messages import UserError
@@ -29,12 +30,36 @@ from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside, set_aside_result
-from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
 from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import paths_below, replace_file
-from trainer.writers.json_files import DamagedFile
+from trainer.writers.json_files import DamagedFile, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
+
+_ADVICE = "its trials are computed again by the next worker."
+
+
+class WaveContent(TypedDict):
+    """The content of waves/NAME.json: which trials a wave has, and which program computes them."""
+
+    alone: bool  # whether the one trial is computed as a run of its own
+    program: int  # index in the plan
+    trials: list[str]  # folders, in order
+    start: NotRequired[int]  # the cut at which they waited before; absent for the first step
+    until: NotRequired[int]  # the cut to which they are computed; absent for the last step
+
+
+def wave_name(content: WaveContent) -> str:
+    """Returns the name of a wave, which is a hash, so that a changed file is noticed."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def read_wave(file: Path) -> WaveContent:
+    """Reads waves/NAME.json; raises FileNotFoundError, or DamagedFile if it is damaged."""
+    content = read_json(file, WaveContent, _ADVICE)
+    if wave_name(content) != file.stem:
+        raise damaged(file, "its content is not that of a wave of this name", _ADVICE)
+    return content
 
 
 @dataclass(frozen=True)
@@ -231,11 +256,11 @@ class SweepFolder:
         if chosen or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
-        damaged = [name for name, outcome in outcomes.items() if outcome is None]
-        if damaged:
+        lost = [name for name, outcome in outcomes.items() if outcome is None]
+        if lost:
             raise UserError(
-                f"The winners cannot be chosen: {self.path / damaged[0] / SUMMARY_FILE} is missing"
-                f" or damaged{f', and {len(damaged) - 1} more' if len(damaged) > 1 else ''}."
+                f"The winners cannot be chosen: {self.path / lost[0] / SUMMARY_FILE} is missing"
+                f" or damaged{f', and {len(lost) - 1} more' if len(lost) > 1 else ''}."
                 " Restore it, or remove the folder, and the trial is computed again."
             )
         record = partial(self._ledger.add_file, FINAL_FILE)

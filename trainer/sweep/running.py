@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
 
+from trainer.sweep.folder import WaveContent, read_wave
 from trainer.sweep.presence import announced
-from trainer.sweep.wave_file import WaveContent, read_wave
 from trainer.writers import locks
 from trainer.writers.json_files import DamagedFile, read_json
 from trainer.writers.locks import is_locked, lock_shared

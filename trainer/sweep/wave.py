@@ -32,14 +32,16 @@ from trainer.checkpoint import (
     check_not_lost,
     misfits,
 )
-from trainer.config import Config
+from trainer.config import Config, ConfigError
+from trainer.engine import every
 from trainer.engine.contracts import Batch, ComponentError
+from trainer.engine.experiment import Experiment
 from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
-from trainer.messages import DONE, FAILED, STOPPED
+from trainer.messages import DONE, FAILED, STOPPED, plural
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.halving import waiting_folder
@@ -47,7 +49,6 @@ from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode
 from trainer.sweep.plan import Trial
 from trainer.sweep.programs import is_number
-from trainer.sweep.wave_check import check_folder, check_rows
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rows import Results
 from trainer.train.run import Run
@@ -55,9 +56,10 @@ from trainer.train.runtime import use_openblas_threads
 from trainer.train.signals import StopSignals
 from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
-from trainer.workdir import Workdir, fingerprint
+from trainer.workdir import Workdir, check_files, fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
+from trainer.workdir.folder import NAMES
 from trainer.workdir.record import now
 from trainer.writers import Reporter
 from trainer.writers.files import (
@@ -68,7 +70,7 @@ from trainer.writers.files import (
     temporary_beside,
 )
 from trainer.writers.json_files import damaged
-from trainer.writers.lines import sync_rows
+from trainer.writers.lines import lines_of, sync_rows
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome, read_summary
 
@@ -78,6 +80,7 @@ _KILLS, _STARTS = 3, 10
 # The same for a trial that is alone in its wave, which then has failed. It is more, because a trial
 # should hardly ever be blamed for kills from outside, such as by a scheduler.
 _KILLS_OF_ONE = 6
+_ADVICE = "remove the folder of the wave, and its trials are computed again."
 _BETWEEN_REPORTS = 2.0  # seconds
 # What the record of a trial leaves out of that of its wave: it has paths of the machine.
 _OF_THE_MACHINE = ("command", "config_files")
@@ -439,3 +442,52 @@ def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
     # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
     return [name for name in config.root.kwargs.get("writers") or () if name != "console"]
+
+
+def check_folder(claim: Claim) -> None:
+    """Checks the files of a wave, except for its checkpoints and its rows."""
+    # The folder may not exist yet. Raises DamagedFile if a file is not as a worker leaves it;
+    # UserError if a config cannot be read.
+    path = claim.path
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise damaged(path, "it is not a folder", _ADVICE)
+    staged = [path / trial.folder for trial in claim.trials]
+    for folder in (path, *staged):
+        check_files(folder)
+        for name in NAMES:
+            if (folder / name).is_symlink():
+                raise damaged(folder / name, "it is a symbolic link", _ADVICE)
+    for folder in (path, *(staged if claim.alone else ())):  # those with the layout of a run
+        _check_config(folder, claim.trials[0].config)
+
+
+def _check_config(folder: Path, config: Config) -> None:
+    file = folder / "config.yaml"
+    if any((folder / name).exists() for name in ("checkpoints", "metrics.jsonl", "trials")):
+        for each in (file, folder / "run.json"):
+            if not each.exists():
+                raise damaged(each, "it is missing", _ADVICE)
+    if not file.exists():
+        return
+    try:
+        found = configs.load([file]).root
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        raise damaged(file, str(error), _ADVICE) from error
+    if configs.diff(configs.computed(found), configs.computed(config.root)):
+        raise damaged(file, "it is not the config of the first trial", _ADVICE)
+
+
+def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
+    """Raises DamagedFile if metrics.jsonl of a trial lacks a row of a logged or evaluated step."""
+    # `folder` is that of the trial in its wave, and `last` the last step of which there must be a
+    # row.
+    file, wanted = folder / "metrics.jsonl", set[int]()
+    for interval in (experiment.log_every, experiment.eval_every):
+        wanted.update(every.due_steps(interval, experiment.first_step, last))
+    lines = lines_of(file) if file.exists() else ()
+    lost = wanted - {row["step"] for _, row in lines if row is not None}
+    if lost:
+        why = f"it lacks {plural(len(lost), 'row')}, such as that of step {min(lost):,}"
+        raise damaged(file, why, _ADVICE)

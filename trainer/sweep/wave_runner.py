@@ -21,8 +21,7 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.faults import is_trial_error
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import End, TrialLoop, WaveConsensus
-from trainer.sweep.wave import Wave
-from trainer.sweep.wave_check import check_rows
+from trainer.sweep.wave import Wave, check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.continuation import Continuation, begin_with
 from trainer.train.restoring import restore_of, to_save, with_hyperparams
