@@ -133,24 +133,20 @@ class SweepFolder:
         found = (paths_below(self.path, top, count) for top, count in levels.items())
         return known.keys() & chain.from_iterable(found)
 
-    def final_trials(self) -> dict[str, Trial]:
-        """Returns the final trials by their folders; none before the winners are known."""
-        if self._final is None:
-            found = final_trials(self.path, self.plan)
-            if found is None:
-                return {}
+    def final_trials(self) -> dict[str, Trial] | None:
+        """Returns the final trials by their folders; None before the winners are known."""
+        if self._final is None and (found := final_trials(self.path, self.plan)) is not None:
             self._final = {trial.folder: trial for trial in found}
         return self._final
 
     def trials(self) -> dict[str, Trial]:
         """Returns all trials that are known now, by their folders."""
-        return self._tuning | self.final_trials()
+        return self._tuning | (self.final_trials() or {})
 
     def is_complete(self) -> bool:
         """Returns whether every trial has a result, those on final seeds included."""
-        known = self.trials()
-        chosen = self._final is not None or not self.plan.final_seeds
-        return chosen and self.finished() == set(known)
+        chosen = self.final_trials() is not None or not self.plan.final_seeds
+        return chosen and self.finished() == set(self.trials())
 
     def program_of(self, trial: Trial) -> int:
         """Returns the index in the plan of a trial's program."""
@@ -251,8 +247,7 @@ class SweepFolder:
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
-        self.final_trials()
-        chosen = self._final is not None or not self.plan.final_seeds
+        chosen = self.final_trials() is not None or not self.plan.final_seeds
         if chosen or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
@@ -417,7 +412,7 @@ class SweepFolder:
         """Returns the runs of winners that were chosen from searches with failed trials."""
         # Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
         # extended after they were chosen, and then their results were judged.
-        finals, plan = self.final_trials(), self.plan
+        finals, plan = self.final_trials() or {}, self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
         if any(arm in plan.cuts for arm, _ in lost) and (self.path / CUTS_FILE).exists():
             raise UserError(

@@ -10,7 +10,7 @@ from shlex import join, quote
 
 from trainer.messages import UserError, duration, plural, printable, table
 from trainer.sweep.code_changes import CodeChange, changes_in, sentences
-from trainer.sweep.final import ArmSearch, final_trials, rank
+from trainer.sweep.final import ArmSearch, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps
 from trainer.sweep.ledger import read_ledger
@@ -97,7 +97,6 @@ class SweepReader:
 
     def _forget(self) -> None:
         """Drops what depends on the revision of the plan."""
-        self._final: list[Trial] | None = None
         self._ranked: tuple[int, dict[ArmSearch, dict[int, float]]] = (-1, {})
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
         self._waiting: dict[str, int] = {}  # see `Halving.waiting`
@@ -127,9 +126,8 @@ class SweepReader:
         # Waves are read before outcomes: their trials may be finished meanwhile, but none returns
         # to a wave.
         waves, damaged = read_waves(self.path, self._folder.waves())
-        if self._final is None:
-            self._final = final_trials(self.path, self.plan)
-        final = tuple(self._final or ())
+        found = self._folder.final_trials()
+        final = tuple((found or {}).values())
         unreadable = tuple(self._look_for_outcomes((*self.plan.trials, *final)))
         # A worker that was killed may have left a wave of which no trial is to be computed.
         left = {t.folder for t in (*self.plan.trials, *final)} - {*self._outcomes, *unreadable}
@@ -141,16 +139,16 @@ class SweepReader:
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
         ended = {*self._outcomes, *unreadable}
-        none_follow = self._final is not None or not self.plan.final_seeds
+        none_follow = found is not None or not self.plan.final_seeds
         return Status(
             arms=tuple(arms),
             waves=waves,
             outcomes=outcomes,
             unreadable=unreadable,
             damaged=damaged,
-            final=None if self._final is None else final,
+            final=None if found is None else final,
             complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
-            seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, final, arms),
+            seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, found, arms),
             waiting=self._waiting,
         )
 
@@ -222,8 +220,8 @@ class SweepReader:
             found = [outcomes.get(trial.folder) for trial in of_arm]
             values = [None if each is None else each.value(self.plan.goal.row) for each in found]
         else:
-            ranked = [(key, of) for key, of in self._rank().items() if key[0] == arm and of]
-            first = {search: next(iter(points.items())) for (_, search), points in ranked}
+            ranked = {key[1]: of for key, of in self._rank().items() if key[0] == arm and of}
+            first = {search: next(iter(points.items())) for search, points in ranked.items()}
             finite = {search: of for search, of in first.items() if math.isfinite(of[1])}
             best = {search: number for search, (number, _) in finite.items()}
             values = [value for _, value in finite.values()]
@@ -248,7 +246,7 @@ class SweepReader:
         waves: Sequence[WaveStatus],
         in_wave: Mapping[str, WaveStatus],
         ended: set[str],
-        final: Sequence[Trial],
+        final: Mapping[str, Trial] | None,
         arms: Sequence[ArmStatus],
     ) -> float | None:
         """Estimates the time that is left, by FLOPs, because programs differ in their steps."""
@@ -267,23 +265,18 @@ class SweepReader:
         for name, arm in cut.items():
             flops = max(max(1, each.flops) for each in self.plan.programs if name in each.arms)
             left += (arm.steps - arm.steps_done) * flops
-        for trial in (*self.plan.trials, *final):
+        for trial in (*self.plan.trials, *(final or {}).values()):
             if trial.folder not in ended and (trial.final or trial.arm not in cut):
                 program, wave = self.program_of(trial), in_wave.get(trial.folder)
                 step = 0 if wave is None else wave.step
                 left += (program.updates - program.updates_until(step)) * max(1, program.flops)
-        if self._final is None and self.plan.final_seeds:
-            left += self._flops_of_final()
+        if final is None and self.plan.final_seeds:  # of each arm the most that its winner may need
+            most: dict[str, int] = {}
+            for program in self.plan.programs:
+                flops = program.updates * max(1, program.flops)
+                most |= {arm: max(most.get(arm, 0), flops) for arm in program.arms}
+            left += len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())
         return left / speed
-
-    def _flops_of_final(self) -> float:
-        """Returns the FLOPs of the final runs, at most, before the winners are known."""
-        most: dict[str, int] = {}
-        for program in self.plan.programs:
-            flops = program.updates * max(1, program.flops)
-            for arm in program.arms:
-                most[arm] = max(most.get(arm, 0), flops)
-        return len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -1,18 +1,17 @@
 """One trial among those of a wave: the loop of a run, which is advanced by a block at a time."""
 
 import contextlib
-from collections.abc import Callable, Collection
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from trainer import writers
 from trainer.checkpoint import Checkpoints
 from trainer.config import hparams
 from trainer.engine.block import Block, Computed
+from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED, STOPPED
-from trainer.sweep.definition import Goal
+from trainer.messages import DONE, STOPPED
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave, keep_examples, named_writers
@@ -24,6 +23,7 @@ from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Results
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
+from trainer.writers.base import Log
 from trainer.writers.files import replace_file
 from trainer.writers.summary import Summary
 
@@ -56,35 +56,27 @@ class WaveConsensus:
 class TrialCheckpoints:
     """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own."""
 
-    # `starts` are the steps at which segments begin, whose states stay beside `directory`. `metric`
-    # takes a step, and returns what ranks its state; None if it was not evaluated. `state` is the
-    # newest that was handed over and is in no checkpoint of the wave, or None.
+    # `results` has the metric that ranks the state of an evaluated step. `starts` are the steps at
+    # which segments begin, whose states stay beside the trial's own. `state` is the newest that was
+    # handed over and is in no checkpoint of the wave, or None.
 
     def __init__(
-        self,
-        directory: Path,
-        keep: str,
-        starts: Collection[int],
-        last: int,
-        metric: Callable[[int], float | None],
-        goal: Goal,
-        log: Callable[[str], None],
-        fence: Callable[[], None],
+        self, trial: Trial, wave: Wave, experiment: Experiment, results: Results, log: Log
     ):
+        plan, folder, until = wave.setting.folder.plan, wave.staged(trial), wave.claim.until
+        create = partial(Checkpoints, log=log, fence=wave.workdir.check_fence)
         self.state: State | None = None
+        self.starts = kept_steps(experiment.steps, plan.segments, experiment.first_step)
+        self._experiment, self._results, self._goal = experiment, results, plan.goal
         self._step: int | None = None
-        self._last, self._metric = last, metric
-        self._every = keep == "best"
+        self._last = until or experiment.steps
+        self._every = plan.checkpoints == "best"
         self._own = None
-        if keep != "none":
-            best, mode = int(keep == "best"), goal.better
-            self._own = Checkpoints(
-                directory, keep_latest=1, keep_best=best, best_mode=mode, log=log, fence=fence
-            )
-        self._starts = frozenset(starts)
-        self._at_starts = Checkpoints(
-            directory.with_name(SEGMENTS), keep_best=0, keep_always=starts, log=log, fence=fence
-        )
+        if plan.checkpoints != "none" or until is not None:
+            best, mode = int(self._every), plan.goal.better
+            own = folder / "checkpoints"
+            self._own = create(own, keep_latest=1, keep_best=best, best_mode=mode)
+        self._at_starts = create(folder / SEGMENTS, keep_best=0, keep_always=self.starts)
         self._all = [self._at_starts, *([] if self._own is None else [self._own])]
 
     @property
@@ -100,10 +92,12 @@ class TrialCheckpoints:
     def save(self, step: int, state: State, *, metric: float | None = None) -> bool:
         """Hands over a state; see `Checkpoints.save`."""
         self.state, self._step = state, step
-        if step in self._starts:
+        if step in self.starts:
             self._at_starts.save(step, state)
         if self._own is not None and (self._every or step == self._last):
-            return self._own.save(step, state, metric=self._metric(step))
+            evaluated = self._experiment.evaluates(step)
+            metric = self._results.newest.get(self._goal.row) if evaluated else None
+            return self._own.save(step, state, metric=metric)
         return True
 
     def latest(self) -> int | None:
@@ -149,8 +143,7 @@ class TrialLoop:
         watchdog: Watchdog,
         clock: Clock,
     ):
-        setting, sweep, until = wave.setting, wave.setting.folder, wave.claim.until
-        experiment, plan = program.experiment, sweep.plan
+        setting, experiment = wave.setting, program.experiment
         self.trial, self.program = trial, program
         self.step = experiment.first_step if restored is None else restored
         self.lines: list[str] = []
@@ -164,8 +157,8 @@ class TrialLoop:
             setting.log(f"{trial.folder}: {line}")
 
         self._folder, self._fence, self._warn, self._clock = folder, fence, warn, clock
-        self._per_example, self._watchdog = plan.keeps_examples(trial), watchdog
-        self._results = Results()
+        self._per_example = setting.folder.plan.keeps_examples(trial)
+        self._watchdog, self._results = watchdog, Results()
         self._writer = writers.create(
             named_writers(trial.config),
             folder,
@@ -175,22 +168,15 @@ class TrialLoop:
             log=warn,
             fence=fence,
             also=[self._results],
-            identity=sweep.identity_of(trial),
+            identity=setting.folder.identity_of(trial),
             reporter=setting.reporter,
         )
         if restored is None:
             self._writer.write_hparams(hparams(trial.config.root))
         else:
             self._results.read(folder)  # of steps that an earlier process computed
-        keep = plan.checkpoints
-        keep = "final" if keep == "none" and until is not None else keep
-        last = until or experiment.steps
-        starts = kept_steps(experiment.steps, plan.segments, experiment.first_step)
-        self.checkpoints = TrialCheckpoints(
-            folder / "checkpoints", keep, starts, last, self._metric_at, plan.goal, warn, fence
-        )
+        self.checkpoints = TrialCheckpoints(trial, wave, experiment, self._results, warn)
         self.checkpoints.resume(restored or 0)
-        self._goal, self._experiment = plan.goal, experiment
         services = Services(
             self.checkpoints,
             self._writer,
@@ -205,8 +191,8 @@ class TrialLoop:
         loop = Loop(
             program,
             services,
-            until=until,
-            also_save=starts,
+            until=wave.claim.until,
+            also_save=self.checkpoints.starts,
             observers=[self._observe],
             clock=clock,
         )
@@ -215,10 +201,6 @@ class TrialLoop:
 
     def _observe(self, step: int, *_: Any) -> None:
         self.step = step
-
-    def _metric_at(self, step: int) -> float | None:
-        evaluated = self._experiment.evaluates(step)
-        return self._results.newest.get(self._goal.row) if evaluated else None
 
     def compute(self) -> End | None:
         """Computes `block`, and proceeds."""
@@ -240,7 +222,7 @@ class TrialLoop:
         try:
             if isinstance(end, Ended) and end.code not in (DONE, STOPPED):
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-            summary = self._summary(end if isinstance(end, Ended) else end.ended())
+            summary = self.summary(end if isinstance(end, Ended) else end.ended())
             self._writer.finish(summary)
             if self._per_example and isinstance(end, Ended):
                 assert self.checkpoints.state is not None, "the loop hands over the last state"
@@ -253,16 +235,13 @@ class TrialLoop:
                 self.close()
         return summary
 
-    def _summary(self, end: Ended) -> Summary:
-        return self._results.summary(end, self._experiment)
+    def summary(self, end: Ended) -> Summary:
+        """Returns the summary of the trial, which ended or was stopped so."""
+        return self._results.summary(end, self.program.experiment)
 
     def tell_stopped(self, why: str) -> None:
         """Tells the trial's writers that it is stopped, and why; it continues later."""
-        self._writer.finish(self._summary(Ended("stopped", STOPPED, self.step, why)))
-
-    def failed(self, why: str) -> Summary:
-        """Returns the outcome of a trial that an error ended."""
-        return self._summary(Ended("failed", FAILED, self.step, why))
+        self._writer.finish(self.summary(Ended("stopped", STOPPED, self.step, why)))
 
     def close(self) -> None:
         """Closes all files, even if one of them cannot be written."""

@@ -24,6 +24,7 @@ from trainer.sweep.trial_loop import End, TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave, check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.continuation import Continuation, begin_with
+from trainer.train.loop_interface import Ended
 from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
 from trainer.train.stopwatch import Clock
@@ -148,6 +149,7 @@ class WaveRunner:
     def _begin(
         self, restored: int | None, states: Mapping[Trial, State], watchdog: Watchdog
     ) -> None:
+        wave, consensus, clock = self._wave, self._consensus, self._clock
         programs = {trial: self._program_of(trial) for trial in states}
         # Trials with the same data seed share their batches.
         readers = Counter(program.experiment.seed_of_data for program in programs.values())
@@ -155,17 +157,9 @@ class WaveRunner:
         for trial, program in programs.items():
             seed = program.experiment.seed_of_data
             program.feed = feeds.setdefault(seed, program.feed.shared(readers[seed]))
-            trial_loop = TrialLoop(
-                trial,
-                program,
-                states[trial],
-                restored,
-                self._wave,
-                self._consensus,
-                watchdog,
-                self._clock,
+            self._trial_loops.append(
+                TrialLoop(trial, program, states[trial], restored, wave, consensus, watchdog, clock)
             )
-            self._trial_loops.append(trial_loop)
         for trial_loop in list(self._trial_loops):
             self._advance_trial(trial_loop, trial_loop.proceed)
 
@@ -246,7 +240,7 @@ class WaveRunner:
         why = wording.cause(error)
         if self._setting.folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
-            self._ended[trial] = trial_loop.failed(why)
+            self._ended[trial] = trial_loop.summary(Ended("failed", FAILED, trial_loop.step, why))
         else:
             self._log(f"{trial.folder} is computed again after an error. {why}")
 
