@@ -7,6 +7,7 @@ from typing import NamedTuple
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
+from trainer.studies.columns import columns
 from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
 
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
@@ -184,48 +185,41 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
                 entry.text.date or None,
             )
         )
-    columns = (
-        Column("entry", "entry"),
-        Column("verdict", "verdict"),
-        Column("steps", "steps", "integer"),
-        Column("runs", "runs", "integer"),
-        Column("mean", "mean", "number"),
+    titles = (
+        *columns(entry="text", verdict="text", steps="integer", runs="integer", mean="number"),
         Column("statistic", rule.formula, "number"),
-        Column("needed", "needed", "number"),
-        Column("against", "against"),
+        *columns(needed="number", against="text"),
         Column("p_against", "p against", "p"),
         Column("title", "what"),
-        Column("by", "by"),
-        Column("date", "date"),
+        *columns(by="text", date="text"),
     )
-    return Table("entries", "Entries", columns, tuple(cells), _note(rule)).compact()
+    return Table("entries", "Entries", titles, tuple(cells), _note(rule)).compact()
 
 
 def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:
     """Draws the steps of the entries in their order; those of the records are connected."""
-    reached = [(i, row) for i, row in enumerate(rows) if row.entry.steps is not None]
-    points = [(i, row.entry.steps or 0) for i, row in reached]
-    records = [(i, row.entry.steps or 0) for i, row in reached if row.record]
-    xs, ys = zip(*points, strict=True)
-    line_x, line_y = zip(*records, strict=True)
-    last = records[-1]
+    reached = {i: row.entry.steps for i, row in enumerate(rows) if row.entry.steps is not None}
+    records = {i: steps for i, steps in reached.items() if rows[i].record}
+    last = [*records.values()][-1]
     return Figure(
         name="records",
         title=f"Steps to {rules.challenge.goal.metric} {rules.rule.target:g}",
         description=(
-            f"The steps of {plural(len(points), 'result')} that have reached the target,"
-            f" and the record after each; the last record is {last[1]:,}."
+            f"The steps of {plural(len(reached), 'result')} that have reached the target,"
+            f" and the record after each; the last record is {last:,}."
         ),
         x=Axis("", labels=tuple(row.entry.name for row in rows)),
         y=Axis("steps"),
         series=(
-            Series("points", "", xs, ys, label="entries"),
-            Series("steps", "", (*line_x, len(rows) - 1), (*line_y, last[1]), label="record"),
+            Series("points", "", tuple(reached), tuple(reached.values()), label="entries"),
+            Series(
+                "steps", "", (*records, len(rows) - 1), (*records.values(), last), label="record"
+            ),
         ),
         table=Table(
             "records",
             "Steps of the entries",
-            (Column("entry", "entry"), Column("steps", "steps", "integer")),
-            tuple((row.entry.name, row.entry.steps) for _, row in reached),
+            columns(entry="text", steps="integer"),
+            tuple((rows[i].entry.name, steps) for i, steps in reached.items()),
         ),
     )

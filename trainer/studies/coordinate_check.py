@@ -18,10 +18,10 @@ from optim.dtypes import widen
 from trainer.engine.loading import load_located
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
-from trainer.engine.step import StepMetrics
 from trainer.logits import ChunkedLogits
 from trainer.messages import UserError, plural
 from trainer.studies.rate_paths import with_constant_rates
+from trainer.studies.rate_test import Run
 from trainer.studies.width_series import WidthSeries
 
 LIMIT = 0.25  # half of the smallest wrong power of the width in the theory, 1/2
@@ -199,26 +199,22 @@ class Runs:
 
     def measure(self, seed: int) -> Iterator[dict[str, np.ndarray]]:
         """Yields module -> (size, change) at the start and after each of the stops."""
-        own = self._program.experiment
-        program = self._program.with_values(self._program.inputs.values, seed, own.data_seed)
-        state, batches = program.init(seed), program.feed.batches(0)
+        run = Run(self._program, self._program.inputs.values, seed)
         # Copies, because the step donates the state.
-        first = jax.tree.map(jnp.copy, (state.params, state.model_state))
-        probe = next(program.feed.batches(self._stops[-1]))
+        first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
+        probe = next(run.program.feed.batches(self._stops[-1]))
         batch = {name: x[: self._examples] for name, x in probe.items()}
         start = jax.device_get(self._measured(first, first, batch))
         yield start
-        done = 0
         for stop in self._stops:
-            while done < stop:
-                count = min(program.block_rule.steps, stop - done)
-                state, metrics = program.advance(state, [next(batches) for _ in range(count)])
-                done += count
-                if not np.all(StepMetrics.stack_on_host(metrics)["finite"][:count]):
+            while len(run.losses) < stop:
+                run.advance(min(run.program.block_rule.steps, stop - len(run.losses)))
+                if np.isnan(run.losses[-1]):
                     lost = {name: np.full(2, np.nan) for name in start}
                     yield from [lost] * sum(each >= stop for each in self._stops)
                     return
-            yield jax.device_get(self._measured(first, (state.params, state.model_state), batch))
+            now = run.state.params, run.state.model_state
+            yield jax.device_get(self._measured(first, now, batch))
 
     def _sizes(self, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
         before = activations(self._program, *first, batch)

@@ -7,6 +7,7 @@ import numpy as np
 
 from trainer.messages import joined, plural, table
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
+from trainer.studies.columns import columns
 from trainer.studies.coordinate_check import LEVEL, LIMIT, Found, Slope, fit
 
 Kind = Literal["grows", "shrinks", "keeps", "not decided"]
@@ -198,13 +199,7 @@ def _figure(found: Found, index: int) -> Figure:
         table=Table(
             f"changes_after_{found.steps[index]}",
             f"Changes after {after}",
-            (
-                Column("module", "module"),
-                Column("width", "width", "integer"),
-                Column("seed", "seed", "integer"),
-                Column("change", "change", "number"),
-                Column("size", "size", "number"),
-            ),
+            columns(module="text", width="integer", seed="integer", change="number", size="number"),
             tuple(rows),
         ),
     )

@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
+from trainer.studies.columns import columns
 from trainer.studies.rate_test import RangeTest
 
 _RISING, _STEADY = "rising rate", "rate stays"
@@ -132,9 +133,7 @@ def _losses(tested: RangeTest) -> Figure:
             "losses",
             "Losses",
             (
-                Column("seed", "seed", "integer"),
-                Column("step", "step", "integer"),
-                Column("rate", "rate", "number"),
+                *columns(seed="integer", step="integer", rate="number"),
                 Column("rising", _RISING, "number"),
                 Column("stays", _STEADY, "number"),
             ),
@@ -179,7 +178,7 @@ def _differences(tested: RangeTest) -> Figure:
         table=Table(
             "differences",
             "Smoothed mean of the differences",
-            (Column("rate", "rate", "number"), Column("difference", "difference", "number")),
+            columns(rate="number", difference="number"),
             rows,
         ),
     )

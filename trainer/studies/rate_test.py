@@ -260,20 +260,20 @@ def _paste(config: Config, path: str) -> str:
 
 
 class Run:
-    """A run of a range test, which is computed a few steps at a time."""
+    """A run of a study, which is computed a few steps at a time."""
 
     # `values` are those of the program's inputs; `losses` has those of the steps so far.
 
     def __init__(self, program: Program, values: Mapping[str, float], seed: int):
-        self._program = program.with_values(values, seed, program.experiment.data_seed)
-        self._state = self._program.init(seed)
-        self._batches = self._program.feed.batches(0)
+        self.program = program.with_values(values, seed, program.experiment.data_seed)
+        self.state = self.program.init(seed)
+        self._batches = self.program.feed.batches(0)
         self.losses: list[float] = []
 
     def advance(self, steps: int) -> None:
         """Computes some steps, and reads their losses; NaN from the first that is not finite."""
         batches = [next(self._batches) for _ in range(steps)]
-        self._state, metrics = self._program.advance(self._state, batches)
+        self.state, metrics = self.program.advance(self.state, batches)
         found = StepMetrics.stack_on_host(metrics)
         finite = np.logical_and.accumulate(np.asarray(found["finite"][:steps], bool))
         losses = np.where(finite, np.asarray(found["train/loss"][:steps], float), np.nan)

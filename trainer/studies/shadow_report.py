@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer.messages import joined, plural, table
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
+from trainer.studies.columns import columns
 from trainer.studies.shadow import Angles, Shadowed
 
 _TITLES = ("elements", "cosine", "from", "to", "norm B / A", "from", "to", "A to -G", "B to -G")
@@ -154,11 +155,7 @@ def _figure(
         table=Table(
             name,
             title,
-            (
-                Column("group", "group"),
-                Column("step", "step", "integer"),
-                *(_COLUMNS[x] for x in fields),
-            ),
+            (*columns(group="text", step="integer"), *(_COLUMNS[x] for x in fields)),
             tuple(rows),
         ),
     )
@@ -189,10 +186,7 @@ def _parameters(found: Shadowed) -> Figure:
             "parameters",
             "Updates of each parameter",
             (
-                Column("parameter", "parameter", "code"),
-                Column("group", "group"),
-                Column("step", "step", "integer"),
-                Column("loss", "loss", "number"),
+                *columns(parameter="code", group="text", step="integer", loss="number"),
                 *_COLUMNS.values(),
             ),
             tuple(rows),
@@ -212,9 +206,7 @@ def _medians_table(found: Shadowed) -> Table:
         "medians",
         "Medians over the recorded steps, with the smallest and the largest value",
         (
-            Column("group", "group"),
-            Column("parameter", "parameter", "code"),
-            Column("elements", _TITLES[0], "integer"),
+            *columns(group="text", parameter="code", elements="integer"),
             *(Column(*each, "number") for each in zip(_MEDIANS, _TITLES[1:], strict=True)),
         ),
         tuple(rows),

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -423,13 +423,12 @@ def keep_examples(
     if "test" not in split_sizes(program.experiment.data):
         return
 
-    def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            watch("the evaluation of single test examples")
-            yield batch
+    def watched(batch: Batch) -> Batch:
+        watch("the evaluation of single test examples")
+        return batch
 
     try:
-        batches = watched(program.evaluation.batches("test"))
+        batches = map(watched, program.evaluation.batches("test"))
         found = program.evaluation.run_examples(state, batches, MOST_EXAMPLES)
     except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
         log(f"The results on single test examples are not kept. {error}")

@@ -10,7 +10,8 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,7 +25,6 @@ from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.protocols import Batch
 from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
@@ -231,10 +231,7 @@ class Worker:
         prepared.evaluated = True
         if not (arms := self.folder.without_initial(shared.arms)):
             return
-
-        def until_a_signal(batches: Iterator[Batch]) -> Iterator[Batch]:
-            return itertools.takewhile(lambda batch: not self._signals.received, batches)
-
+        until_a_signal = partial(itertools.takewhile, lambda _: not self._signals.received)
         try:
             program = prepared.of_trial(first)
             found = program.evaluation.run_splits(program.init(), until_a_signal)
