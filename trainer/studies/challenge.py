@@ -32,7 +32,8 @@ from trainer.messages import UserError, joined, plural
 from trainer.report.reaching import NotJudgedError, judge, means
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
-from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
+from trainer.studies.common import differing
+from trainer.sweep.alike import WITHOUT_EFFECT
 from trainer.sweep.definition import Goal
 from trainer.sweep.plan import Plan, PlannedArm
 from trainer.sweep.plan_file import check_vocabulary, read_plan
@@ -258,23 +259,16 @@ def _against_rules(
         return [], [
             f"An entry is one configuration, and its sweep searches {joined([*arm.space])}."
         ]
-    differing = _differing({"baseline": rules.baseline, "entry": arm.config}, vocabulary)
+    found = differing({"baseline": rules.baseline, "entry": arm.config}, vocabulary)
     free = [*FREE, *rules.challenge.free]
-    changes = [path for path in differing if _is_under(path, free)]
+    changes = [path for path in found if _is_under(path, free)]
     offences = [
         f"It changes {path} from {values['baseline']} to {values['entry']}, which the challenge"
         " does not allow."
-        for path, values in differing.items()
+        for path, values in found.items()
         if path not in changes
     ]
     return changes, offences
-
-
-def _differing(
-    configs: Mapping[str, Config], vocabulary: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    roots = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
-    return differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
 
 
 def _against_doubted(
@@ -294,20 +288,19 @@ def _against_doubted(
             f" {joined([*map(str, common)], 4)}. List seeds that follow each other."
         )
     arms = {"it": [*plan.arms.values()][0], "old": [*older.arms.values()][0]}
-    unlike = _differing({name: arm.config for name, arm in arms.items()}, vocabulary)
+    unlike = differing({name: arm.config for name, arm in arms.items()}, vocabulary)
     if unlike := [path for path in unlike if not _is_under(path, WITHOUT_EFFECT)]:
         yield f"It doubts {text.doubts}, and its config has another {joined(unlike, 4)}."
 
 
-def _against_grid(rules: Rules, evaluated: Sequence[int], steps: int) -> list[str]:
+def _against_grid(rules: Rules, evaluated: Sequence[int], steps: int) -> Iterator[str]:
     """Compares the evaluated steps with those that the challenge fixes, up to a divergence."""
     wanted = [step for step in rules.grid(steps) if step <= evaluated[-1]]
-    if evaluated == wanted:
-        return []
-    return [
-        f"It was evaluated after steps {joined([*map(str, evaluated)], 4)}, and by the eval_every"
-        f" of the challenge these are {joined([*map(str, wanted)], 4)}."
-    ]
+    if evaluated != wanted:
+        yield (
+            f"It was evaluated after steps {joined([*map(str, evaluated)], 4)}, and by the"
+            f" eval_every of the challenge these are {joined([*map(str, wanted)], 4)}."
+        )
 
 
 def _against_goal(rules: Rules, revisions: Sequence[Mapping[str, Any]]) -> list[str]:

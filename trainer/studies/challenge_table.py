@@ -7,7 +7,7 @@ from typing import NamedTuple
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.studies.columns import columns
+from trainer.studies.common import columns
 from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
 
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
@@ -171,11 +171,10 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
         verdict = "against the rules" if entry.offences else verdict
         status = row.confirmation.status
         status = "" if status == PROVISIONAL and not row.record else status
-        parts = [verdict, "record" if row.record else "", status]
         cells.append(
             (
                 entry.name,
-                ", ".join(filter(None, parts)),
+                ", ".join(filter(None, (verdict, "record" if row.record else "", status))),
                 entry.steps,
                 *(getattr(found, name, None) for name in ("runs", "mean", "statistic", "limit")),
                 row.before.name if row.before is not None and row.comparison else None,

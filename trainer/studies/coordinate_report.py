@@ -7,7 +7,7 @@ import numpy as np
 
 from trainer.messages import joined, plural, table
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.columns import columns
+from trainer.studies.common import columns
 from trainer.studies.coordinate_check import LEVEL, LIMIT, Found, Slope, fit
 
 Kind = Literal["grows", "shrinks", "keeps", "not decided"]
@@ -158,12 +158,11 @@ def notes(found: Found) -> list[str]:
 def make_report(found: Found, title: str, made: str = "") -> Report:
     """Makes the report of a coordinate check; `made` is how, such as the command."""
     rows = tuple(_rows(found))
-    slopes = Table("slopes", "Slopes against the width", _columns(found), rows, _NOTE)
     block = Block(
         text=tuple(notes(found)),
         warnings=found.warnings,
         figures=tuple(_figure(found, index) for index in range(len(found.steps))),
-        tables=(slopes,),
+        tables=(Table("slopes", "Slopes against the width", _columns(found), rows, _NOTE),),
     )
     panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
     return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,), made=made)

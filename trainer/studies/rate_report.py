@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.columns import columns
+from trainer.studies.common import columns
 from trainer.studies.rate_test import RangeTest
 
 _RISING, _STEADY = "rising rate", "rate stays"
@@ -23,7 +23,7 @@ def space(tested: RangeTest) -> tuple[float, float] | None:
     rates = tested.rates.values
     ended = [rates[end] for end in tested.ends if end is not None]
     high = _BEYOND * min(ended) if ended else tested.rates.high
-    return _rounded(rates[tested.onset]), _rounded(high)
+    return float(f"{rates[tested.onset]:.1e}"), float(f"{high:.1e}")  # two digits
 
 
 def upper_end(tested: RangeTest) -> str:
@@ -31,11 +31,6 @@ def upper_end(tested: RangeTest) -> str:
     if any(end is not None for end in tested.ends):
         return f"{_BEYOND:g} times the smallest rate of a divergence"
     return "the largest rate that was tried"
-
-
-def _rounded(value: float) -> float:
-    """Rounds to two digits."""
-    return float(f"{value:.1e}")
 
 
 def yaml(tested: RangeTest) -> list[str]:
@@ -73,8 +68,8 @@ def sentences(tested: RangeTest) -> list[str]:
         at = joined([f"{rates[end]:.2g} (seed {seed})" for seed, end in ended], 6)
         lines.append(f"Divergence: at {at}.")
     if len(ended) < len(tested.seeds):
-        rest = "No run has" if not ended else f"{plural(len(tested.seeds) - len(ended), 'run')} of"
-        rest += "" if not ended else f" {len(tested.seeds)} had not"
+        left = plural(len(tested.seeds) - len(ended), "run")
+        rest = f"{left} of {len(tested.seeds)} had not" if ended else "No run has"
         lines.append(f"{rest} diverged at {rates[-1]:.2g} (--high).")
     return lines
 
@@ -153,8 +148,7 @@ def _cut(losses: np.ndarray, end: int | None) -> list[float]:
 
 def _differences(tested: RangeTest) -> Figure:
     """Draws the differences of the losses of each seed, and their smoothed mean."""
-    rates = tested.rates.values
-    common = rates[: tested.last].tolist()
+    common = tested.rates.values[: tested.last].tolist()
     series = [
         Series("line", _RISING, common, row[: tested.last].tolist(), faint=True)
         for row in tested.differences
@@ -164,7 +158,6 @@ def _differences(tested: RangeTest) -> Figure:
         at = tested.steepest
         point = (common[at],), (float(tested.mean[at]),)
         series.append(Series("points", "", *point, label="steepest descent"))
-    rows = tuple(zip(common, tested.mean.tolist(), strict=True))
     return Figure(
         name="differences",
         title="What the rising rate changes in the loss",
@@ -179,6 +172,6 @@ def _differences(tested: RangeTest) -> Figure:
             "differences",
             "Smoothed mean of the differences",
             columns(rate="number", difference="number"),
-            rows,
+            tuple(zip(common, tested.mean.tolist(), strict=True)),
         ),
     )

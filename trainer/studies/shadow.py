@@ -19,7 +19,6 @@ import optim
 from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
-from trainer.config.full import complete
 from trainer.engine.experiment import as_optimizer, units_of
 from trainer.engine.inputs import find_inputs
 from trainer.engine.loading import load_located
@@ -28,7 +27,8 @@ from trainer.engine.plan import make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
-from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
+from trainer.studies.common import differing
+from trainer.sweep.alike import WITHOUT_EFFECT
 from trainer.train.continuation import begin_with
 
 # What changes neither the points that a run visits nor the gradients there.
@@ -133,15 +133,8 @@ def check_alike(config: Config, other: Config, vocabulary: Sequence[str] = ()) -
             " --config and then the file that changes the optimizer, each with --shadow."
         )
     Builder(other, vocabulary).check()
-    found = {
-        name: dict(arguments(complete(each, vocabulary)[0], ""))
-        for name, each in (("config", config), ("shadow", other))
-    }
-    wrong = {
-        path: values
-        for path, values in differing_arguments(found).items()
-        if path.partition(".")[0] not in FREE
-    }
+    found = differing({"config": config, "shadow": other}, vocabulary)
+    wrong = {path: x for path, x in found.items() if path.partition(".")[0] not in FREE}
     if not wrong:
         return
     texts = [

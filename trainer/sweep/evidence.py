@@ -142,8 +142,7 @@ class _Examination:
             for name, why in halving.wrong_waiting():
                 self._fault(name, why)
             self._check_choices(CUTS_FILE, halving.wrong_cuts())
-            winners = wrong_choices(self._folder, self._plan, self._outcome)
-            self._check_choices(FINAL_FILE, winners)
+            self._check_choices(FINAL_FILE, wrong_choices(self._folder, self._plan, self._outcome))
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -225,8 +224,12 @@ class _Examination:
             if name.rpartition("/")[0] not in gone:
                 self._check_digest(name, digest)
         for name, listed in trials.items() if self._thorough else ():
-            if (self._folder / name).is_dir():
-                self._check_checkpoints(name, listed)
+            # A checkpoint that the line lacks, such as one of another trial. The lines of earlier
+            # versions have none.
+            if any(x.startswith(CHECKPOINTS) for x in listed) and (self._folder / name).is_dir():
+                found = {x for x in files_in(self._folder / name) if x.startswith(CHECKPOINTS)}
+                for file in sorted(found - listed.keys()):
+                    self._fault(f"{name}/{file}", "ledger.jsonl does not have it")
         if not ledger.damage:
             left = [name for name in self._results if name not in trials]
             chosen = (CUTS_FILE, FINAL_FILE)
@@ -235,14 +238,6 @@ class _Examination:
                 if name not in self._waved:
                     self._fault(name, "ledger.jsonl has no line about it")
         return set(trials), len(wanted) + len(files)
-
-    def _check_checkpoints(self, name: str, listed: Mapping[str, str]) -> None:
-        """Names checkpoints of a trial that its line lacks, such as one of another trial."""
-        # The lines of earlier versions have none.
-        if any(file.startswith(CHECKPOINTS) for file in listed):
-            found = (x for x in files_in(self._folder / name) if x.startswith(CHECKPOINTS))
-            for file in sorted(set(found) - listed.keys()):
-                self._fault(f"{name}/{file}", "ledger.jsonl does not have it")
 
     def _check_links(self) -> None:
         """Names links among the results, whose files may be anywhere on this machine."""
@@ -330,9 +325,9 @@ def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
         if not _same(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
-        if name.startswith("perf/") and value is not None:
-            if not _same(newest.get(name, 0.0), value):
-                yield name
+        clocked = name.startswith("perf/") and value is not None
+        if clocked and not _same(newest.get(name, 0.0), value):
+            yield name
     of_mode = {"min": min, "max": max}
     for name, modes in outcome.best.items():
         for mode, best in modes.items():

@@ -265,27 +265,14 @@ class _Launch:
             f" {self._logs}/{self._name}_*.log."
         )
         own = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-        most = self._room({**{own[key]: value for key, value in asked.items()}, **named})
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        most = _room(nodes, {**{own[key]: value for key, value in asked.items()}, **named})
         if most < count:
             now = f"{most:,} of them" if most else "none of them"
             text += f" The cluster has room for {now} now; the others wait for more."
-        if "num_gpus" not in asked and any("GPU" in resources for resources in self._nodes()):
+        if "num_gpus" not in asked and any("GPU" in resources for resources in nodes):
             text += " There are GPUs: without num_gpus, each worker sees all of its node."
         return text
-
-    def _nodes(self) -> list[dict[str, float]]:
-        """Returns the resources of the nodes that live."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-
-    def _room(self, wanted: Mapping[str, float]) -> int:
-        """Returns how many workers the nodes that live have room for, if nothing else runs."""
-        amounts = {key: amount for key, amount in wanted.items() if amount}
-        if not amounts:
-            return sys.maxsize
-        return sum(
-            min(int(node.get(key, 0) / amount + 1e-9) for key, amount in amounts.items())
-            for node in self._nodes()
-        )
 
     def run(self, count: int, signals: StopSignals) -> int:
         """Runs the workers until all have ended; returns an exit code."""
@@ -350,9 +337,20 @@ class _Launch:
         if self._restarts[number].are_allowed():
             self._log(f"{what}; it is started again.")
             return None
-        times = local.Restarts.MOST
-        self._log(f"{what}, {times} times soon after its start; it is not started again.")
+        most = local.Restarts.MOST
+        self._log(f"{what}, {most} times soon after its start; it is not started again.")
         return code
+
+
+def _room(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float]) -> int:
+    """Returns for how many workers nodes have room by their resources, if nothing else runs."""
+    amounts = {key: amount for key, amount in wanted.items() if amount}
+    if not amounts:
+        return sys.maxsize
+    return sum(
+        min(int(node.get(key, 0) / amount + 1e-9) for key, amount in amounts.items())
+        for node in nodes
+    )
 
 
 def _reason(error: BaseException) -> str:

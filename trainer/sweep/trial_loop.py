@@ -74,8 +74,9 @@ class TrialCheckpoints:
         self._own = None
         if plan.checkpoints != "none" or until is not None:
             best, mode = int(self._every), plan.goal.better
-            own = folder / "checkpoints"
-            self._own = create(own, keep_latest=1, keep_best=best, best_mode=mode)
+            self._own = create(
+                folder / "checkpoints", keep_latest=1, keep_best=best, best_mode=mode
+            )
         self._at_starts = create(folder / SEGMENTS, keep_best=0, keep_always=self.starts)
         self._all = [self._at_starts, *([] if self._own is None else [self._own])]
 
@@ -156,9 +157,12 @@ class TrialLoop:
         def warn(line: str) -> None:
             setting.log(f"{trial.folder}: {line}")
 
-        self._folder, self._fence, self._warn, self._clock = folder, fence, warn, clock
-        self._per_example = setting.folder.plan.keeps_examples(trial)
-        self._watchdog, self._results = watchdog, Results()
+        self._clock, self._results = clock, Results()
+        watch = watchdog.begin_other
+        examples = partial(
+            keep_examples, program, folder=folder, fence=fence, log=warn, watch=watch
+        )
+        self._keep_examples = examples if setting.folder.plan.keeps_examples(trial) else None
         self._writer = writers.create(
             named_writers(trial.config),
             folder,
@@ -224,12 +228,11 @@ class TrialLoop:
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
             summary = self.summary(end if isinstance(end, Ended) else end.ended())
             self._writer.finish(summary)
-            if self._per_example and isinstance(end, Ended):
+            if self._keep_examples is not None and isinstance(end, Ended):
                 assert self.checkpoints.state is not None, "the loop hands over the last state"
                 state = with_hyperparams(self.program, self.checkpoints.state)
-                watch = self._watchdog.begin_other
                 with self._clock.paused():
-                    keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
+                    self._keep_examples(state)
         finally:
             with self._clock.paused():  # a logger may take a while
                 self.close()

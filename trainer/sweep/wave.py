@@ -121,11 +121,8 @@ class Prepared:
         if trial.arm not in self.values:
             # Another arm may have other values where its space has none.
             self.values[trial.arm] = load_located(trial.config, self.vocabulary).inputs.values
-        own = {path: x for path, x in trial.values.items() if is_number(x)}
-        values = {
-            path: float(own.get(path, value))  # type: ignore[arg-type]
-            for path, value in self.values[trial.arm].items()
-        }
+        own: dict[str, Any] = {path: x for path, x in trial.values.items() if is_number(x)}
+        values = {path: float(own.get(path, x)) for path, x in self.values[trial.arm].items()}
         data_seed: Any = trial.config.root.kwargs.get("data_seed")
         program = self.program.with_values(values, trial.seed, data_seed)
         start: Any = trial.config.root.kwargs.get("warm_start")
