@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -175,20 +175,11 @@ class SweepFolder:
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
             return note_code(self.path, self._ledger, found, allowed)
 
-    def note_environment(self, found: Mapping[str, str]) -> None:
-        """Adds the environment of this process to the ledger, unless the ledger has it."""
+    @contextlib.contextmanager
+    def locked_ledger(self) -> Iterator[Recorder]:
+        """Keeps others from the sweep while its ledger is used."""
         with self.presence.exclusive():
-            self._ledger.add_environment(found)
-
-    def without_initial(self, arms: Iterable[str]) -> list[str]:
-        """Returns those of some arms of which the ledger has no metrics before the first step."""
-        with self.presence.exclusive():
-            return self._ledger.without_initial(arms)
-
-    def add_initial(self, trial: Trial, arms: Iterable[str], values: Mapping[str, float]) -> None:
-        """Adds the metrics of the first state of a trial to the ledger, for arms without any."""
-        with self.presence.exclusive():
-            self._ledger.add_initial(trial.folder, arms, values)
+            yield self._ledger
 
     # Claims.
 
@@ -377,8 +368,8 @@ class SweepFolder:
         """Adds the trials of a wave that have results, and were moved, to the ledger."""
         # If a worker is killed before this, the next one finds its wave and adds them.
         events = list(self._events([trial.folder for trial in claim.trials]))
-        with self.presence.exclusive():
-            self._ledger.add_trials(events)
+        with self.locked_ledger() as ledger:
+            ledger.add_trials(events)
 
     def _events(self, trials: Sequence[str]) -> Iterator[dict[str, Any]]:
         for name in trials:

@@ -293,8 +293,8 @@ def counts(status: Status, plan: Plan) -> list[str]:
     """Formats the runs of each arm as a table, and what is left in a line below it."""
     ends = ["runs", "done", "running", "diverged", "failed"]
     ends += ["waiting", "pruned"] if plan.cuts else []
-    rows: list[Sequence[str]] = [("arm", *ends, "steps", plan.goal.metric, "trial")]
-    rows += [_row(arm, ends) for arm in status.arms]
+    heads = ("arm", *ends, "steps", plan.goal.metric, "trial")
+    rows = [heads, *(_row(arm, ends) for arm in status.arms)]
     return [*table(rows, right=range(1, 4 + len(ends))), progress_line(status)]
 
 

@@ -158,9 +158,8 @@ class TrialLoop:
             setting.log(f"{trial.folder}: {line}")
 
         self._clock, self._results = clock, Results()
-        watch = watchdog.begin_other
         examples = partial(
-            keep_examples, program, folder=folder, fence=fence, log=warn, watch=watch
+            keep_examples, program, folder=folder, fence=fence, log=warn, watch=watchdog.begin_other
         )
         self._keep_examples = examples if setting.folder.plan.keeps_examples(trial) else None
         self._writer = writers.create(

@@ -153,7 +153,8 @@ class Wave:
             code=setting.note_code(),
             openblas_threads=threads,
         )
-        self._folder.note_environment(environment(self._common))
+        with self._folder.locked_ledger() as ledger:
+            ledger.add_environment(environment(self._common))
         self.workdir = Workdir(
             claim.path,
             first.root,

@@ -229,7 +229,9 @@ class Worker:
         if prepared.evaluated or shared.first_step or "warm_start" in first.config.root.kwargs:
             return
         prepared.evaluated = True
-        if not (arms := self.folder.without_initial(shared.arms)):
+        with self.folder.locked_ledger() as ledger:
+            arms = ledger.without_initial(shared.arms)
+        if not arms:
             return
         until_a_signal = partial(itertools.takewhile, lambda _: not self._signals.received)
         try:
@@ -240,7 +242,8 @@ class Worker:
             return
         if not self._signals.received:
             finite = {name: float(x) for name, x in found.items() if math.isfinite(x)}
-            self.folder.add_initial(first, arms, finite)
+            with self.folder.locked_ledger() as ledger:
+                ledger.add_initial(first.folder, arms, finite)
 
     def _vmap(self, wave: Wave) -> Vmapped | None:
         """Returns what computes the trials of a wave at once, if the file asks for that."""
