@@ -229,14 +229,11 @@ class Wanted(NamedTuple):
     measured: int = 7  # on how many more the differences of another environment are measured
 
 
-_USUAL = Wanted()
-
-
 def verify_claim(
     file: Path,
     folder: Path,
     public: str,
-    wanted: Wanted = _USUAL,
+    wanted: Wanted,
     vocabulary: Sequence[str] = (),
     log: Callable[[str], None] = lambda line: None,
 ) -> Checked:
@@ -389,7 +386,7 @@ def _unfounded(
         if missing:
             yield f"{name}/{missing[0]}: ledger.jsonl has no hash of it."
         planned = kept_steps(run.steps, plan.segments, run.first_step)
-        if strange := set(kept_by(run)) - set(planned):
+        if strange := set(kept_by(run)).difference(planned):
             yield f"{name}/{SEGMENTS}/{min(strange)}: by the plan, this run keeps no such state."
         file, wanted = run.folder / "config.yaml", files.texts(trials[name])["config.yaml"]
         if read_regular(file) != wanted.encode():  # another version may have written it otherwise

@@ -325,9 +325,9 @@ def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
         if not _same(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
-        clocked = name.startswith("perf/") and value is not None
-        if clocked and not _same(newest.get(name, 0.0), value):
-            yield name
+        if name.startswith("perf/") and value is not None:
+            if not _same(newest.get(name, 0.0), value):
+                yield name
     of_mode = {"min": min, "max": max}
     for name, modes in outcome.best.items():
         for mode, best in modes.items():

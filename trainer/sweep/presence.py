@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -204,16 +204,12 @@ class Presence:
             return False
         return self.mode == "heartbeat" or locks.lock(descriptor, wait=False)
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """Keeps others from claims and from plan.json, and waits while another process does."""
         # Raises UserError if the file system has no locks.
         if self.mode == "flock":
-            with locks.exclusive(self._sweep):
-                yield
-        else:
-            with locks.FileLock(self._sweep / "held", self._announced_name, self._may_live):
-                yield
+            return locks.exclusive(self._sweep)
+        return locks.FileLock(self._sweep / "held", self._announced_name, self._may_live)
 
     def _announced_name(self) -> str:
         assert self._name is not None, "only a process that is announced keeps others out"

@@ -405,19 +405,15 @@ def _winners(status: Status, plan: Plan) -> list[str]:
 
 def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> float | str:
     """Returns the mean over the seeds of a winner, or why there is none."""
-    values = [_final(outcome, row) for outcome in outcomes]
-    words = [value for value in values if isinstance(value, str)]
-    if words or not values:
-        return words[0] if words else "-"
-    return math.fsum(map(float, values)) / len(values)
-
-
-def _final(outcome: Summary | None, row: str) -> float | str:
-    if outcome is None:
-        return "-"
-    if outcome.end != "done":
-        return outcome.end
-    return outcome.metrics.get(row, "-")
+    values = []
+    for outcome in outcomes:
+        if outcome is not None and outcome.end != "done":
+            return outcome.end
+        if outcome is None or row not in outcome.metrics:
+            return "-"
+        values.append(outcome.metrics[row])
+    found = mean(values)
+    return "-" if found is None else found
 
 
 def _next(status: Status, plan: Plan, folder: Path) -> list[str]:

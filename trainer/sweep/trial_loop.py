@@ -33,14 +33,10 @@ End = Ended | RollbackTarget | Halted
 class WaveConsensus:
     """Tells the loops of a wave's trials when to save. The wave stops them, all at once."""
 
-    # `save` is whether each trial hands over its state after this block.
-
     # a loop never stops by itself: its wave stops after a step that all trials have computed and
     # evaluated
     stop: str | None = None
-
-    def __init__(self):
-        self.save = False
+    save = False  # whether each trial hands over its state after this block
 
     def sync(self, after: str = "block") -> None:
         """Does nothing: a worker is one process."""
