@@ -266,10 +266,10 @@ def verify_claim(
     order = [others[name] for name in drawn(others, content, public)]
     count = wanted.runs if wanted.segments is None else wanted.segments
     picked, left = order[:count], {x.name: x for x in (*order[count:], *rest)}
-    check = _Check(vocabulary, log)
+    check = _Check(vocabulary, log, wanted.measured)
     found = [check.compute(each) for each in (*last, *picked)]
     more = [left[name] for name in drawn(left, content, public)]
-    kinds = (check.measure(found, len(last), more, kind, wanted.measured) for kind in (True, False))
+    kinds = (check.measure(found, len(last), more, kind) for kind in (True, False))
     return Checked(
         refuted=(),
         runs=len(runs),
@@ -308,8 +308,10 @@ def _divided(
 class _Check:
     """Computes segments again; `vocabulary` and `log` are as for `verify_claim`."""
 
-    def __init__(self, vocabulary: Sequence[str], log: Callable[[str], None]):
-        self._vocabulary, self._log = vocabulary, log
+    # Differences of another environment are measured on `count` segments of a kind.
+
+    def __init__(self, vocabulary: Sequence[str], log: Callable[[str], None], count: int):
+        self._vocabulary, self._log, self._count = vocabulary, log, count
         self._fingerprint: Mapping[str, Any] = {}
 
     def compute(self, segment: Segment) -> Recomputed:
@@ -319,22 +321,17 @@ class _Check:
         return found
 
     def measure(
-        self,
-        found: Sequence[Recomputed],
-        last: int,
-        others: Sequence[Segment],
-        begins_run: bool,
-        count: int,
+        self, found: Sequence[Recomputed], last: int, others: Sequence[Segment], begins_run: bool
     ) -> Tolerance | None:
         """Measures the differences of the two environments on segments of a kind."""
-        # They are the first `count` of the kind in `others`. Of those that were `found`, the first
-        # `last` were not drawn. Returns None if nothing of the kind is to be compared with them, or
-        # there are too few.
+        # They are the first of the kind in `others`. Of those that were `found`, the first `last`
+        # were not drawn. Returns None if nothing of the kind is to be compared with them, or there
+        # are too few.
         judged = [each for each in found if each.begins_run == begins_run]
         of_kind = [each for each in others if (each.start == 0) == begins_run]
         drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
         # Whatever environment they name, but not those with other code or data.
-        nexts = [x for x in of_kind[:count] if not conditions(x.run, self._fingerprint)[1]]
+        nexts = [x for x in of_kind[: self._count] if not conditions(x.run, self._fingerprint)[1]]
         apart = any(not (x.same or x.other_program) and x.differing for x in judged)
         if not apart or len(nexts) < FEWEST:
             return None

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import join, quote
 
@@ -140,7 +140,7 @@ class SweepReader:
             arms.append(self._arm(name, final, in_wave, outcomes))
         ended = {*self._outcomes, *unreadable}
         none_follow = found is not None or not self.plan.final_seeds
-        return Status(
+        status = Status(
             arms=tuple(arms),
             waves=waves,
             outcomes=outcomes,
@@ -148,9 +148,10 @@ class SweepReader:
             damaged=damaged,
             final=None if found is None else final,
             complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
-            seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, found, arms),
+            seconds=None,
             waiting=self._waiting,
         )
+        return replace(status, seconds=self._seconds(status, in_wave))
 
     def code_changes(self) -> tuple[CodeChange, ...]:
         """Returns the changes of the user's code, from the ledger."""
@@ -241,17 +242,10 @@ class SweepReader:
             waiting=sum(t.folder in self._waiting and t.folder not in in_wave for t in of_arm),
         )
 
-    def _seconds(
-        self,
-        waves: Sequence[WaveStatus],
-        in_wave: Mapping[str, WaveStatus],
-        ended: set[str],
-        final: Mapping[str, Trial] | None,
-        arms: Sequence[ArmStatus],
-    ) -> float | None:
+    def _seconds(self, status: Status, in_wave: Mapping[str, WaveStatus]) -> float | None:
         """Estimates the time that is left, by FLOPs, because programs differ in their steps."""
         speed = 0.0  # FLOPs per second
-        for wave in waves:
+        for wave in status.waves:
             if not wave.moving:
                 continue
             if wave.rate is not None and wave.running:
@@ -260,17 +254,18 @@ class SweepReader:
             speed += self._speeds.get(wave.program, 0.0) * flops
         if not speed:
             return None
-        left = 0.0
-        cut = {arm.arm: arm for arm in arms if arm.arm in self.plan.cuts and not arm.final}
+        left, ended = 0.0, {*status.outcomes, *status.unreadable}
+        cut = {arm.arm: arm for arm in status.arms if arm.arm in self.plan.cuts and not arm.final}
         for name, arm in cut.items():
             flops = max(max(1, each.flops) for each in self.plan.programs if name in each.arms)
             left += (arm.steps - arm.steps_done) * flops
-        for trial in (*self.plan.trials, *(final or {}).values()):
+        for trial in (*self.plan.trials, *(status.final or ())):
             if trial.folder not in ended and (trial.final or trial.arm not in cut):
                 program, wave = self.program_of(trial), in_wave.get(trial.folder)
                 step = 0 if wave is None else wave.step
                 left += (program.updates - program.updates_until(step)) * max(1, program.flops)
-        if final is None and self.plan.final_seeds:  # of each arm the most that its winner may need
+        if status.final is None and self.plan.final_seeds:
+            # Of each arm the most that its winner may need.
             most: dict[str, int] = {}
             for program in self.plan.programs:
                 flops = program.updates * max(1, program.flops)
