@@ -133,9 +133,7 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
         if summary.end != wanted and not apart:  # all rows are those of a run that ended otherwise
             apart, first = {ENDS: math.inf}, f"as {summary.end!r}, and not as {wanted!r}"
     differing, other_program = conditions(run, fingerprint)
-    found = Recomputed(
-        segment.name, apart, first, differing, segment.start == 0, other_program=other_program
-    )
+    found = Recomputed(segment.name, apart, first, differing, segment.start == 0, other_program)
     return found, fingerprint
 
 

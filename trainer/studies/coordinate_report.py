@@ -47,10 +47,7 @@ class Judged:
 def judge(found: Found) -> list[Judged]:
     """Returns the slopes of all changes, with intervals that hold together."""
     slopes = found.slopes()
-    return [
-        Judged(module, step, slope, slope.half_width(len(slopes)))
-        for (module, step), slope in slopes.items()
-    ]
+    return [Judged(*at, slope, slope.half_width(len(slopes))) for at, slope in slopes.items()]
 
 
 def passed(found: Found) -> bool:

@@ -45,9 +45,8 @@ def yaml(tested: RangeTest) -> list[str]:
 def sentences(tested: RangeTest) -> list[str]:
     """Returns what was seen, and what is suggested."""
     rates, found = tested.rates.values, space(tested)
-    ended = [
-        (seed, end) for seed, end in zip(tested.seeds, tested.ends, strict=True) if end is not None
-    ]
+    pairs = zip(tested.seeds, tested.ends, strict=True)
+    ended = [(seed, end) for seed, end in pairs if end is not None]
     lines = []
     if found is None:
         lines.append(
@@ -149,10 +148,8 @@ def _cut(losses: np.ndarray, end: int | None) -> list[float]:
 def _differences(tested: RangeTest) -> Figure:
     """Draws the differences of the losses of each seed, and their smoothed mean."""
     common = tested.rates.values[: tested.last].tolist()
-    series = [
-        Series("line", _RISING, common, row[: tested.last].tolist(), faint=True)
-        for row in tested.differences
-    ]
+    rows = tested.differences[:, : tested.last].tolist()
+    series = [Series("line", _RISING, common, row, faint=True) for row in rows]
     series.append(Series("line", _RISING, common, tested.mean.tolist(), label="smoothed mean"))
     if tested.fell:
         at = tested.steepest

@@ -189,10 +189,8 @@ def rate_test(
     program = _program(config, rates, growth, vocabulary)
     seed, values = program.experiment.seed, program.inputs.values
     numbers = tuple(range(seed, seed + seeds))
-    runs = [
-        (Run(program, values, each), Run(program, {**values, growth: 1.0}, each))
-        for each in numbers
-    ]
+    stays = {**values, growth: 1.0}
+    runs = [(Run(program, values, each), Run(program, stays, each)) for each in numbers]
     done = 0
     while done < rates.steps and any(_end(*pair) is None for pair in runs):
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
@@ -209,11 +207,8 @@ def rate_test(
 def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str]) -> Program:
     """Compiles the program of a rising rate; its input `growth` is the last over the first."""
     # Raises UserError if a run is shorter than the test, or the rate is not an input.
-    rising = {
-        "init_value": rates.low,
-        "transition_steps": rates.steps - 1,
-        "decay_rate": rates.high / rates.low,
-    }
+    rise, last = rates.high / rates.low, rates.steps - 1
+    rising = {"init_value": rates.low, "transition_steps": last, "decay_rate": rise}
     call, source = Call("optax.exponential_decay", rising), Source("the rising learning rate")
     program = load_located(configs.replace(config, {rates.path: call}, source), vocabulary)
     steps = program.experiment.steps

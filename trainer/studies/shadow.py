@@ -228,12 +228,8 @@ class Shadow:
         self.other = _with_optimizer(program, other, vocabulary)
         make_plan(self.other, other)
         params = program.abstract_state().params
-        moved = [
-            path
-            for each in (own, self.other.experiment.optimizer)
-            for path in each.trainable(params)
-        ]
-        self.paths = list(dict.fromkeys(moved))
+        theirs = self.other.experiment.optimizer
+        self.paths = list(dict.fromkeys([*own.trainable(params), *theirs.trainable(params)]))
         self.ended = ""
         self._batches = program.feed.batches(0)
         self._hyperparams = self.other.inputs.pack()

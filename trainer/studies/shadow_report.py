@@ -114,12 +114,8 @@ def _elements(found: Shadowed, paths: Sequence[str]) -> int:
 def make_report(found: Shadowed, title: str, made: str = "") -> Report:
     """Makes the report of two optimizers; `made` is how, such as the command."""
     groups = {name: found.over(paths) for name, paths in found.by_group().items()}
-    figures = [_figure(found, groups, *each) for each in _FIGURES]
-    block = Block(
-        text=tuple(notes(found)),
-        figures=(*figures, _parameters(found)),
-        tables=(_medians_table(found),),
-    )
+    figures = (*(_figure(found, groups, *each) for each in _FIGURES), _parameters(found))
+    block = Block(text=tuple(notes(found)), figures=figures, tables=(_medians_table(found),))
     panel = Panel("updates", "Updates of two optimizers", "describes", (block,))
     return Report(title, tuple(sentences(found)), tuple(groups), (panel,), made=made)
 

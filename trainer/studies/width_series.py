@@ -56,10 +56,7 @@ def make_series(
         values: dict[str, Tree] = {path: width}
         values |= {each: table[width] for each, table in tables.items()}
         by_width[width] = configs.replace(config, values, Source(f"--widths, at {path}={width}"))
-    notes = [
-        f"{each} is {joined([f'{table[w]:g}' for w in by_width])}."
-        for each, table in tables.items()
-    ]
+    notes = [f"{x} is {joined([f'{of[w]:g}' for w in by_width])}." for x, of in tables.items()]
     return WidthSeries(path, own, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
 
 

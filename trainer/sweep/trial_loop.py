@@ -187,13 +187,9 @@ class TrialLoop:
             watchdog,
             self.lines.append,
         )
+        until, starts = wave.claim.until, self.checkpoints.starts
         loop = Loop(
-            program,
-            services,
-            until=wave.claim.until,
-            also_save=self.checkpoints.starts,
-            observers=[self._observe],
-            clock=clock,
+            program, services, until=until, also_save=starts, observers=[self._observe], clock=clock
         )
         self._run = loop.run(state)
         self.block: Block | None = None

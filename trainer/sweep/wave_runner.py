@@ -71,9 +71,8 @@ class WaveRunner:
                 restored, states = self._first_states(checkpoints)
                 wave.workdir.record(restored=restored, computing=True)  # the first block comes next
                 self._begin(restored, states, watchdog)
-                code = self._advance(
-                    checkpoints, experiment.first_step if restored is None else restored
-                )
+                first = experiment.first_step if restored is None else restored
+                code = self._advance(checkpoints, first)
             finally:
                 for trial_loop in self._trial_loops:
                     trial_loop.close()
@@ -183,12 +182,8 @@ class WaveRunner:
                 autosave.record_save(time.monotonic() - start)
                 if stop:
                     return self._stop(checkpoints, step, saved, stop)
-            wave.report(
-                step=step,
-                steps=steps,
-                trials=len(self._trial_loops),
-                rate=(step - first) / max(time.monotonic() - began, 1e-9),
-            )
+            rate = (step - first) / max(time.monotonic() - began, 1e-9)
+            wave.report(step=step, steps=steps, trials=len(self._trial_loops), rate=rate)
         return DONE
 
     def _compute_blocks(self) -> None:
@@ -251,10 +246,7 @@ class WaveRunner:
         for trial, outcome in self._ended.items():
             self._wave.write_outcome(trial, outcome)
         self._ended.clear()
-        states = {
-            self._key(trial_loop.trial): trial_loop.checkpoints.state
-            for trial_loop in self._trial_loops
-        }
+        states = {self._key(x.trial): x.checkpoints.state for x in self._trial_loops}
         # The trials' own checkpoints are committed before that of the wave: after a resume from it,
         # those of earlier steps are not saved again.
         for trial_loop in self._trial_loops:
