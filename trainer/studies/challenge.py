@@ -32,7 +32,7 @@ from trainer.messages import UserError, joined, plural
 from trainer.report.reaching import NotJudgedError, judge, means
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
-from trainer.studies.common import differing
+from trainer.studies.shadow import differing
 from trainer.sweep.alike import WITHOUT_EFFECT
 from trainer.sweep.definition import Goal
 from trainer.sweep.plan import Plan, PlannedArm

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.studies.common import columns
+from trainer.studies.columns import columns
 from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
 
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainer.messages import joined, plural, table
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.common import columns
+from trainer.studies.columns import columns
 from trainer.studies.coordinate_check import LEVEL, LIMIT, Found, Slope, fit
 
 Kind = Literal["grows", "shrinks", "keeps", "not decided"]

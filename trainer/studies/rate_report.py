@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.common import columns
+from trainer.studies.columns import columns
 from trainer.studies.rate_test import RangeTest
 
 _RISING, _STEADY = "rising rate", "rate stays"

@@ -19,6 +19,7 @@ import optim
 from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
+from trainer.config.full import complete
 from trainer.engine.experiment import as_optimizer, units_of
 from trainer.engine.inputs import find_inputs
 from trainer.engine.loading import load_located
@@ -27,8 +28,7 @@ from trainer.engine.plan import make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
-from trainer.studies.common import differing
-from trainer.sweep.alike import WITHOUT_EFFECT
+from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
 from trainer.train.continuation import begin_with
 
 # What changes neither the points that a run visits nor the gradients there.
@@ -146,6 +146,14 @@ def check_alike(config: Config, other: Config, vocabulary: Sequence[str] = ()) -
         "--config and --shadow differ in more than the optimizer, so that they have no gradients in"
         f" common: {joined(texts, 3)}. --set changes both, as in --set {next(iter(wrong))}=VALUE."
     )
+
+
+def differing(
+    configs: Mapping[str, Config], vocabulary: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Returns the arguments in which configs differ, as `differing_arguments` does."""
+    roots = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    return differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
 
 
 def _place(config: Config, path: str) -> str:

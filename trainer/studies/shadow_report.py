@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.messages import joined, plural, table
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.common import columns
+from trainer.studies.columns import columns
 from trainer.studies.shadow import Angles, Shadowed
 
 _TITLES = ("elements", "cosine", "from", "to", "norm B / A", "from", "to", "A to -G", "B to -G")

@@ -230,15 +230,12 @@ class SweepReader:
             arm=arm,
             final=final,
             runs=len(of_arm),
-            done=ends.count("done"),
             running=sum(wave.running for wave in held.values()),
-            diverged=ends.count("diverged"),
-            failed=ends.count("failed"),
             steps=steps,
             steps_done=steps_done,
             best=best,
             value=mean(values),
-            pruned=ends.count("pruned"),
+            **{end: ends.count(end) for end in ("done", "diverged", "failed", "pruned")},
             waiting=sum(t.folder in self._waiting and t.folder not in in_wave for t in of_arm),
         )
 
