@@ -152,17 +152,6 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     return Report(rules.title, tuple(verdict), arms, (panel,), made=made)
 
 
-def _note(rule: TargetRule) -> str:
-    """Returns the note below the table, which explains its columns."""
-    return (
-        "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
-        " than every entry before it, and is provisional until somebody else has confirmed it."
-        f" needed is what {rule.formula} must be at least. p against is the one-sided p that an"
-        " entry is better than the best one before it, at equal steps: a record whose p is above"
-        f" {LEVEL:g} reaches the target earlier, and is not shown to be better."
-    )
-
-
 def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
@@ -192,7 +181,14 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
         Column("title", "what"),
         *columns(by="text", date="text"),
     )
-    return Table("entries", "Entries", titles, tuple(cells), _note(rule)).compact()
+    note = (
+        "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
+        " than every entry before it, and is provisional until somebody else has confirmed it."
+        f" needed is what {rule.formula} must be at least. p against is the one-sided p that an"
+        " entry is better than the best one before it, at equal steps: a record whose p is above"
+        f" {LEVEL:g} reaches the target earlier, and is not shown to be better."
+    )
+    return Table("entries", "Entries", titles, tuple(cells), note).compact()
 
 
 def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:

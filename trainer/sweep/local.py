@@ -22,9 +22,7 @@ class Restarts:
 
     MOST = 30
     _SOON = 20.0  # seconds
-
-    def __init__(self) -> None:
-        self._count = 0
+    _count = 0
 
     def begin(self) -> None:
         """Notes that the worker is started."""

@@ -321,9 +321,11 @@ def progress_line(status: Status) -> str:
 def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChange] = ()) -> str:
     """Formats the status of a sweep: arms, waves, failures and the results of the winners."""
     # Commands to run next name the folder as it is given. The last line ends with a newline.
+    heads = ("wave", "runs", "first run", "step", "steps/s", "worker")
+    waves = [heads, *map(_wave, status.waves)] if status.waves else []
     parts = [
         counts(status, plan),
-        _waves(status),
+        table(waves, right=(1, 3, 4)),
         list(_bad(status, "failed")),
         list(_bad(status, "diverged")),
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
@@ -334,11 +336,6 @@ def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChang
         _next(status, plan, folder),
     ]
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
-
-
-def _waves(status: Status) -> list[str]:
-    heads = ("wave", "runs", "first run", "step", "steps/s", "worker")
-    return table([heads, *map(_wave, status.waves)], right=(1, 3, 4)) if status.waves else []
 
 
 def _wave(wave: WaveStatus) -> tuple[str, ...]:
