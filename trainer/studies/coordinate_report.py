@@ -93,10 +93,10 @@ def verdict(found: Found) -> list[str]:
     return sentences
 
 
-def _rows(found: Found) -> list[tuple[str, ...]]:
-    """Returns the cells of the table of slopes, as text."""
+def _slopes(found: Found) -> Table:
+    """Returns the table of slopes, whose cells are text."""
     judged = {(x.module, x.step): x for x in judge(found)}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for module, sizes in found.sizes.items():
         start = fit(found.widths, sizes[0])
         kinds = [judged[key].kind for step in found.steps if (key := (module, step)) in judged]
@@ -112,24 +112,22 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
                 " and ".join(dict.fromkeys(kinds)) or "–",
             )
         )
-    return rows
-
-
-def _columns(found: Found) -> tuple[Column, ...]:
-    """Returns the columns of the table of slopes."""
-    return (
+    titles = (
         Column("module", "module"),
         Column("start", "at the start"),
         *(Column(f"after_{step}", f"change, {plural(step, 'step')}") for step in found.steps),
         Column("ratio", f"change {found.widths[-1]} / {found.widths[0]}"),
         Column("verdict", "verdict"),
     )
+    return Table("slopes", "Slopes against the width", titles, tuple(rows), _NOTE)
 
 
 def printed(found: Found) -> list[str]:
     """Returns the lines of the table of slopes for a terminal."""
-    titles = [each.title for each in _columns(found)]
-    return table([titles, *_rows(found)], right=range(1, len(titles) - 1))
+    slopes = _slopes(found)
+    titles = [each.title for each in slopes.columns]
+    rows = [[str(cell) for cell in row] for row in slopes.rows]
+    return table([titles, *rows], right=range(1, len(titles) - 1))
 
 
 def notes(found: Found) -> list[str]:
@@ -154,13 +152,9 @@ def notes(found: Found) -> list[str]:
 
 def make_report(found: Found, title: str, made: str = "") -> Report:
     """Makes the report of a coordinate check; `made` is how, such as the command."""
-    rows = tuple(_rows(found))
-    block = Block(
-        text=tuple(notes(found)),
-        warnings=found.warnings,
-        figures=tuple(_figure(found, index) for index in range(len(found.steps))),
-        tables=(Table("slopes", "Slopes against the width", _columns(found), rows, _NOTE),),
-    )
+    figures = tuple(_figure(found, index) for index in range(len(found.steps)))
+    text, slopes = tuple(notes(found)), (_slopes(found),)
+    block = Block(text=text, warnings=found.warnings, figures=figures, tables=slopes)
     panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
     return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,), made=made)
 
