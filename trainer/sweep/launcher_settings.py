@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from trainer.config import ConfigError, Source
 from trainer.config.files import check_text, read_text
 from trainer.config.nodes import plain
+from trainer.config.wording import describe
 from trainer.config.yaml_reader import read
 
 
@@ -14,6 +15,13 @@ class Setting(NamedTuple):
 
     value: Any
     source: Source
+
+    def text(self, key: str) -> str:
+        """Returns a string or a number as text; raises ConfigError for another value."""
+        if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
+            why = f"must be a string or a number, got {describe(self.value)}."
+            raise ConfigError(f"The value of {key} {why}", self.source)
+        return str(self.value)
 
 
 def read_settings(

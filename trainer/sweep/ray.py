@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, Source
-from trainer.config.wording import describe, known_names, shorten
+from trainer.config.wording import known_names, shorten
 from trainer.messages import FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.sweep import launcher_settings, local
 from trainer.train.signals import StopSignals
@@ -71,13 +71,9 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> RaySettings
     """
     given = launcher_settings.read_settings("--ray", file, settings, _name, ("num_gpus", "1"))
     address, options, resources, environment = "auto", {}, {}, {}
-    for key, (value, source) in given.items():
+    for key, setting in given.items():
         first, _, name = key.partition(".")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(
-                f"The value of {key} must be a string or a number, got {describe(value)}.", source
-            )
-        text = str(value)
+        text, source = setting.text(key), setting.source
         if first == "env":
             environment[name] = text
         elif first == "resources":

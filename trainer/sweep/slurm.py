@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.config import ConfigError, Source
-from trainer.config.wording import describe
 from trainer.messages import UserError
 from trainer.sweep import launcher_settings
 
@@ -87,16 +86,11 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettin
 
 
 def _text(name: str, setting: launcher_settings.Setting) -> str:
-    value, source = setting
-    if isinstance(value, bool):
-        return str(value).lower()
-    if name == "setup" and isinstance(value, list):
-        return "\n".join(map(str, value))
-    if not isinstance(value, str | int | float):
-        raise ConfigError(
-            f"The value of {name} must be a string or a number, got {describe(value)}.", source
-        )
-    return str(value)
+    if isinstance(setting.value, bool):
+        return str(setting.value).lower()
+    if name == "setup" and isinstance(setting.value, list):
+        return "\n".join(map(str, setting.value))
+    return setting.text(name)
 
 
 def _name(key: str, source: Source) -> str:
