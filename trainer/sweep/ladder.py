@@ -86,7 +86,7 @@ class Ladder:
                 f"rule is {self.rule!r}. {hint} Or map paths of the spaces to powers, such as"
                 " {optimizer.learning_rate: -1}."
             )
-        for path, power in {} if isinstance(self.rule, str) else self.rule.items():
+        for path, power in self.powers.items():
             number = isinstance(power, int | float) and not isinstance(power, bool)
             if power != FITTED and not (number and math.isfinite(power)):
                 raise ValueError(f"The power of {path!r} in rule must be a number or {FITTED!r}.")
@@ -114,22 +114,48 @@ class Ladder:
                 )
 
     @property
+    def powers(self) -> Mapping[str, Any]:
+        """Path of a space -> the power by which the rule moves its values."""
+        return {} if isinstance(self.rule, str) else self.rule
+
+    @property
     def fits(self) -> bool:
         """Whether a power is fitted."""
-        return not isinstance(self.rule, str) and FITTED in self.rule.values()
+        return FITTED in self.powers.values()
 
     @property
     def searched(self) -> int:
         """How many rungs are searched, the lowest ones."""
         if self.rule == "retuned":
             return len(self.values)
-        usual = _TUNED_TO_FIT if self.fits else 1
-        return usual if self.tuned is None else self.tuned
+        if self.tuned is not None:
+            return self.tuned
+        return _TUNED_TO_FIT if self.fits else 1
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the rungs."""
         return tuple(map(label_of, self.values))
+
+    def planned(self, paths: Mapping[str, Mapping[str, Sequence[str]]]) -> "PlannedLadder":
+        """Returns what the plan keeps, with the rule by the paths of each arm."""
+        # `paths` is arm of the plan -> path or selector of its space -> the paths that it sets.
+        powers: dict[str, dict[str, float | str]] = {}
+        for name, of_arm in paths.items():
+            for key, power in self.powers.items():
+                for path in of_arm.get(key, ()):
+                    number = power if power == FITTED else float(power)
+                    powers.setdefault(split_name(name)[0], {})[path] = number
+        sizes = [_size(value) for value in self.values]
+        return PlannedLadder(
+            path=self.path,
+            labels=self.labels,
+            factors=tuple(size / sizes[0] for size in sizes),
+            searched=self.searched,
+            retuned=tuple(map(label_of, self.retuned)),
+            baseline=self.baseline,
+            powers=powers,
+        )
 
 
 def _size(value: float | str) -> float:
@@ -153,23 +179,20 @@ def label_of(value: float | str) -> str:
     return text
 
 
-def value_of(rung: float | str, usual: Tree) -> float | int:
-    """Returns the value of the ladder's path on a rung, a number or a multiple such as '2x'."""
-    # `usual` is the value in the config of the arm, for multiples. Raises ValueError if the config
-    # has no number to multiply, or an integer would get a fraction.
-    if not isinstance(rung, str):
-        return rung
+def _multiplied(usual: Tree, rung: str) -> float | int:
+    """Returns the multiple on a rung, such as '2x', of the value in the config of an arm."""
+    # Raises ValueError if that is not a number, or an integer would get a fraction.
     if not isinstance(usual, int | float) or isinstance(usual, bool):
         raise ValueError(
             f"the config has no number there to multiply by {rung}, only {usual!r}: write numbers"
             " in values"
         )
     found = usual * _size(rung)
-    if isinstance(usual, int):
-        if found != round(found):
-            raise ValueError(f"{rung} of {usual} is {found:g}, which is not a whole number")
-        return round(found)
-    return found
+    if isinstance(usual, float):
+        return found
+    if found != round(found):
+        raise ValueError(f"{rung} of {usual} is {found:g}, which is not a whole number")
+    return round(found)
 
 
 def on_rung(ladder: Ladder, rung: int, config: Config, paths: ArmPaths, sweep: Config) -> Config:
@@ -178,17 +201,18 @@ def on_rung(ladder: Ladder, rung: int, config: Config, paths: ArmPaths, sweep: C
     # the sweep, for places in its file.
     place = sweep.sources["ladder"]
     source = sweep.argument_source(join("ladder.values", rung)) or place
-    rises = ladder.values[rung]
     for path in paths.reached(config, ladder.path, 0, source):
-        multiple = isinstance(rises, str)
-        if multiple and path not in config.sources:
-            hint = known_names(path, config.sources)
-            text = f"{paths.title} has no value of {path!r} to multiply. {hint} Or write numbers"
-            raise ConfigError(f"{text} in values.", source)
-        try:
-            value = value_of(rises, config.at(path) if multiple else None)
-        except ValueError as error:
-            raise ConfigError(f"{paths.title} has no rung for {path}: {error}.", source) from error
+        value = ladder.values[rung]
+        if isinstance(value, str):
+            if path not in config.sources:
+                hint = known_names(path, config.sources)
+                text = f"{paths.title} has no value of {path!r} to multiply. {hint} Or write"
+                raise ConfigError(f"{text} numbers in values.", source)
+            try:
+                value = _multiplied(config.at(path), value)
+            except ValueError as error:
+                text = f"{paths.title} has no rung for {path}: {error}."
+                raise ConfigError(text, source) from error
         config = paths.set(config, path, value, source)
     for path, values in ladder.also.items():
         at = sweep.argument_source(join("ladder.also", path)) or place
@@ -209,7 +233,7 @@ def check_spaces(ladder: Ladder, places: Mapping[str, Mapping[str, str]], sweep:
                     sweep.argument_source(of_arm[path]) or sweep.sources["ladder"],
                 )
     known = dict.fromkeys(path for of_arm in places.values() for path in of_arm)
-    for path in () if isinstance(ladder.rule, str) else ladder.rule:
+    for path in ladder.powers:
         if path not in known:
             raise ConfigError(
                 f"rule moves {path!r}, which is in no space."
@@ -328,8 +352,7 @@ def split_name(name: str) -> tuple[str, str, bool]:
         (('muon', '2x', False), ('muon', '2x', True))
     """
     arm, _, label = name.partition("@")
-    again = label.endswith(RETUNED)
-    return arm, label.removesuffix(RETUNED), again
+    return arm, label.removesuffix(RETUNED), label.endswith(RETUNED)
 
 
 def rung_of(name: str) -> str:
@@ -345,9 +368,3 @@ def rungs_of(ladder: Ladder, arm: str) -> Iterator[tuple[int, bool]]:
         yield index, False
         if ladder.labels[index] in again:
             yield index, True
-
-
-def factors_of(ladder: Ladder) -> tuple[float, ...]:
-    """Returns the size of each rung divided by that of the lowest."""
-    sizes = [_size(value) for value in ladder.values]
-    return tuple(size / sizes[0] for size in sizes)

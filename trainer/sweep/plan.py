@@ -15,15 +15,7 @@ from trainer.messages import plural
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import canonical, encoded
-from trainer.sweep.ladder import (
-    FITTED,
-    Ladder,
-    PlannedLadder,
-    factors_of,
-    label_of,
-    rung_of,
-    split_name,
-)
+from trainer.sweep.ladder import PlannedLadder, rung_of
 from trainer.sweep.methods import Cuts, Explicit, Point, Sampled, search_seed
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
@@ -308,8 +300,7 @@ def make_plan(definition: Definition) -> Plan:
     # The plan depends on the files only; with a larger number of trials, those that it had before
     # stay the same if their method grows.
     seeds, final_seeds = _seeds(definition)
-    offsets = _offsets(definition)
-    _refuse_shared_seeds(definition, (*seeds, *final_seeds), offsets)
+    offsets = _offsets(definition, (*seeds, *final_seeds))
     searched = [arm for arm in definition.arms if not arm.moved]
     counts = {arm.name: _count(arm) for arm in searched}
     refuse_unequal(definition, "trials", counts)
@@ -341,32 +332,11 @@ def make_plan(definition: Definition) -> Plan:
         skewed=sweep.skewed,
         offsets=offsets,
         per_example=sweep.final is None or sweep.final.per_example,
-        ladder=None if sweep.ladder is None else _planned_ladder(sweep.ladder, definition.arms),
+        ladder=sweep.ladder and sweep.ladder.planned({x.name: x.paths for x in definition.arms}),
         branch=definition.branch,
         ablated="" if sweep.ablate is None else definition.arms[0].name,
         segments=0 if sweep.claims is None else sweep.claims.segments,
         differs=tuple(sweep.differs),
-    )
-
-
-def _planned_ladder(ladder: Ladder, arms: Sequence[ArmConfig]) -> PlannedLadder:
-    """Returns a ladder with the rule by the paths of each arm."""
-    # Raises ConfigError if the rule moves a value by a power that is not a number above 0.
-    powers: dict[str, dict[str, float | str]] = {}
-    rule = {} if isinstance(ladder.rule, str) else ladder.rule
-    for arm in arms:
-        name, _, _ = split_name(arm.name)
-        for key, power in rule.items():
-            for path in arm.paths.get(key, ()):
-                powers.setdefault(name, {})[path] = power if power == FITTED else float(power)
-    return PlannedLadder(
-        path=ladder.path,
-        labels=ladder.labels,
-        factors=factors_of(ladder),
-        searched=ladder.searched,
-        retuned=tuple(map(label_of, ladder.retuned)),
-        baseline=ladder.baseline,
-        powers=powers,
     )
 
 
@@ -384,23 +354,25 @@ def _points(arm: ArmConfig, search: int, count: int) -> list[dict[str, Tree]]:
     return [_by_path(arm, point) for point in method.points(arm.space, count)]
 
 
-def _offsets(definition: Definition) -> tuple[int, ...]:
+def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
     """Returns by how much the seeds of each search are larger than those of search 0."""
-    # All arms have the same seeds in a search, whatever the seeds of their methods.
-    sweep, config = definition.sweep, definition.config
-    arms = definition.arms
-    listed = {arm.name: x for arm in arms if isinstance(x := arm.method.chooser, Explicit)}
-    count = sweep.searches or max((len(method.searches) for method in listed.values()), default=1)
-    for name, method in listed.items():
-        if len(method.searches) != count:
+    # All arms have the same seeds in a search, whatever the seeds of their methods. Raises
+    # ConfigError if two searches share one of `seeds`: those that a file lists may lie too far
+    # apart.
+    sweep, sources = definition.sweep, definition.config.sources
+    choosers = {arm.name: arm.method.chooser for arm in definition.arms}
+    listed = {arm: len(x.searches) for arm, x in choosers.items() if isinstance(x, Explicit)}
+    count = sweep.searches or max(listed.values(), default=1)
+    for name, lists in listed.items():
+        if lists != count:
             has = "one list of trials, which every search would repeat"
-            if len(method.searches) > 1:
-                has = f"trials for {plural(len(method.searches), 'search')}"
+            if lists > 1:
+                has = f"trials for {plural(lists, 'search')}"
             raise ConfigError(
                 f"The arm {name!r} has {has}, and the sweep has {plural(count, 'search')}: give"
                 " method.explicit a list of trials for each search, use method.sobol, or change"
                 " searches.",
-                config.sources.get("searches") or config.sources[""],
+                sources.get("searches") or sources[""],
             )
     chooser = sweep.method.chooser
     seed = chooser.seed if isinstance(chooser, Sampled) else 0
@@ -409,20 +381,14 @@ def _offsets(definition: Definition) -> tuple[int, ...]:
         candidates = (search_seed(seed, search, attempt) for attempt in itertools.count())
         blocks = (1 + candidate % (2**32 // _BLOCK - 2) for candidate in candidates)
         offsets.append(next(x for block in blocks if (x := block * _BLOCK) not in offsets))
-    return tuple(offsets)
-
-
-def _refuse_shared_seeds(
-    definition: Definition, seeds: Sequence[int], offsets: Sequence[int]
-) -> None:
-    """Raises ConfigError if two searches share a seed: listed seeds may lie too far apart."""
     of_searches = {seed_of_search(seed, offset) for seed in seeds for offset in offsets}
     if len(of_searches) < len(seeds) * len(offsets):
         raise ConfigError(
             "Two searches have a seed in common, because the seeds that the file lists lie further"
             f" apart than {TO_FINAL_SEEDS:,}: list others, or give their number.",
-            definition.config.sources.get("seeds") or definition.config.sources[""],
+            sources.get("seeds") or sources[""],
         )
+    return tuple(offsets)
 
 
 def _count(arm: ArmConfig) -> int:
@@ -432,35 +398,31 @@ def _count(arm: ArmConfig) -> int:
     except ValueError as error:
         raise ConfigError(f"{arm.title}: {error}", arm.source("space", "method")) from error
     wanted, source = arm.trials, arm.source("trials", "method")
-    if counted is None and wanted is None:
-        raise ConfigError(
-            f"{arm.title} needs a number of trials for its method ({arm.method.text}): add trials.",
-            source,
-        )
-    if counted is not None and wanted not in (None, counted):
-        if not arm.paths:
+    if counted is None:
+        if wanted is None:
+            text = f"needs a number of trials for its method ({arm.method.text}): add trials."
+            raise ConfigError(f"{arm.title} {text}", source)
+        size = math.prod(space.size or math.inf for space in arm.space.values())
+        if wanted > size:
             raise ConfigError(
-                f"{arm.title} has no space, so that its {wanted} trials would be equal: give it a"
-                " space, or trials: 1.",
-                source,
-            )
-        raise ConfigError(
-            f"{arm.title} has {counted:,} trials by its method ({arm.method.text}), and trials is"
-            f" {wanted:,}: remove trials, or change the values.",
-            source,
-        )
-    count = wanted if counted is None else counted
-    assert count is not None
-    sizes = [space.size for space in arm.space.values()]
-    if counted is None and None not in sizes:
-        size = math.prod(size or 1 for size in sizes)
-        if count > size:
-            raise ConfigError(
-                f"{arm.title} has a space of {size:,} points, so that {count:,} trials would"
+                f"{arm.title} has a space of {size:,} points, so that {wanted:,} trials would"
                 " repeat some: lower trials, or use method.grid, which takes each point once.",
                 source,
             )
-    return count
+        return wanted
+    if wanted in (None, counted):
+        return counted
+    if not arm.paths:
+        raise ConfigError(
+            f"{arm.title} has no space, so that its {wanted} trials would be equal: give it a"
+            " space, or trials: 1.",
+            source,
+        )
+    raise ConfigError(
+        f"{arm.title} has {counted:,} trials by its method ({arm.method.text}), and trials is"
+        f" {wanted:,}: remove trials, or change the values.",
+        source,
+    )
 
 
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
@@ -481,20 +443,18 @@ def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]
 
 def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the seeds of the trials, and those of the final runs."""
-    sweep, config = definition.sweep, definition.config
-    first = {arm.name: arm.config.root.kwargs.get("seed", 0) for arm in definition.arms}
-    starts = sorted(set(map(str, first.values())))
-    start = next(iter(first.values()))
-    if isinstance(sweep.seeds, int):
-        if len(starts) > 1 or type(start) is not int:
+    sweep, sources = definition.sweep, definition.config.sources
+    seeds = sweep.seeds
+    if isinstance(seeds, int):
+        starts = [arm.config.root.kwargs.get("seed", 0) for arm in definition.arms]
+        shown = sorted(set(map(str, starts)))
+        if len(shown) > 1 or type(starts[0]) is not int:
             raise ConfigError(
-                f"The configs of the arms have the seeds {listing(starts)}, and seeds counts from"
+                f"The configs of the arms have the seeds {listing(shown)}, and seeds counts from"
                 " the seed of the base: list the seeds, or remove seed from the arms.",
-                config.sources.get("seeds") or config.sources.get("base") or config.sources[""],
+                sources.get("seeds") or sources.get("base") or sources[""],
             )
-        seeds = tuple(range(start, start + sweep.seeds))
-    else:
-        seeds = tuple(sweep.seeds)
+        seeds = range(starts[0], starts[0] + seeds)
     final = () if sweep.final is None else sweep.final.seeds
     if isinstance(final, int):
         final = range(seeds[0] + TO_FINAL_SEEDS, seeds[0] + TO_FINAL_SEEDS + final)
@@ -503,14 +463,14 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise ConfigError(
             f"The final runs have seeds of the trials ({listing(both)}), on which the winners were"
             " selected: use other seeds.",
-            config.sources.get("final.seeds"),
+            sources.get("final.seeds"),
         )
     if (most := max((*seeds, *final))) >= 2**32:
         raise ConfigError(
             f"The seeds reach {most}, but a seed is at most 2**32 - 1: use lower ones.",
-            config.sources.get("seeds") or config.sources[""],
+            sources.get("seeds") or sources[""],
         )
-    return seeds, tuple(final)
+    return tuple(seeds), tuple(final)
 
 
 def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
