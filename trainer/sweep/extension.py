@@ -16,7 +16,7 @@ from trainer.config import Call, Config
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
-from trainer.sweep.encoding import Decoder, canonical, encoded
+from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
 from trainer.sweep.ledger import Recorder, known_results, read_ledger, results_in
 from trainer.sweep.methods import Sampled
@@ -30,15 +30,21 @@ from trainer.sweep.plan import (
     seed_of_search,
     trial_entry,
 )
-from trainer.sweep.plan_differences import config_line, revision_changes, shown
-from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
+from trainer.sweep.plan_differences import changed, config_line, revision_changes, shown
+from trainer.sweep.plan_file import (
+    files_of,
+    plan_of,
+    read_plan,
+    revision_of,
+    write_revisions,
+    writing,
+)
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import ArmConfig, Definition
-from trainer.sweep.tuned import Tuning, tuned_line
+from trainer.sweep.tuned import tuned_line
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import replace_file
-from trainer.writers.json_files import as_dataclass, as_json
 
 _Points = dict[int, dict[str, Any]]  # number of a point -> its values as they are encoded
 
@@ -103,28 +109,27 @@ def make_extension(
     # chosen; "follows", the digest of the revision before.
     # Raises UserError if the file changes or removes what was planned, or adds nothing, or if
     # winners were chosen and final.json is missing; ConfigError if the arms have unequal budgets.
-    if stored.ladder is not None or plan.ladder is not None:
+    why = ""
+    if stored.ladder or plan.ladder:
+        why = "a ladder cannot be extended, because its rungs are judged together and once"
+    elif stored.cuts or plan.cuts:
+        why = "method.halving cannot be extended, because its trials were stopped among those that"
+        why += " it had, by the goal that it had"
+    if why:
         raise UserError(
-            "A sweep with a ladder cannot be extended, because its rungs are judged together and"
-            f" once: start another sweep in another --workdir. Nothing in {folder} was changed."
+            f"A sweep with {why}: start another sweep in another --workdir. Nothing in {folder} was"
+            " changed."
         )
-    if stored.cuts or plan.cuts:
-        raise UserError(
-            "A sweep with method.halving cannot be extended, because its trials were stopped among"
-            " those that it had, by the goal that it had: start another sweep in another --workdir."
-            f" Nothing in {folder} was changed."
-        )
-    changed = _changes(stored, plan)
+    lines = _changes(stored, plan)
     points: dict[ArmSearch, _Points] = {}
     for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):
         key = arm.name, search
-        old, new = _points(stored, key), _points(plan, key)
-        points[key], lost = _extended_points(arm, search, old, new)
-        changed += lost
-    if changed:
+        points[key], lost = _extended_points(arm, search, _points(stored, key), _points(plan, key))
+        lines += lost
+    if lines:
         raise UserError(
             f"The sweep in {folder} cannot be extended to this file, which changes what was"
-            " planned:\n" + indented(changed) + "Put these back and only add to the file, or start"
+            " planned:\n" + indented(lines) + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
@@ -140,18 +145,15 @@ def make_extension(
         _refuse_nothing(folder, stored, content)
     programs = _programs(stored, plan, added)
     _check_budgets(stored, definition, programs)
-    revision = {
-        **content,
-        **plan.linked,
-        "trials": [trial_entry(trial, values) for trial, values in added],
-        "known": _known_results(folder, had),
-        "follows": stored.digest,
-        "programs": as_json(programs),
-        "reasons": [line for line in plan.reasons if line not in stored.reasons],
-        "plan": plan.content_digest,
-        "vocabulary": list(dict.fromkeys([*stored.vocabulary, *plan.vocabulary])),
-    }
-    return revision | {"digest": digest_of(revision)}
+    return revision_of(
+        plan,
+        programs,
+        [line for line in plan.reasons if line not in stored.reasons],
+        dict.fromkeys([*stored.vocabulary, *plan.vocabulary]),
+        trials=[trial_entry(trial, values) for trial, values in added],
+        known=_known_results(folder, had),
+        follows=stored.digest,
+    )
 
 
 def _points(plan: Plan, search: ArmSearch) -> _Points:
@@ -168,30 +170,16 @@ def _changes(stored: Plan, plan: Plan) -> list[str]:
             lines += config_line(name, arm.config, plan.arms[name].config)
         else:
             lines.append(f"arm {name}: present -> (absent)")
-    for what, old, new in (
-        ("seeds", stored.seeds, plan.seeds),
-        ("final seeds", stored.final_seeds, plan.final_seeds),
-    ):
-        if not set(old) <= set(new):
-            lines.append(f"{what}: {shown(list(old))} -> {shown(list(new))}")
+    content, last = plan.content(), stored.revisions[-1]
+    for key, text in changed(last, content, ("seeds", "final_seeds")).items():
+        if not set(last[key]) <= set(content[key]):
+            lines.append(f"{key.replace('_', ' ')}: {text}")
     if plan.offsets[: len(stored.offsets)] != stored.offsets:
         lines.append(f"searches: {len(stored.offsets)} -> {len(plan.offsets)}")
-    content, last = plan.content(), stored.revisions[-1]
-    for key, usual in (
-        ("checkpoints", ""),
-        ("vmap", None),
-        ("looks", "planned"),
-        ("skewed", False),
-        ("segments", 0),
-    ):
-        old, new = (each.get(key, usual) for each in (last, content))
-        if old != new:
-            lines.append(f"{key}: {shown(old)} -> {shown(new)}")
-    goal, before = content["goal"], last["goal"]
-    for key in ("metric", "mode", "select_on"):
-        if goal[key] != before[key]:
-            lines.append(f"goal.{key}: {before[key]} -> {goal[key]}")
-    return lines
+    entries = changed(last, content, ("checkpoints", "vmap", "looks", "skewed", "segments"))
+    of_goal = changed(last["goal"], content["goal"], ("metric", "mode", "select_on"))
+    lines += [f"{key}: {text}" for key, text in entries.items()]
+    return lines + [f"goal.{key}: {text}" for key, text in of_goal.items()]
 
 
 def _extended_points(
@@ -293,10 +281,12 @@ def render_extension(
     # added units find, and `unlike` about what the arms differ in. The last line ends with a
     # newline.
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
-    tunings = _tunings(stored, revision)
-    lines += [*_arms(stored, revision), tuned_line(tunings), *unlike, ""]
-    programs = [as_dataclass(each, SharedProgram) for each in revision["programs"]]
-    if programs:
+    # All trials of an arm that the revision adds have the same paths: its config is not asked.
+    new = PlannedArm(Config(Call("", {}), {}), "", {})
+    arms = {name: stored.arms.get(name, new) for name in revision["arms"]}
+    after = plan_of(arms, (*stored.revisions, revision))
+    lines += [*_arms(stored, after), tuned_line(after.tunings), *unlike, ""]
+    if programs := after.programs[len(stored.programs) :]:
         rows: list[tuple[str, ...]] = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
         for each in programs:
             numbers = (len(each.trials), each.updates, each.batch_size, each.flops)
@@ -320,32 +310,15 @@ def render_extension(
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _arms(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
+def _arms(stored: Plan, after: Plan) -> list[str]:
     """Returns a table of the points of each arm, and lines about spaces that changed."""
     rows: list[Sequence[str]] = [("arm", "trials", "new", "method")]
     lines = []
     before = stored.revisions[-1]["arms"]
-    for name, arm in revision["arms"].items():
-        old = {(trial.search, trial.number) for trial in stored.trials if trial.arm == name}
-        new = {(sum(x[4:]), x[1]) for x in revision["trials"] if x[0] == name} - old
-        rows.append((name, f"{len(old | new):,}", f"{len(new):,}", arm["method"]))
-        for key in ("method", "space") if old else ():
-            if before[name][key] != arm[key]:
-                lines.append(
-                    f"{key} of {name}: {shown(before[name][key])} -> {shown(arm[key])}, from trial"
-                    f" {max(number for _, number in old) + 1:04d} on"
-                )
+    for name, arm in after.revisions[-1]["arms"].items():
+        old, now = ({(t.search, t.number) for t in x.of_arm(name)} for x in (stored, after))
+        rows.append((name, f"{len(now):,}", f"{len(now - old):,}", arm["method"]))
+        for key, text in changed(before[name], arm, ("method", "space")).items() if old else ():
+            since = max(number for _, number in old) + 1
+            lines.append(f"{key} of {name}: {text}, from trial {since:04d} on")
     return [*table(rows, right=(1, 2)), *lines]
-
-
-def _tunings(stored: Plan, revision: Mapping[str, Any]) -> dict[str, Tuning]:
-    """Returns how each arm is tuned by the trials of a plan and those of a further revision."""
-    # All trials of an arm that the revision adds have the same paths: its config is not asked.
-    new = PlannedArm(Config(Call("", {}), {}), "", {})
-    arms = {name: stored.arms.get(name, new) for name in revision["arms"]}
-    decoder, revisions = Decoder(), (*stored.revisions, revision)
-    added = [
-        Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
-        for arm, number, seed, values, *search in revision["trials"]
-    ]
-    return replace(stored, arms=arms, trials=(*stored.trials, *added), revisions=revisions).tunings

@@ -1,6 +1,6 @@
 """Says how a plan differs from the one in the folder of a sweep."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.config import Config, diff
@@ -19,15 +19,18 @@ def differences(stored: Plan, plan: Plan) -> list[str]:
             lines.append(f"arm {name}: {' -> '.join(there)}")
             continue
         lines += config_line(name, stored.arms[name].config, plan.arms[name].config)
-        for key in ("method", "space"):
-            a, b = old["arms"][name][key], new["arms"][name][key]
-            if a != b:
-                lines.append(f"{key} of {name}: {shown(a)} -> {shown(b)}")
+        of_arm = changed(old["arms"][name], new["arms"][name], ("method", "space"))
+        lines += [f"{key} of {name}: {text}" for key, text in of_arm.items()]
         lines += _trials_line(name, stored.of_arm(name), plan.of_arm(name))
-    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap"):
-        if old[key] != new[key]:
-            lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")
+    keys = ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap")
+    lines += [f"{key}: {text}" for key, text in changed(old, new, keys).items()]
     return [*lines, *_optional_entries(old, new)]
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """Returns the name and "old -> new" of those of some entries of plan.json that differ."""
+    values = {key: [each.get(key, OPTIONAL.get(key)) for each in (old, new)] for key in keys}
+    return {key: f"{shown(a)} -> {shown(b)}" for key, (a, b) in values.items() if a != b}
 
 
 def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -35,10 +38,8 @@ def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
     before, after = searches_of(old), searches_of(new)
     if before != after:
         yield f"searches: {before} -> {after}"
-    for key, usual in OPTIONAL.items():
-        before, after = old.get(key, usual), new.get(key, usual)
-        if before != after and key != "offsets":
-            yield f"{key}: {shown(before)} -> {shown(after)}"
+    different = changed(old, new, OPTIONAL).items()
+    yield from (f"{key}: {text}" for key, text in different if key != "offsets")
 
 
 def config_line(name: str, old: Config, new: Config) -> list[str]:
@@ -64,11 +65,9 @@ def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[
 def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
     """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1"."""
     # Both are as plan.json has them.
-    return [
-        f"{key.replace('_', ' ')}: {shown(before[key])} -> {shown(revision[key])}"
-        for key in ("seeds", "final_seeds", "goal", "budgets")
-        if revision[key] != before[key]
-    ] + list(_optional_entries(before, revision))
+    found = changed(before, revision, ("seeds", "final_seeds", "goal", "budgets"))
+    lines = [f"{key.replace('_', ' ')}: {text}" for key, text in found.items()]
+    return [*lines, *_optional_entries(before, revision)]
 
 
 def shown(value: Any) -> str:

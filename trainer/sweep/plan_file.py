@@ -12,7 +12,7 @@ and has its new trials only. Start with `write_plan` and `read_plan`.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NotRequired, TypedDict
@@ -109,16 +109,28 @@ def write_plan(
 
 def first_revision(plan: Plan) -> dict[str, Any]:
     """Returns what plan.json has of a plan, before it is extended."""
+    return revision_of(plan, plan.programs, plan.reasons, plan.vocabulary)
+
+
+def revision_of(
+    plan: Plan,
+    programs: Sequence[SharedProgram],
+    reasons: Sequence[str],
+    vocabulary: Iterable[str],
+    **further: Any,
+) -> dict[str, Any]:
+    """Returns a revision with the entries of a plan, and `further` ones."""
     # "linked" are the paths that entries of spaces set together, if there are any; "plan" is the
     # hash of what the sweep's file says; "digest" is the hash of all this, which the ledger and
     # reports have.
     revision = {
         **plan.content(),
         **plan.linked,
-        "programs": as_json(plan.programs),
-        "reasons": list(plan.reasons),
+        **further,
+        "programs": as_json(programs),
+        "reasons": list(reasons),
         "plan": plan.content_digest,
-        "vocabulary": list(plan.vocabulary),
+        "vocabulary": list(vocabulary),
     }
     return revision | {"digest": digest_of(revision)}
 
@@ -265,33 +277,42 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
             why = f"the digest of its revision {number} differs"
             raise damaged(folder / "plan.json", why, _ADVICE)
         before = revision["digest"]
-    last = {**OPTIONAL, **revisions[-1]}
+    last = revisions[-1]
     linked = last.get("linked", {})
     arms = {
         name: _arm(folder, name, entry, linked.get(name, ()))
         for name, entry in last["arms"].items()
     }
-    decoder = Decoder()
-    trials = tuple(
-        Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
-        for revision in revisions
-        for arm, number, seed, values, *search in revision["trials"]
-    )
-    programs = tuple(as_dataclass(x, SharedProgram) for each in revisions for x in each["programs"])
-    if sorted(trial.name for trial in trials) != sorted(x for p in programs for x in p.trials):
+    plan = plan_of(arms, revisions, () if "vocabulary" in last else content["vocabulary"])
+    planned = sorted(name for program in plan.programs for name in program.trials)
+    if sorted(trial.name for trial in plan.trials) != planned:
         raise ValueError("its programs and its trials differ")
-    own: dict[str, Any] = {name: last[name] for name in _AS_THEY_ARE}
-    own |= {name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")}
+    return plan
+
+
+def plan_of(
+    arms: Mapping[str, PlannedArm],
+    revisions: Sequence[Mapping[str, Any]],
+    vocabulary: Sequence[str] = (),
+) -> Plan:
+    """Returns a plan by its revisions; `vocabulary` is that of format 1, where these have none."""
+    last: dict[str, Any] = {"vocabulary": vocabulary, **OPTIONAL, **revisions[-1]}
+    decoder = Decoder()
     return Plan(
         arms=arms,
-        trials=trials,
-        programs=programs,
+        trials=tuple(
+            Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
+            for revision in revisions
+            for arm, number, seed, values, *search in revision["trials"]
+        ),
+        programs=tuple(as_dataclass(x, SharedProgram) for of in revisions for x in of["programs"]),
         reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
         goal=Goal(**last["goal"]),
-        **own,
+        **{name: last[name] for name in _AS_THEY_ARE},
+        **{name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")},
         ladder=as_dataclass(last["ladder"], PlannedLadder | None),
         branch=as_dataclass(last["branch"], PlannedBranch | None),
-        vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
+        vocabulary=tuple(last["vocabulary"]),
         revisions=tuple(revisions),
     )
 
