@@ -1,5 +1,6 @@
 """The values of trials in JSON, which has no calls: those and other trees are written as YAML."""
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,28 +28,22 @@ def _encoded(value: Tree) -> Any:
     return value
 
 
-class Decoder:
-    """Reverses `encoded`; each different YAML text is read once."""
+def decoded(content: Mapping[str, Any]) -> dict[str, Tree]:
+    """Returns the values of a trial from what `encoded` returned."""
+    # Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
+    # KeyError or TypeError if the content has another form.
+    return {
+        path: _tree(value["yaml"]) if isinstance(value, dict) else value
+        for path, value in content.items()
+    }
 
-    def __init__(self) -> None:
-        self._trees: dict[str, Tree] = {}
 
-    def values(self, content: Mapping[str, Any]) -> dict[str, Tree]:
-        """Returns the values of a trial from what `encoded` returned."""
-        # Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
-        # KeyError or TypeError if the content has another form.
-        return {
-            path: self._tree(value["yaml"]) if isinstance(value, dict) else value
-            for path, value in content.items()
-        }
+@functools.lru_cache(10_000)  # the trials of a sweep have few different texts
+def _tree(text: str) -> Tree:
+    from trainer.config import yaml_reader
+    from trainer.config.nodes import plain
 
-    def _tree(self, text: str) -> Tree:
-        if text not in self._trees:
-            from trainer.config import yaml_reader
-            from trainer.config.nodes import plain
-
-            read = yaml_reader.read(text, Source("a value"))
-            if read is None:
-                raise TypeError("a value is empty")
-            self._trees[text] = plain(read).kwargs["value"]
-        return self._trees[text]
+    read = yaml_reader.read(text, Source("a value"))
+    if read is None:
+        raise TypeError("a value is empty")
+    return plain(read).kwargs["value"]

@@ -10,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 
 from trainer.config import Tree
 from trainer.config.wording import brief, listing
-from trainer.sweep.encoding import Decoder, encoded
+from trainer.sweep.encoding import decoded, encoded
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of, seed_of_search
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
@@ -99,31 +99,20 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
         number, value = next(iter(points.items()))
         # A search of which every point diverged has no winner.
         winners[arm].append(_Winner(number=number, value=value) if math.isfinite(value) else None)
-    moved = [arm for arm in plan.arms if arm not in plan.searched]
-    points = {(t.arm, t.search, t.number): t.values for t in plan.trials} if moved else {}
-    for arm, search in itertools.product(moved, range(len(plan.offsets))):
-        winners[arm].append(_moved(plan, arm, search, winners, points))
+    if plan.ladder is not None:
+        points = {(t.arm, t.search, t.number): t.values for t in plan.trials}
+        moved = [arm for arm in plan.arms if plan.ladder.is_moved(arm)]
+        for arm, search in itertools.product(moved, range(len(plan.offsets))):
+            below = {source: winners[source][search] for source in plan.ladder.sources(arm)}
+            won = {source: each for source, each in below.items() if each is not None}
+            if len(won) < len(below):  # on a lower rung every point of the search diverged
+                winners[arm].append(None)
+                continue
+            found = [points[source, search, each["number"]] for source, each in won.items()]
+            *_, last = won.values()  # that on the highest rung that was searched
+            values = encoded(plan.ladder.moved(arm, found))
+            winners[arm].append(_Winner(number=0, value=last["value"], values=values))
     return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
-
-
-def _moved(
-    plan: Plan,
-    arm: str,
-    search: int,
-    winners: Mapping[str, Sequence[_Winner | None]],
-    points: Mapping[tuple[str, int, int], Mapping[str, Tree]],
-) -> _Winner | None:
-    """Returns what an arm takes from winners on lower rungs; None if a search has no winner."""
-    # `points` is arm, search and number -> the values of a point.
-    assert plan.ladder is not None
-    found, value = [], math.nan
-    for source in plan.ladder.sources(arm):
-        won = winners[source][search]
-        if won is None:
-            return None
-        found.append(points[source, search, won["number"]])
-        value = won["value"]  # in the end, that on the highest rung that was searched
-    return _Winner(number=0, value=value, values=encoded(plan.ladder.moved(arm, found)))
 
 
 def read_choices(folder: Path, plan: Plan) -> list[Choice]:
@@ -131,7 +120,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     # They are those of the revisions whose trials were complete. Raises if final.json is damaged,
     # or disagrees with the plan.
     file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
-    choices, decoder = [], Decoder()
+    choices = []
     for each in _read(folder):
         number = each["revision"]
         if not 1 <= number <= plan.revision:
@@ -146,7 +135,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
             for search, winner in enumerate(won if isinstance(won, list) else [won]):
                 winners[arm, search] = None if winner is None else winner["number"]
                 if winner is not None and arm not in plan.searched:
-                    moved[arm, search] = decoder.values(winner.get("values", {}))
+                    moved[arm, search] = decoded(winner.get("values", {}))
                 elif winner is not None and (arm, search, winner["number"]) not in points:
                     point = point_name(search, winner["number"])
                     raise damaged(file, f"{arm} has no point {point}", _ADVICE)

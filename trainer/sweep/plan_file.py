@@ -23,7 +23,7 @@ from trainer.messages import UserError
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Goal
-from trainer.sweep.encoding import Decoder, canonical
+from trainer.sweep.encoding import canonical, decoded
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Cuts
@@ -297,11 +297,10 @@ def plan_of(
 ) -> Plan:
     """Returns a plan by its revisions; `vocabulary` is that of format 1, where these have none."""
     last: dict[str, Any] = {"vocabulary": vocabulary, **OPTIONAL, **revisions[-1]}
-    decoder = Decoder()
     return Plan(
         arms=arms,
         trials=tuple(
-            Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
+            Trial(arm, number, seed, decoded(values), arms[arm].config, search=sum(search))
             for revision in revisions
             for arm, number, seed, values, *search in revision["trials"]
         ),

@@ -42,6 +42,12 @@ def _algoperf(folder: str, remark: str = "", **axes: str) -> SearchSpace:
     return SearchSpace(axes, _ALGOPERF.format(f"{folder}/tuning_search_space.json"), remark)
 
 
+def _adaptive(folder: str, b1: Sequence[float], lowest_decay: float) -> SearchSpace:
+    """Returns the space of one of AlgoPerf's adaptive optimizers, which differ in these numbers."""
+    decays = _log(lowest_decay, 1.0)
+    return _algoperf(folder, learning_rate=_RATES, b1=_values(*b1), weight_decay=decays)
+
+
 def _marin(key: str, remark: str = "", **axes: str) -> SearchSpace:
     return SearchSpace(axes, _MARIN.format(key), remark)
 
@@ -52,6 +58,7 @@ def _decade(point: float, of: str, axis: str = "learning_rate") -> SearchSpace:
     return SearchSpace({axis: _log(low, high)}, "", f"a decade around {point:g}, {of}", point)
 
 
+_RATES = _log(1e-4, 1e-2)
 _B1 = (0.8, 0.9, 0.95, 0.98)
 _WEIGHT_DECAY = _values(0.0, 0.1, 0.2)
 # (learning rate, b2)
@@ -64,12 +71,7 @@ _SCHEDULE_FREE = ", ".join(
 
 PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
     "optax.adamw": [
-        _algoperf(
-            "adamw",
-            learning_rate=_log(1e-4, 1e-2),
-            b1=_values(0.5, 0.776, 0.9, 0.955, 0.98),
-            weight_decay=_log(5e-3, 1.0),
-        ),
+        _adaptive("adamw", (0.5, 0.776, 0.9, 0.955, 0.98), 5e-3),
         _marin(
             "adamw",
             learning_rate=_values(0.004, 0.008, 0.016, 0.032),
@@ -80,12 +82,7 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
         ),
     ],
     "optax.nadamw": [
-        _algoperf(
-            "nadamw",
-            learning_rate=_log(1e-4, 1e-2),
-            b1=_values(0.9, 0.955, 0.98, 0.991, 0.996),
-            weight_decay=_log(5e-3, 1.0),
-        ),
+        _adaptive("nadamw", (0.9, 0.955, 0.98, 0.991, 0.996), 5e-3),
         _marin(
             "nadamw, 130m",
             learning_rate=_values(0.008, 0.016, 0.032),
@@ -95,19 +92,12 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             weight_decay=_WEIGHT_DECAY,
         ),
     ],
-    "optax.lamb": [
-        _algoperf(
-            "lamb",
-            learning_rate=_log(1e-4, 1e-2),
-            b1=_values(0.7, 0.808, 0.878, 0.922, 0.95),
-            weight_decay=_log(1e-3, 1.0),
-        )
-    ],
+    "optax.lamb": [_adaptive("lamb", (0.7, 0.808, 0.878, 0.922, 0.95), 1e-3)],
     "optax.adafactor": [
         _algoperf(
             "adafactor",
             "its weight decay and momentum are those of another program, and left out",
-            learning_rate=_log(1e-4, 1e-2),
+            learning_rate=_RATES,
         )
     ],
     "optax.sgd": [
@@ -119,18 +109,11 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
             momentum=_values(0.7, 0.892, 0.961, 0.986, 0.995),
         )
     ],
-    "optim.shampoo": [
-        _algoperf(
-            "shampoo",
-            learning_rate=_log(1e-4, 1e-2),
-            b1=_values(0.85, 0.924, 0.961, 0.98, 0.99),
-            weight_decay=_log(5e-3, 1.0),
-        )
-    ],
+    "optim.shampoo": [_adaptive("shampoo", (0.85, 0.924, 0.961, 0.98, 0.99), 5e-3)],
     "optax.contrib.sam": [
         SearchSpace(
             {
-                "optimizer.learning_rate": _log(1e-4, 1e-2),
+                "optimizer.learning_rate": _RATES,
                 "optimizer.b1": _values(0.57, 0.749, 0.853, 0.914, 0.95),
                 "optimizer.weight_decay": _log(1e-2, 0.2),
                 "adv_optimizer.args.1.learning_rate": _values(0.01, 0.02, 0.05),
