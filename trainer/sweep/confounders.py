@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -228,7 +229,7 @@ def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
     """Returns whether arms compare optimizers, and texts of arguments that differ besides."""
     # Two arms compare the groups in which they have different functions. Those with the same ones
     # in all groups compare the arguments of one; if they differ in several, all are returned.
-    compared, found = False, {}
+    compared, found = False, dict[str, dict[str, str]]()
     for pair in itertools.combinations(optimizers, 2):
         a, b = (optimizers[arm] for arm in pair)
         other = {*a.groups} ^ {*b.groups}  # or of which only one has
@@ -241,11 +242,9 @@ def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
             compared = True
             rest = rest if other else []
         for place in rest:
-            found.setdefault(place, {}).update({arm: optimizers[arm].own for arm in pair})
-    texts = []
-    for place, own in found.items():
-        values = {arm: each.get(place, "absent") for arm, each in own.items()}
-        texts.append(f"{join('optimizer', place)} {values_text(values)}")
+            values = {arm: optimizers[arm].own.get(place, "absent") for arm in pair}
+            found.setdefault(place, {}).update(values)
+    texts = [f"{join('optimizer', place)} {values_text(of)}" for place, of in found.items()]
     return compared, texts
 
 
@@ -297,10 +296,8 @@ def _unlike(kind: str, optimizers: Mapping[str, _Optimizer]) -> Iterator[str]:
             lacks = kind == "weight_decay" and not all(map(every[arm].get, each.groups))
             every[arm] = {"": values | ({("none", ())} if lacks and values else set())}
     shapes = [shape for each in every.values() for of in each.values() for shape in of]
-    items: dict[str, set[str]] = {}
-    for name, value in (item for _, each in shapes for item in each):
-        items.setdefault(name, set()).add(value)
-    unlike = [name for name, values in items.items() if len(values) > 1]
+    values_of = Counter(name for name, _ in {item for _, each in shapes for item in each})
+    unlike = [name for name, number in values_of.items() if number > 1]
     found: dict[str, list[str]] = {}
     for group in names:
         texts = {arm: _text(each.get(group, set()), unlike) for arm, each in every.items()}

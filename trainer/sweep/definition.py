@@ -329,12 +329,10 @@ class Sweep:
                 " for skewed differences: remove one of them."
             )
         _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
-        _check_kind("goal", self.goal, Goal)
-        _check_kind("final", self.final, Final)
-        _check_kind("claims", self.claims, Claims)
-        _check_kind("ladder", self.ladder, Ladder)
-        _check_kind("ablate", self.ablate, Ablation)
-        _check_kind("branch", self.branch, Branch)
+        kinds = {"goal": Goal, "final": Final, "claims": Claims}
+        kinds |= {"ladder": Ladder, "ablate": Ablation, "branch": Branch}
+        for name, kind in kinds.items():
+            _check_kind(name, getattr(self, name), kind)
         for arm in self.arms.values():
             _check_kind("arms", arm, Arm)
         self._check_ladder()

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Call, Config
+from trainer.config import Call, Config, Tree
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
@@ -46,12 +46,12 @@ from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import replace_file
 
-_Points = dict[int, dict[str, Any]]  # number of a point -> its values as they are encoded
+_Points = dict[int, Mapping[str, Tree]]  # number of a point -> its values
 
 
-def _key(values: Mapping[str, Any]) -> str:
+def _key(values: Mapping[str, Tree]) -> str:
     """Returns a text that is equal for equal points, in whichever order the file has the paths."""
-    return canonical(dict(sorted(values.items())))
+    return canonical(dict(sorted(encoded(values).items())))
 
 
 def write_extension(
@@ -133,13 +133,13 @@ def make_extension(
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
-    added: list[tuple[Trial, dict[str, Any]]] = []
+    added: list[Trial] = []
     for (arm, search), of_search in points.items():
         seeds = [seed_of_search(seed, plan.offsets[search]) for seed in plan.seeds]
         for (number, values), seed in itertools.product(of_search.items(), seeds):
-            trial = Trial(arm, number, seed, {}, plan.arms[arm].config, search=search)
+            trial = Trial(arm, number, seed, values, plan.arms[arm].config, search=search)
             if trial.name not in had:
-                added.append((trial, values))
+                added.append(trial)
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
         _refuse_nothing(folder, stored, content)
@@ -150,7 +150,7 @@ def make_extension(
         programs,
         [line for line in plan.reasons if line not in stored.reasons],
         dict.fromkeys([*stored.vocabulary, *plan.vocabulary]),
-        trials=[trial_entry(trial, values) for trial, values in added],
+        trials=[trial_entry(trial) for trial in added],
         known=_known_results(folder, had),
         follows=stored.digest,
     )
@@ -159,7 +159,7 @@ def make_extension(
 def _points(plan: Plan, search: ArmSearch) -> _Points:
     """Returns the points of a search of an arm, sorted by their numbers, which begin with 0."""
     found = {t.number: t.values for t in plan.trials if (t.arm, t.search) == search}
-    return {number: encoded(found[number]) for number in sorted(found)}
+    return dict(sorted(found.items()))
 
 
 def _changes(stored: Plan, plan: Plan) -> list[str]:
@@ -199,7 +199,7 @@ def _extended_points(
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         name = f"{arm.name}/{point_name(search, lost[0])}"
-        return {}, [f"trial {name} ({shown(old[lost[0]])}){more}: present -> (absent)"]
+        return {}, [f"trial {name} ({shown(encoded(old[lost[0]]))}){more}: present -> (absent)"]
     fresh = [values for values in new.values() if _key(values) not in keys]
     return old | dict(enumerate(fresh, len(old))), []
 
@@ -220,19 +220,17 @@ def _refuse_nothing(folder: Path, stored: Plan, content: Mapping[str, Any]) -> N
     raise UserError(f"{text}. Raise trials, seeds or final, or add an arm.")
 
 
-def _programs(
-    stored: Plan, plan: Plan, added: Sequence[tuple[Trial, Mapping[str, Any]]]
-) -> list[SharedProgram]:
+def _programs(stored: Plan, plan: Plan, added: Sequence[Trial]) -> list[SharedProgram]:
     """Groups new trials by their programs, in the order of the trials."""
     # A program does not depend on the seed: a point has one program for all seeds.
     of_file: dict[tuple[str, str], SharedProgram] = {}
     for program in plan.programs:
         for trial in map(plan.by_name.__getitem__, program.trials):
-            of_file[trial.arm, _key(encoded(trial.values))] = program
+            of_file[trial.arm, _key(trial.values)] = program
     of_name = {name: program for program in stored.programs for name in program.trials}
     found: dict[int, tuple[SharedProgram, list[str]]] = {}
-    for trial, values in added:
-        program = of_file.get((trial.arm, _key(values)))
+    for trial in added:
+        program = of_file.get((trial.arm, _key(trial.values)))
         if program is None:  # the point is of a space that the file no longer has
             seed = seed_of_search(stored.seeds[0], stored.offsets[trial.search])
             program = of_name[replace(trial, seed=seed).name]
@@ -245,11 +243,10 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
     arms = [arm.name for arm in definition.arms]
     budgets = {what: dict.fromkeys(arms, 0) for what in ("trials", "steps", "examples")}
     for program in (*stored.programs, *added):
-        for name in program.trials:
-            arm = name.partition("/")[0]
-            budgets["trials"][arm] += 1
-            budgets["steps"][arm] += program.updates
-            budgets["examples"][arm] += program.updates * program.batch_size
+        for arm, count in program.counts.items():
+            budgets["trials"][arm] += count
+            budgets["steps"][arm] += count * program.updates
+            budgets["examples"][arm] += count * program.updates * program.batch_size
     for what, counts in budgets.items():
         refuse_unequal(definition, what, counts)
 

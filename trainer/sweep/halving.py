@@ -12,7 +12,6 @@ import json
 import math
 import os
 import shutil
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,10 +57,9 @@ def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> in
     # `programs` are those of the arm; if trials are cut, all have the same number of steps.
     cuts = plan.arms[arm].cuts
     if cuts is None:
-        return sum(x.updates for x in programs for name in x.trials if name.startswith(f"{arm}/"))
-    program = next(each for each in programs if arm in each.arms)
-    points = plan.counts[arm]
-    steps = cuts.total(points, program.steps) - points * (program.first_step or 0)
+        return sum(each.updates * each.counts[arm] for each in programs)
+    first, points = programs[0], plan.counts[arm]
+    steps = cuts.total(points, first.steps) - points * (first.first_step or 0)
     return len(plan.seeds) * len(plan.offsets) * steps
 
 
@@ -70,10 +68,10 @@ def program_steps(plan: Plan, program: SharedProgram) -> int:
     # Where the trials of an arm are cut and have several programs, it is not known before of which
     # program those are that go on: each has its share of the trials.
     total = 0.0
-    for arm, count in Counter(name.partition("/")[0] for name in program.trials).items():
-        own = [each for each in plan.programs if arm in each.arms]
+    for arm, count in program.counts.items():
         steps = program.updates * count
         if plan.arms[arm].cuts is not None:
+            own = [each for each in plan.programs if arm in each.arms]
             steps = planned_steps(plan, arm, own) * count / len(plan.of_arm(arm))
         total += steps
     return round(total)

@@ -47,12 +47,11 @@ def kept_bytes(plan: Plan) -> int:
 def _bytes_of(plan: Plan, arm: str) -> int:
     """Returns the bytes of the trials and the final runs of an arm."""
     own = [program for program in plan.programs if arm in program.arms]
-    of_run = {id(each): each.state_bytes * len(_kept(plan, each)) for each in own}
+    of_run = [each.state_bytes * len(_kept(plan, each)) for each in own]
     searches, cuts = len(plan.offsets), plan.arms[arm].cuts
-    final = len(plan.final_seeds) * searches * max(of_run.values())
+    final = len(plan.final_seeds) * searches * max(of_run)
     if cuts is None:
-        names = ((each, name) for each in own for name in each.trials)
-        return final + sum(of_run[id(each)] for each, x in names if x.partition("/")[0] == arm)
+        return final + sum(x * each.counts[arm] for x, each in zip(of_run, own, strict=True))
     counts = cuts.counts(plan.counts[arm])
     states = sum(counts[sum(cut < step for cut in cuts.steps)] for step in _kept(plan, own[0]))
     largest = max(each.state_bytes for each in own)

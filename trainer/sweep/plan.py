@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,19 +30,6 @@ TO_FINAL_SEEDS = 10_000
 # Each search has a block of so many seeds, enough for its trials and its final runs, however many
 # seeds are added later.
 _BLOCK = 2 * TO_FINAL_SEEDS
-# Entries of a revision that are left out where they have these values: plans of earlier versions
-# lack them, and equal files have equal plans.
-OPTIONAL: Mapping[str, Any] = {
-    "looks": "planned",
-    "skewed": False,
-    "per_example": True,
-    "offsets": [0],
-    "ladder": None,
-    "branch": None,
-    "ablated": "",
-    "segments": 0,
-    "differs": [],
-}
 
 
 def point_name(search: int, number: int) -> str:
@@ -127,10 +115,15 @@ class SharedProgram:
         """Returns how many of these updates a trial has made that is at a step."""
         return max(0, min(step, self.steps) - (self.first_step or 0))
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many of the trials are of each arm that has any."""
+        return Counter(name.partition("/")[0] for name in self.trials)
+
     @property
     def arms(self) -> set[str]:
         """The names of the arms that the trials or the final runs are of."""
-        return {name.partition("/")[0] for name in self.trials} | {*(self.moved or ())}
+        return {*self.counts, *(self.moved or ())}
 
     @property
     def first(self) -> str:
@@ -160,9 +153,9 @@ class Plan:
     # how the results are judged, as `skewed`; see `definition.Sweep`
     looks: Literal["planned", "any"] = "planned"
     skewed: bool = False
+    per_example: bool = True  # whether final runs keep their results on single test examples
     # for each search, what its seeds are larger by than those of search 0, modulo 2^32
     offsets: tuple[int, ...] = (0,)
-    per_example: bool = True  # whether final runs keep their results on single test examples
     # the rungs on which the arms are; arms that it moves have no trials
     ladder: PlannedLadder | None = None
     branch: PlannedBranch | None = None  # the state of a run that all trials continue
@@ -256,7 +249,7 @@ class Plan:
             "checkpoints": self.checkpoints,
             "vmap": self.vmap,
             **{name: x for name, x in optional.items() if x != OPTIONAL[name]},
-            "trials": [trial_entry(t, encoded(t.values)) for t in self.trials],
+            "trials": [trial_entry(trial) for trial in self.trials],
         }
 
     @property
@@ -283,16 +276,25 @@ class Plan:
         return hashlib.sha256(canonical(self.content()).encode()).hexdigest()
 
 
+# Entries of a revision that are left out where they have these values: plans of earlier versions
+# lack them, and equal files have equal plans.
+OPTIONAL: Mapping[str, Any] = {
+    each.name: as_json(each.default)
+    for each in dataclasses.fields(Plan)
+    if each.default is not dataclasses.MISSING
+    and each.name not in ("programs", "reasons", "vocabulary", "revisions")
+}
+
+
 def searches_of(revision: Mapping[str, Any]) -> int:
     """Returns how many searches each arm has in a revision."""
     return len(revision.get("offsets", OPTIONAL["offsets"]))
 
 
-def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
+def trial_entry(trial: Trial) -> list[Any]:
     """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0."""
-    # The values are encoded.
     search = [trial.search] if trial.search else []
-    return [trial.arm, trial.number, trial.seed, dict(values), *search]
+    return [trial.arm, trial.number, trial.seed, encoded(trial.values), *search]
 
 
 def make_plan(definition: Definition) -> Plan:
@@ -319,18 +321,14 @@ def make_plan(definition: Definition) -> Plan:
         for seed in seeds
     ]
     sweep = definition.sweep
+    as_they_are = ("goal", "budgets", "checkpoints", "vmap", "looks", "skewed")
     return Plan(
         arms={arm.name: _planned_arm(arm) for arm in definition.arms},
         trials=tuple(trials),
-        goal=sweep.goal,
         seeds=seeds,
         final_seeds=final_seeds,
-        budgets=sweep.budgets,
-        checkpoints=sweep.checkpoints,
-        vmap=sweep.vmap,
-        looks=sweep.looks,
-        skewed=sweep.skewed,
         offsets=offsets,
+        **{name: getattr(sweep, name) for name in as_they_are},
         per_example=sweep.final is None or sweep.final.per_example,
         ladder=sweep.ladder and sweep.ladder.planned({x.name: x.paths for x in definition.arms}),
         branch=definition.branch,

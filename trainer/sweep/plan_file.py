@@ -37,21 +37,8 @@ from trainer.writers.json_files import as_dataclass, as_json, check_json, damage
 FORMAT = 2
 # What the digest of a revision of format 1 covers; `write_revisions` keeps such revisions as they
 # are. The digest of a later revision, which names the vocabulary, covers all that it says.
-_DIGESTED = (
-    "arms",
-    "seeds",
-    "final_seeds",
-    "goal",
-    "budgets",
-    "checkpoints",
-    "vmap",
-    "looks",
-    "skewed",
-    "offsets",
-    "trials",
-    "known",
-    "follows",
-)
+_DIGESTED = ("arms", "seeds", "final_seeds", "goal", "budgets", "checkpoints", "vmap", "looks")
+_DIGESTED += ("skewed", "offsets", "trials", "known", "follows")
 _ADVICE = "restore it from a copy, or start the sweep in another --workdir."
 # Attributes of a plan that are the entries of its last revision.
 _AS_THEY_ARE = ("budgets", "checkpoints", "vmap", "looks", "skewed", "per_example")

@@ -41,6 +41,7 @@ from trainer.engine.splits import LOOKED_FOR, split_sizes, wrong_mode
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
 from trainer.sweep.alike import unlike_loss
+from trainer.sweep.definition import Goal
 from trainer.sweep.halving import planned_steps
 from trainer.sweep.kept_states import check_kept
 from trainer.sweep.ladder import rung_of
@@ -89,10 +90,8 @@ def find_programs(
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
     for arm in definition.arms:
-        trials = plan.examples_of(arm.name)
         try:
-            check_types(arm, trials, vocabulary)
-            found = _group(definition, arm, trials, vocabulary, elsewhere)
+            found = _group(plan, arm, vocabulary, elsewhere)
         except ConfigError as error:
             if ablation is None or not by_arm or arm.name in ablation.settings:
                 raise
@@ -165,8 +164,7 @@ def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequen
             if not all(same(trial.values[path], value) for trial in others):
                 searched.setdefault(path, arm.source_of(path, value))
     trees = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
-    found = unlike_loss(trees, searched)
-    if found is None:
+    if (found := unlike_loss(trees, searched)) is None:
         return
     # Name the place of a value that differs from the first arm's. A default has no place.
     usual = next(iter(found.values.values()), "")
@@ -238,15 +236,12 @@ def _refuse_uneven_cuts(
 
 
 def _group(
-    definition: Definition,
-    arm: ArmConfig,
-    trials: Sequence[Trial],
-    vocabulary: Sequence[str],
-    elsewhere: Elsewhere | None,
+    plan: Plan, arm: ArmConfig, vocabulary: Sequence[str], elsewhere: Elsewhere | None
 ) -> list[_Traced]:
     """Builds one trial of each program of an arm, and finds the trials that share it."""
     groups = []
-    rest = list(trials)
+    rest = plan.examples_of(arm.name)
+    check_types(arm, rest, vocabulary)
     while rest:
         first = rest[0]
         config = config_with_sources(arm, first)
@@ -254,9 +249,9 @@ def _group(
             program = _load(config, vocabulary, elsewhere)
             traced = make_plan(program, config, None if elsewhere is None else elsewhere.memory)
         inputs = set(traced.inputs)
-        warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
+        warnings = [*traced.warnings, *check_goal(plan.goal, arm, program.experiment)]
         warnings += arm.whole_rates(inputs)
-        _check_vmap(definition, arm, program)
+        _check_vmap(plan, arm, program)
         _check_cuts(arm, program.experiment)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
@@ -285,8 +280,8 @@ def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None
     return load_located(config, vocabulary, declared=True, devices=elsewhere.devices)
 
 
-def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> None:
-    if definition.sweep.vmap is None:
+def _check_vmap(plan: Plan, arm: ArmConfig, program: Program) -> None:
+    if plan.vmap is None:
         return
     if program.mesh.size > 1:
         wrong = (
@@ -301,7 +296,7 @@ def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> Non
         )
     else:
         return
-    raise ConfigError(f"{arm.title} {wrong}", definition.config.sources["vmap"])
+    raise ConfigError(f"{arm.title} {wrong}", arm.sweep.sources["vmap"])
 
 
 def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
@@ -405,11 +400,10 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> Iterator[str]:
 
 def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> Iterator[str]:
     """Says where the programs of the arms differ from those of the first arm of their rung."""
-    firsts = {rung_of(name): name for name in reversed(list(by_arm))}
+    firsts: dict[str, str] = {}
     for name, theirs in by_arm.items():
-        first = firsts[rung_of(name)]
-        changed = diff(by_arm[first][0].structure, theirs[0].structure)
-        if changed:
+        first = firsts.setdefault(rung_of(name), name)
+        if changed := diff(by_arm[first][0].structure, theirs[0].structure):
             yield (
                 f"The arms {first!r} and {name!r} have different programs: they differ in"
                 f" {listing([line.partition(': ')[0] for line in changed], 4)}."
@@ -428,13 +422,11 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
     # A listed value that no trial drew must fit as well.
     listed = [(path, value) for path, values in arm.listed.items() for value in values]
     drawn = [item for trial in trials for item in trial.values.items()]
-    seen: set[tuple[str, str]] = set()
+    different: dict[tuple[str, str], Tree] = {}
     for path, value in [*listed, *drawn]:
         # Check one float of each path: all have the same type.
-        key = path, "float" if type(value) is float else repr(value)
-        if key in seen:
-            continue
-        seen.add(key)
+        different.setdefault((path, "float" if type(value) is float else repr(value)), value)
+    for (path, _), value in different.items():
         config = replace(arm.config, {path: value}, arm.source_of(path, value))
         with _placed_in_sweep_file(arm, arm.title):
             Builder(config, vocabulary).check()
@@ -489,11 +481,10 @@ def _placed_in_sweep_file(arm: ArmConfig, who: str) -> Iterator[None]:
         raise ConfigError(f"{who} does not build: {text}", source) from error
 
 
-def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -> list[str]:
+def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
     """Raises ConfigError if an arm lacks the goal's metric, or its data set lacks the split."""
     # Returns a sentence if the best trial by the goal is probably the worst.
-    goal, config = definition.sweep.goal, definition.config
-    places = ("goal.metric", "goal.select_on", "goal")
+    places = [arm.sweep.sources.get(x) for x in ("goal.metric", "goal.select_on", "goal")]
     known = ["loss", *experiment.metrics]
     if goal.metric not in known:
         text = f"{arm.title} never writes the metric {goal.metric!r}. "
@@ -502,18 +493,16 @@ def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -
             text += f"Write metric: {bare}, without the split, which is select_on."
         else:
             text += known_names(goal.metric, known, "Its metrics are")
-        source = next((config.sources[x] for x in places if x in config.sources), None)
-        raise ConfigError(text, source)
+        raise ConfigError(text, next(filter(None, places), None))
     splits = split_sizes(experiment.data)
     if goal.select_on not in splits:
-        source = next((config.sources[x] for x in places[1:] if x in config.sources), None)
         (only,) = splits
         how = " (validation: 0.1 for those of Lockstep)" if goal.select_on == "validation" else ""
         raise ConfigError(
             f"{arm.title} has a data set without a {goal.select_on} split, on which trials are"
             f" compared. Write select_on: {only} in goal, which the report repeats, or give the"
             f" data set a {goal.select_on} split{how}.",
-            source or arm.source(),
+            next(filter(None, places[1:]), arm.source()),
         )
     if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is None:
         return []

@@ -1,11 +1,11 @@
 """Counts the hyperparameters that each arm of a sweep tunes, and the trials for each of them."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainer.config import Call, Tree
-from trainer.config.tree import child_trees, split_path
+from trainer.config import Call, Config, Tree
 from trainer.messages import joined, plural
 
 Linked = Sequence[Sequence[str]]  # the paths that one entry of a space sets, for several entries
@@ -86,7 +86,7 @@ def tuning_of(
     together: dict[Any, list[str]] = {}  # values -> the paths that have them
     for path in paths:
         # What the path has in each point, as values that can be compared.
-        start = _comparable(_value(config, path))
+        start = _comparable(config and _value(config, path))
         column = {
             place: _comparable(values[path]) if path in values else start
             for place, values in found.items()
@@ -114,15 +114,10 @@ def linked_of(revisions: Iterable[Mapping[str, Any]], arm: str) -> list[Linked]:
     return found
 
 
-def _value(config: Call | None, path: str) -> Any:
+def _value(config: Call, path: str) -> Any:
     """Returns the value of a config at a path; None if it has none."""
-    tree: Any = config
-    try:
-        for key in split_path(config, path):
-            tree = child_trees(tree)[key]
-    except KeyError:
-        return None
-    return tree
+    with contextlib.suppress(KeyError):
+        return Config(config, {}).at(path)
 
 
 def _comparable(value: Any) -> Any:
