@@ -284,6 +284,8 @@ def plan_of(
 ) -> Plan:
     """Returns a plan by its revisions; `vocabulary` is that of format 1, where these have none."""
     last: dict[str, Any] = {"vocabulary": vocabulary, **OPTIONAL, **revisions[-1]}
+    own: dict[str, Any] = {name: last[name] for name in _AS_THEY_ARE}
+    own |= {name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")}
     return Plan(
         arms=arms,
         trials=tuple(
@@ -294,8 +296,7 @@ def plan_of(
         programs=tuple(as_dataclass(x, SharedProgram) for of in revisions for x in of["programs"]),
         reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
         goal=Goal(**last["goal"]),
-        **{name: last[name] for name in _AS_THEY_ARE},
-        **{name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")},
+        **own,
         ladder=as_dataclass(last["ladder"], PlannedLadder | None),
         branch=as_dataclass(last["branch"], PlannedBranch | None),
         vocabulary=tuple(last["vocabulary"]),
