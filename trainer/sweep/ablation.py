@@ -46,11 +46,6 @@ class Ablation:
             if not values:
                 raise ValueError(f"settings changes nothing for {name!r}: give it a path.")
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of chains."""
-        return (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
-
 
 def check_name(argument: str, name: str) -> None:
     """Raises ValueError if a folder cannot have the name that an argument gives an arm."""
@@ -82,7 +77,8 @@ def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> l
     # name, `keep` has a name that no arm has, or nothing is left.
     source = sweep.argument_source("ablate") or sweep.sources[""]
     place = sweep.argument_source("ablate.parts") or source
-    parts = [part for path in ablation.paths for part in _of_chain(path, title, config, place)]
+    chains = [ablation.parts] if isinstance(ablation.parts, str) else ablation.parts
+    parts = [part for path in chains for part in _of_chain(path, title, config, place)]
     found = [*_numbered(parts), *(Removal(*each) for each in ablation.settings.items())]
     names = [each.name for each in found]
     for name in ablation.keep:

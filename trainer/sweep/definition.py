@@ -138,7 +138,15 @@ class Goal:
     sigma: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_rule()
+        if self.rule is None and self.sigma is not None:
+            object.__setattr__(self, "rule", LASTING)  # a frozen dataclass
+        if self.rule is not None and self.target is None:
+            raise ValueError("rule and sigma are about a target, but there is no target: add one.")
+        if self.rule is not None and (self.sigma is None or not 0 < self.sigma < math.inf):
+            raise ValueError(
+                f"rule is {self.rule!r}, which needs sigma, a number above 0: the standard"
+                " deviation of the metric between runs of a configuration."
+            )
         if self.relevant is not None and not 0 < self.relevant < math.inf:
             raise ValueError(
                 f"relevant is {self.relevant:g}, but it is the smallest difference that matters:"
@@ -148,20 +156,6 @@ class Goal:
             raise ValueError(
                 f"mode is missing for the metric {self.metric!r}: write 'max' if larger values are"
                 " better, or else 'min'."
-            )
-
-    def _check_rule(self) -> None:
-        """Raises ValueError for a rule without what it needs, or a sigma without a rule."""
-        if self.rule is None and self.sigma is None:
-            return
-        if self.rule is None:
-            object.__setattr__(self, "rule", LASTING)  # a frozen dataclass
-        if self.target is None:
-            raise ValueError("rule and sigma are about a target, but there is no target: add one.")
-        if self.sigma is None or not 0 < self.sigma < math.inf:
-            raise ValueError(
-                f"rule is {self.rule!r}, which needs sigma, a number above 0: the standard"
-                " deviation of the metric between runs of a configuration."
             )
 
     @property

@@ -41,21 +41,18 @@ def kept_bytes(plan: Plan) -> int:
     """Returns how many bytes the states that all runs keep have together, at most."""
     # Those of a program that is sharded are counted on one of its devices. Each state has a
     # manifest of a few kilobytes besides.
-    return sum(_bytes_of(plan, arm) for arm in plan.arms)
-
-
-def _bytes_of(plan: Plan, arm: str) -> int:
-    """Returns the bytes of the trials and the final runs of an arm."""
-    own = [program for program in plan.programs if arm in program.arms]
-    of_run = [each.state_bytes * len(_kept(plan, each)) for each in own]
-    searches, cuts = len(plan.offsets), plan.arms[arm].cuts
-    final = len(plan.final_seeds) * searches * max(of_run)
-    if cuts is None:
-        return final + sum(x * each.counts[arm] for x, each in zip(of_run, own, strict=True))
-    counts = cuts.counts(plan.counts[arm])
-    states = sum(counts[sum(cut < step for cut in cuts.steps)] for step in _kept(plan, own[0]))
-    largest = max(each.state_bytes for each in own)
-    return final + states * len(plan.seeds) * searches * largest
+    total, searches = 0, len(plan.offsets)
+    for name, arm in plan.arms.items():
+        own = [program for program in plan.programs if name in program.arms]
+        of_run = [each.state_bytes * len(_kept(plan, each)) for each in own]
+        total += len(plan.final_seeds) * searches * max(of_run)
+        if (cuts := arm.cuts) is None:
+            total += sum(x * each.counts[name] for x, each in zip(of_run, own, strict=True))
+            continue
+        runs = cuts.counts(plan.counts[name])
+        states = sum(runs[sum(cut < step for cut in cuts.steps)] for step in _kept(plan, own[0]))
+        total += states * len(plan.seeds) * searches * max(each.state_bytes for each in own)
+    return total
 
 
 def _kept(plan: Plan, program: SharedProgram) -> tuple[int, ...]:

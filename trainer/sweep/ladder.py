@@ -307,21 +307,18 @@ class PlannedLadder:
         else:
             tuned = listing(list(self.labels[: self.searched]), 8)
             how = f"each arm is searched on {tuned}, and its winners run on the rungs above"
-            if self.powers:
-                how += f" with {self._powers()}"
+            found = {path: power for each in self.powers.values() for path, power in each.items()}
+            texts = [
+                f"{path} times {'a fitted power' if power == FITTED else f'the power {power:g}'}"
+                for path, power in found.items()
+            ]
+            if texts:
+                how += f" with {listing(texts, 4)} of the ratio of rungs"
         if self.retuned:
             how += f"; on {listing(list(self.retuned), 8)} it is searched as well"
         if self.baseline is not None:
             how += f"; only {self.baseline}, the baseline, climbs to {high}"
         return f"ladder: {self.path} on {len(self.labels)} rungs, {low} to {high}: {how}"
-
-    def _powers(self) -> str:
-        found = {path: power for each in self.powers.values() for path, power in each.items()}
-        texts = [
-            f"{path} times {'a fitted power' if power == FITTED else f'the power {power:g}'}"
-            for path, power in found.items()
-        ]
-        return f"{listing(texts, 4)} of the ratio of rungs"
 
 
 def _number(value: Tree) -> float:

@@ -171,21 +171,6 @@ def zip(spaces: Mapping[str, Space]) -> Space:
         >>> rates.at(0.5)
         {'a': 2, 'b': 20}
     """
-    _check_zip(spaces)
-    first = next(iter(spaces.values()))
-
-    def together(pick: Callable[[Space], Tree]) -> dict[str, Tree]:
-        return {path: pick(space) for path, space in spaces.items()}
-
-    grid = None
-    if first.grid is not None:
-        grid = tuple(together(lambda x, i=i: (x.grid or ())[i]) for i in range(len(first.grid)))
-    text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
-    return Space(lambda u: together(lambda x: x.at(u)), grid, first.size, text, spaces)
-
-
-def _check_zip(spaces: Mapping[str, Space]) -> None:
-    """Raises ValueError if the sizes, or the lengths of the grids, of the spaces differ."""
     if len(spaces) < 2:
         raise ValueError(f"spaces has {len(spaces)} entries; a zip has at least two paths.")
     for path, space in spaces.items():
@@ -197,6 +182,16 @@ def _check_zip(spaces: Mapping[str, Space]) -> None:
         if len(set(found.values())) > 1:
             shown = ", ".join(f"{path}: {number or 'any'}" for path, number in found.items())
             raise ValueError(f"The spaces of a zip have different numbers of values ({shown}).")
+    first = next(iter(spaces.values()))
+
+    def together(pick: Callable[[Space], Tree]) -> dict[str, Tree]:
+        return {path: pick(space) for path, space in spaces.items()}
+
+    grid = None
+    if first.grid is not None:
+        grid = tuple(together(lambda x, i=i: (x.grid or ())[i]) for i in range(len(first.grid)))
+    text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
+    return Space(lambda u: together(lambda x: x.at(u)), grid, first.size, text, spaces)
 
 
 def _interval(
