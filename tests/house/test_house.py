@@ -399,7 +399,7 @@ trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html
 trainer.report.html.selection trainer.report.panels trainer.report.wording trainer.studies
 trainer.studies.columns trainer.studies.width_series
-trainer.sweep trainer.sweep.ablation trainer.sweep.alike
+trainer.sweep trainer.sweep.ablation
 trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders trainer.sweep.encoding
 trainer.sweep.ladder
 trainer.sweep.launcher_settings trainer.sweep.local trainer.sweep.published_spaces

@@ -12,8 +12,7 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, load
 from trainer.config.vocabulary import SWEEP
 from trainer.sweep.plan import make_plan
-from trainer.sweep.plan_differences import differences
-from trainer.sweep.plan_file import read_plan, write_plan
+from trainer.sweep.plan_file import differences, read_plan, write_plan
 from trainer.sweep.plan_text import difference_lines, differences_on
 from trainer.sweep.reading import read_sweep
 

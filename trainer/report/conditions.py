@@ -13,8 +13,7 @@ from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
-from trainer.sweep.alike import unlike_loss
-from trainer.sweep.confounders import Side, differences, named_by
+from trainer.sweep.confounders import Side, differences, named_by, unlike_loss
 from trainer.sweep.evidence import sentences_about_repeats
 from trainer.workdir.code import OUTSIDE
 

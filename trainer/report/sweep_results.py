@@ -28,7 +28,7 @@ from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.ledger import compared_known
 from trainer.sweep.plan import TO_FINAL_SEEDS, Plan, Trial, point_name, searches_of
-from trainer.sweep.plan_differences import revision_changes, shown
+from trainer.sweep.plan_file import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
 from trainer.writers.json_files import DamagedFile

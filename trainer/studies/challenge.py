@@ -33,7 +33,7 @@ from trainer.report.reaching import NotJudgedError, judge, means
 from trainer.report.results import Workload
 from trainer.report.sweep_results import read_sweep
 from trainer.studies.shadow import differing
-from trainer.sweep.alike import WITHOUT_EFFECT
+from trainer.sweep.confounders import WITHOUT_EFFECT
 from trainer.sweep.definition import Goal
 from trainer.sweep.plan import Plan, PlannedArm
 from trainer.sweep.plan_file import check_vocabulary, read_plan

@@ -28,7 +28,7 @@ from trainer.engine.plan import make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
-from trainer.sweep.alike import WITHOUT_EFFECT, arguments, differing_arguments
+from trainer.sweep.confounders import WITHOUT_EFFECT, arguments, differing_arguments
 from trainer.train.continuation import begin_with
 
 # What changes neither the points that a run visits nor the gradients there.

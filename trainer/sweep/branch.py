@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import Call, Config
-from trainer.sweep.alike import with_arms
+from trainer.sweep.confounders import with_arms
 
 
 @dataclass(frozen=True, kw_only=True)

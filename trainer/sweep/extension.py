@@ -30,12 +30,15 @@ from trainer.sweep.plan import (
     seed_of_search,
     trial_entry,
 )
-from trainer.sweep.plan_differences import changed, config_line, revision_changes, shown
 from trainer.sweep.plan_file import (
+    changed,
+    config_line,
     files_of,
     plan_of,
     read_plan,
+    revision_changes,
     revision_of,
+    shown,
     write_revisions,
     writing,
 )

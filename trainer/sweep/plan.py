@@ -253,12 +253,6 @@ class Plan:
         }
 
     @property
-    def linked(self) -> dict[str, Any]:
-        """An entry of plan.json beside `content`: arm -> its `linked`; empty if no arm has any."""
-        found = {name: list(map(list, arm.linked)) for name, arm in self.arms.items() if arm.linked}
-        return {"linked": found} if found else {}
-
-    @property
     def tunings(self) -> dict[str, Tuning]:
         """How each arm is tuned, by the trials of all revisions."""
         return {

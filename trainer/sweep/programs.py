@@ -40,7 +40,7 @@ from trainer.engine.program import Program
 from trainer.engine.splits import LOOKED_FOR, split_sizes, wrong_mode
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
-from trainer.sweep.alike import unlike_loss
+from trainer.sweep.confounders import unlike_loss
 from trainer.sweep.definition import Goal
 from trainer.sweep.halving import planned_steps
 from trainer.sweep.kept_states import check_kept

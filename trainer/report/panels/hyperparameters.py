@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainer.report.conditions import read_config
 from trainer.report.document import Column, Table, columns_of
 from trainer.report.results import Workload
-from trainer.sweep.alike import arguments
+from trainer.sweep.confounders import arguments
 
 _ROOT = "optimizer"
 
