@@ -66,8 +66,8 @@ def _plain(path: str) -> str:
 
 def tuning(workload: Workload, arm: str) -> Tuning:
     """Returns how an arm is tuned by its trials, whether or not they have ended."""
-    linked = workload.linked.get(arm, ())
-    return tuning_of(workload.trials_of(arm), workload.configs.get(arm), linked)
+    points = {(each.search, each.number): each.values for each in workload.trials_of(arm)}
+    return tuning_of(points, workload.configs.get(arm), workload.linked.get(arm, ()))
 
 
 def tunings(workload: Workload) -> dict[str, Tuning]:

@@ -257,7 +257,7 @@ class Plan:
         """How each arm is tuned, by the trials of all revisions."""
         return {
             name: tuning_of(
-                self.of_arm(name),
+                {(trial.search, trial.number): trial.values for trial in self.of_arm(name)},
                 self.arms[name].config.root,
                 linked_of(self.revisions, name) if self.revisions else [self.arms[name].linked],
             )

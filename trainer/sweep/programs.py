@@ -87,11 +87,12 @@ def find_programs(
     # goal's metric is never written, losses that are compared are not one function, arms are equal
     # or have unequal budgets, or runs would keep too many bytes for claims. `elsewhere`
     # are the devices of a target; None for those of this machine.
+    plan = dataclasses.replace(plan, vocabulary=tuple(vocabulary))
     by_arm: dict[str, list[_Traced]] = {}
     ablation, lacking = definition.sweep.ablate, {}
     for arm in definition.arms:
         try:
-            found = _group(plan, arm, vocabulary, elsewhere)
+            found = _group(plan, arm, elsewhere)
         except ConfigError as error:
             if ablation is None or not by_arm or arm.name in ablation.settings:
                 raise
@@ -100,8 +101,8 @@ def find_programs(
         by_arm[arm.name] = [_of_moved(arm, found)] if arm.moved else found
     if lacking:
         raise parts_needed(lacking, definition.config)
-    _refuse_unlike_losses(definition, plan, vocabulary)
-    _refuse_equal(definition, plan, vocabulary)
+    _refuse_unlike_losses(definition, plan)
+    _refuse_equal(definition, plan)
     programs = {name: [each.program for each in own] for name, own in by_arm.items()}
     _refuse_uneven_cuts(definition, programs)
     for what, of in (("steps", _steps), ("examples", _examples)):
@@ -112,7 +113,6 @@ def find_programs(
         plan,
         programs=tuple(each.program for each in merged),
         reasons=(*reasons, *_reasons_between(by_arm)),
-        vocabulary=tuple(vocabulary),
     )
     check_kept(definition, found)
     return found
@@ -151,7 +151,7 @@ def _of_moved(arm: ArmConfig, found: Sequence[_Traced]) -> _Traced:
     return dataclasses.replace(found[0], program=program)
 
 
-def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequence[str]) -> None:
+def _refuse_unlike_losses(definition: Definition, plan: Plan) -> None:
     """Raises ConfigError if trials are compared by their losses, and these are not one function."""
     if plan.goal.metric != "loss":
         return
@@ -163,7 +163,7 @@ def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequen
         for path, value in first.values.items():
             if not all(same(trial.values[path], value) for trial in others):
                 searched.setdefault(path, arm.source_of(path, value))
-    trees = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    trees = {name: complete(config, plan.vocabulary)[0] for name, config in configs.items()}
     if (found := unlike_loss(trees, searched)) is None:
         return
     # Name the place of a value that differs from the first arm's. A default has no place.
@@ -174,12 +174,13 @@ def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequen
     raise ConfigError(found.text, source)
 
 
-def _refuse_equal(definition: Definition, plan: Plan, vocabulary: Sequence[str]) -> None:
+def _refuse_equal(definition: Definition, plan: Plan) -> None:
     """Raises ConfigError if two arms have equal trials, unless the file allows it."""
     seen: dict[tuple[str, str], ArmConfig] = {}
     for arm in definition.arms if "nothing" not in plan.differs else ():
         trials = plan.examples_of(arm.name)
-        key = dump(complete(trials[0].config, vocabulary)[0]), repr([x.values for x in trials])
+        tree, _ = complete(trials[0].config, plan.vocabulary)
+        key = dump(tree), repr([trial.values for trial in trials])
         if (first := seen.setdefault(key, arm)) is not arm:
             raise ConfigError(
                 f"The arms {first.name!r} and {arm.name!r} have the same config, space and trials:"
@@ -235,11 +236,9 @@ def _refuse_uneven_cuts(
             )
 
 
-def _group(
-    plan: Plan, arm: ArmConfig, vocabulary: Sequence[str], elsewhere: Elsewhere | None
-) -> list[_Traced]:
+def _group(plan: Plan, arm: ArmConfig, elsewhere: Elsewhere | None) -> list[_Traced]:
     """Builds one trial of each program of an arm, and finds the trials that share it."""
-    groups = []
+    groups, vocabulary = [], plan.vocabulary
     rest = plan.examples_of(arm.name)
     check_types(arm, rest, vocabulary)
     while rest:

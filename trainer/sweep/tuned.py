@@ -3,31 +3,12 @@
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config import Call, Config, Tree
 from trainer.messages import joined, plural
 
 Linked = Sequence[Sequence[str]]  # the paths that one entry of a space sets, for several entries
-
-
-class Point(Protocol):
-    """A trial, or its result; the trials of a point differ in their seeds only."""
-
-    @property
-    def search(self) -> int:
-        """The number of the search."""
-        ...
-
-    @property
-    def number(self) -> int | None:
-        """The number of the point in its search."""
-        ...
-
-    @property
-    def values(self) -> Mapping[str, Tree]:
-        """Path of the config -> value."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +40,9 @@ class Tuning:
 
 
 def tuning_of(
-    points: Iterable[Point], config: Call | None = None, linked: Iterable[Linked] = ()
+    points: Mapping[tuple[int, int | None], Mapping[str, Tree]],
+    config: Call | None = None,
+    linked: Iterable[Linked] = (),
 ) -> Tuning:
     """Returns how an arm is tuned by its points.
 
@@ -67,20 +50,18 @@ def tuning_of(
     space sets count once, and so do paths that are equal in every point.
 
     Args:
-        points: the trials of the arm, of all revisions of the plan.
+        points: the search and the number of each point of the arm -> its values by their paths, for
+            all revisions of the plan.
         config: the config of the arm, which has the values of paths that an earlier revision did
             not search; None if it is not known.
         linked: what an entry of the space sets, for each revision that added points.
 
     Example:
-        >>> from types import SimpleNamespace as Point
-        >>> values = [{"a.rate": x, "b.rate": 2 * x, "decay": 0.1} for x in (1.0, 2.0)]
-        >>> points = [Point(search=0, number=n, values=each) for n, each in enumerate(values)]
+        >>> points = {(0, n): {"a.rate": n, "b.rate": 2 * n, "decay": 0.1} for n in (0, 1)}
         >>> tuning_of(points, linked=[[["a.rate", "b.rate"]]]).text
         '1 with 2 trials (2 for each)'
     """
-    found = {(each.search, each.number): each.values for each in points}
-    paths = dict.fromkeys(path for values in found.values() for path in values)
+    paths = dict.fromkeys(path for values in points.values() for path in values)
     entries = [{path: n for n, each in enumerate(one) for path in each} for one in linked]
     columns: dict[Any, Any] = {}  # an entry of the space -> its values
     together: dict[Any, list[str]] = {}  # values -> the paths that have them
@@ -89,7 +70,7 @@ def tuning_of(
         start = _comparable(config and _value(config, path))
         column = {
             place: _comparable(values[path]) if path in values else start
-            for place, values in found.items()
+            for place, values in points.items()
         }
         first: dict[int, Any] = {}  # search -> its first value; others make the path a tuned one
         if any(first.setdefault(search, x) != x for (search, _), x in column.items()):
@@ -97,8 +78,8 @@ def tuning_of(
             own = tuple(each.get(path, path) for each in entries) or (path,)
             key = columns.setdefault(own, tuple(column.items()))
             together.setdefault(key, []).append(path)
-    numbers = {number for search, number in found if search == 0}
-    searches = {search for search, _ in found}
+    numbers = {number for search, number in points if search == 0}
+    searches = {search for search, _ in points}
     return Tuning(tuple(map(tuple, together.values())), len(numbers), len(searches))
 
 
