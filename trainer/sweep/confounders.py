@@ -120,7 +120,8 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     # of functions are compared where the arms call the same ones.
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
     found = [("tuned", text) for text in unequally_tuned(tunings, past)]
-    found += [("space", text) for text in (*_widths(sides, past), *_apart(sides, past))]
+    search = "The arms searched" if past else "The arms search"
+    found += [("space", text) for text in (*_widths(sides, search), *_apart(sides, search))]
     roots = {arm: _comparable(side) for arm, side in sides.items() if side.tree is not None}
     if len(roots) < 2:
         return Differences(True, found)
@@ -322,20 +323,20 @@ def _text(values: Collection[_Shape], unlike: Collection[str]) -> str:
     return " and ".join(sorted(texts)) or "none"
 
 
-def _widths(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
+def _widths(sides: Mapping[str, Side], search: str) -> Iterator[str]:
     """Yields sentences about spaces that are much wider than others, or of other kinds."""
+    # `search` is how such a sentence begins.
     tuned = {arm: side for arm, side in sides.items() if side.tuning and side.tuning.count}
     widths = {arm: _widths_of(side) for arm, side in tuned.items()}
-    verb = "searched" if past else "search"
     for kind, words in _WIDTHS.items():
         of = {arm: each[kind] for arm, each in widths.items() if kind in each}
         if len(of) == len(widths) > 1 and max(of.values()) > _WIDER * min(of.values()):
             listed = joined([f"{arm} {each:.3g}" for arm, each in of.items()])
-            yield f"The arms {verb} spaces of unequal width, in {words}: {listed}."
+            yield f"{search} spaces of unequal width, in {words}: {listed}."
     counts = {side.tuning.count for side in tuned.values() if side.tuning}
     if len(counts) == 1 and len({frozenset(each) for each in widths.values()}) > 1:
         listed = values_text({arm: " and ".join(each) for arm, each in widths.items()})
-        yield f"The arms {verb} spaces of unlike kinds: {listed}."
+        yield f"{search} spaces of unlike kinds: {listed}."
 
 
 def _widths_of(side: Side) -> dict[str, float]:
@@ -361,7 +362,7 @@ def _width(side: Side, path: str) -> tuple[float, str]:
     return math.log10(max(numbers) / min(numbers)), "values"
 
 
-def _apart(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
+def _apart(sides: Mapping[str, Side], search: str) -> Iterator[str]:
     """Yields sentences about spaces of an argument of one function that have nothing in common."""
     of_all = [each for side in sides.values() for each in (side.space, *side.points)]
     for path in dict.fromkeys(path for each in of_all for path in each):
@@ -376,8 +377,7 @@ def _apart(sides: Mapping[str, Side], past: bool) -> Iterator[str]:
             if one[1:] == other[1:] != () and not overlap:
                 apart |= {one[0]: a.text, other[0]: b.text}
         if apart:
-            verb = "searched" if past else "search"
-            yield f"The arms {verb} spaces of {path} that do not overlap: {values_text(apart)}."
+            yield f"{search} spaces of {path} that do not overlap: {values_text(apart)}."
 
 
 class _Range(NamedTuple):

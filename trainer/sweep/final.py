@@ -168,24 +168,17 @@ def wrong_choices(
             found = each["winners"][arm]
             named = found if isinstance(found, list) else [found]
             for search, (ours, theirs) in enumerate(zip(best, named, strict=True)):
-                if not _is_same(ours, theirs):
+                if not is_same_value(ours, theirs):
                     yield (
                         f"its winner of {arm} in search {search} of revision {each['revision']} is"
                         f" {_shown(theirs)}, and the best of the trials is {_shown(ours)}"
                     )
 
 
-def _is_same(one: _Winner | None, other: _Winner | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    close = math.isclose(one["value"], other["value"], rel_tol=1e-9)
-    a, b = one.get("values", {}), other.get("values", {})
-    same = a.keys() == b.keys() and all(is_same_value(a[path], b[path]) for path in a)
-    return one["number"] == other["number"] and close and same
-
-
 def is_same_value(one: Any, other: Any) -> bool:
-    """Returns whether two values are equal, floats up to rounding."""
+    """Returns whether two values are equal, floats up to rounding, those in dicts too."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same_value(one[x], other[x]) for x in one)
     if type(one) is float and type(other) is float:
         return math.isclose(one, other, rel_tol=1e-9)
     return one == other
