@@ -46,6 +46,15 @@ class Ablation:
             if not values:
                 raise ValueError(f"settings changes nothing for {name!r}: give it a path.")
 
+    def check(self, sweep: Any) -> None:
+        """Raises ValueError if the ablation does not fit the rest of a `definition.Sweep`."""
+        if len(sweep.arms) != 1 or sweep.ladder is not None:
+            what = "a ladder" if sweep.ladder is not None else f"{len(sweep.arms)} arms"
+            raise ValueError(
+                f"ablate takes parts out of one arm, and the sweep has {what}: write the stack as"
+                " the only one of arms, and one sweep for each question."
+            )
+
 
 def check_name(argument: str, name: str) -> None:
     """Raises ValueError if a folder cannot have the name that an argument gives an arm."""

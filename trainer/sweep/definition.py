@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.config.wording import known_names
 from trainer.sweep.ablation import Ablation, check_name
 from trainer.sweep.branch import Branch
 from trainer.sweep.confounders import Kind
@@ -329,13 +328,9 @@ class Sweep:
             _check_kind(name, getattr(self, name), kind)
         for arm in self.arms.values():
             _check_kind("arms", arm, Arm)
-        self._check_ladder()
-        if self.ablate is not None and (len(self.arms) != 1 or self.ladder is not None):
-            what = "a ladder" if self.ladder is not None else f"{len(self.arms)} arms"
-            raise ValueError(
-                f"ablate takes parts out of one arm, and the sweep has {what}: write the stack as"
-                " the only one of arms, and one sweep for each question."
-            )
+        for study in (self.ladder, self.ablate):
+            if study is not None:
+                study.check(self)
         if self.goal.rule is not None and self.searches not in (None, 1):
             raise ValueError(
                 f"goal has the rule {self.goal.rule!r} and searches is {self.searches}, but the"
@@ -357,30 +352,3 @@ class Sweep:
                     f"arms has the names {other!r} and {name!r}, which differ only in upper and"
                     " lower case and would share a folder: rename one."
                 )
-
-    def _check_ladder(self) -> None:
-        """Raises ValueError for a ladder whose baseline or final runs do not exist."""
-        ladder = self.ladder
-        if ladder is None:
-            return
-        if self.branch is not None:
-            raise ValueError(
-                "The sweep has a ladder and a branch, but a ladder compares whole runs of several"
-                " sizes, and a branch continues one run: remove one of them."
-            )
-        methods = [self.method, *(arm.method for arm in self.arms.values())]
-        if any(method is not None and method.cuts for method in methods):
-            raise ValueError(
-                "The sweep has a ladder and method.halving, whose cuts are steps of one length of"
-                " training: use another method for a ladder, or a sweep for each length."
-            )
-        if ladder.baseline is not None and ladder.baseline not in self.arms:
-            raise ValueError(
-                f"ladder has the baseline {ladder.baseline!r}, which is not an arm."
-                f" {known_names(ladder.baseline, self.arms)}"
-            )
-        if self.final is None and ladder.searched < len(ladder.values):
-            raise ValueError(
-                "final is null, but on the rungs that the ladder does not search, an arm has the"
-                " final runs of its winners only: write final: {seeds: 1}, or rule: retuned."
-            )

@@ -209,11 +209,8 @@ def _extended_points(
 
 def _refuse_nothing(folder: Path, stored: Plan, content: Mapping[str, Any]) -> None:
     last = stored.revisions[-1]["arms"]
-    spaces = [
-        name
-        for name, arm in content["arms"].items()
-        if (arm["method"], arm["space"]) != (last[name]["method"], last[name]["space"])
-    ]
+    arms = content["arms"].items()
+    spaces = [name for name, arm in arms if changed(last[name], arm, ("method", "space"))]
     text = f"The file adds nothing to the sweep in {folder}, which is at revision {stored.revision}"
     if spaces:
         raise UserError(

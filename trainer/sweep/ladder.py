@@ -113,6 +113,30 @@ class Ladder:
                     f" are {listing(list(above))}."
                 )
 
+    def check(self, sweep: Any) -> None:
+        """Raises ValueError if the ladder does not fit the rest of a `definition.Sweep`."""
+        if sweep.branch is not None:
+            raise ValueError(
+                "The sweep has a ladder and a branch, but a ladder compares whole runs of several"
+                " sizes, and a branch continues one run: remove one of them."
+            )
+        methods = [sweep.method, *(arm.method for arm in sweep.arms.values())]
+        if any(method is not None and method.cuts for method in methods):
+            raise ValueError(
+                "The sweep has a ladder and method.halving, whose cuts are steps of one length of"
+                " training: use another method for a ladder, or a sweep for each length."
+            )
+        if self.baseline is not None and self.baseline not in sweep.arms:
+            raise ValueError(
+                f"ladder has the baseline {self.baseline!r}, which is not an arm."
+                f" {known_names(self.baseline, sweep.arms)}"
+            )
+        if sweep.final is None and self.searched < len(self.values):
+            raise ValueError(
+                "final is null, but on the rungs that the ladder does not search, an arm has the"
+                " final runs of its winners only: write final: {seeds: 1}, or rule: retuned."
+            )
+
     @property
     def powers(self) -> Mapping[str, Any]:
         """Path of a space -> the power by which the rule moves its values."""
