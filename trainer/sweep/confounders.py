@@ -240,9 +240,7 @@ def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
         a, b = (optimizers[arm] for arm in pair)
         other = {*a.groups} ^ {*b.groups}  # or of which only one has
         places = [each for each in (*a.own, *b.own) if a.own.get(each) != b.own.get(each)]
-        other |= {
-            _group_of(each) for each in places if a.functions.get(each) != b.functions.get(each)
-        }
+        other |= {_group_of(x) for x in places if a.functions.get(x) != b.functions.get(x)}
         rest = [each for each in places if _group_of(each) not in other]
         if other or len({*map(_group_of, rest)}) == 1:
             compared = True

@@ -148,11 +148,14 @@ def make_extension(
         _refuse_nothing(folder, stored, content)
     programs = _programs(stored, plan, added)
     _check_budgets(stored, definition, programs)
-    return revision_of(
+    fresh = replace(
         plan,
-        programs,
-        [line for line in plan.reasons if line not in stored.reasons],
-        dict.fromkeys([*stored.vocabulary, *plan.vocabulary]),
+        programs=tuple(programs),
+        reasons=tuple(line for line in plan.reasons if line not in stored.reasons),
+        vocabulary=tuple(dict.fromkeys([*stored.vocabulary, *plan.vocabulary])),
+    )
+    return revision_of(
+        fresh,
         trials=[trial_entry(trial) for trial in added],
         known=_known_results(folder, had),
         follows=stored.digest,

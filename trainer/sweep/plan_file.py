@@ -95,16 +95,10 @@ def write_plan(
 
 def first_revision(plan: Plan) -> dict[str, Any]:
     """Returns what plan.json has of a plan, before it is extended."""
-    return revision_of(plan, plan.programs, plan.reasons, plan.vocabulary)
+    return revision_of(plan)
 
 
-def revision_of(
-    plan: Plan,
-    programs: Sequence[SharedProgram],
-    reasons: Sequence[str],
-    vocabulary: Iterable[str],
-    **further: Any,
-) -> dict[str, Any]:
+def revision_of(plan: Plan, **further: Any) -> dict[str, Any]:
     """Returns a revision with the entries of a plan, and `further` ones."""
     # "linked" are the paths that entries of spaces set together, if there are any; "plan" is the
     # hash of what the sweep's file says; "digest" is the hash of all this, which the ledger and
@@ -114,10 +108,10 @@ def revision_of(
         **plan.content(),
         **({"linked": linked} if linked else {}),
         **further,
-        "programs": as_json(programs),
-        "reasons": list(reasons),
+        "programs": as_json(plan.programs),
+        "reasons": list(plan.reasons),
         "plan": plan.content_digest,
-        "vocabulary": list(vocabulary),
+        "vocabulary": list(plan.vocabulary),
     }
     return revision | {"digest": digest_of(revision)}
 
@@ -265,11 +259,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
             raise damaged(folder / "plan.json", why, _ADVICE)
         before = revision["digest"]
     last = revisions[-1]
-    linked = last.get("linked", {})
-    arms = {
-        name: _arm(folder, name, entry, linked.get(name, ()))
-        for name, entry in last["arms"].items()
-    }
+    arms = {name: _arm(folder, name, last) for name in last["arms"]}
     plan = plan_of(arms, revisions, () if "vocabulary" in last else content["vocabulary"])
     planned = sorted(name for program in plan.programs for name in program.trials)
     if sorted(trial.name for trial in plan.trials) != planned:
@@ -304,10 +294,8 @@ def plan_of(
     )
 
 
-def _arm(
-    folder: Path, name: str, entry: Mapping[str, Any], linked: Sequence[Sequence[str]]
-) -> PlannedArm:
-    file = folder / "arms" / f"{name}.yaml"
+def _arm(folder: Path, name: str, revision: Mapping[str, Any]) -> PlannedArm:
+    file, entry = folder / "arms" / f"{name}.yaml", revision["arms"][name]
     try:
         found = hashlib.sha256(read_regular(file)).hexdigest()
     except FileNotFoundError as error:
@@ -320,9 +308,9 @@ def _arm(
             " changed config in another --workdir."
         )
     try:
-        together = tuple(map(tuple, linked))
+        linked = tuple(map(tuple, revision.get("linked", {}).get(name, ())))
         cuts = as_dataclass(entry["cuts"], Cuts) if "cuts" in entry else None
-        return PlannedArm(load([file]), entry["method"], entry["space"], together, cuts)
+        return PlannedArm(load([file]), entry["method"], entry["space"], linked, cuts)
     except ConfigError as error:
         if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
             raise error.__cause__ from None

@@ -551,8 +551,7 @@ def measure(plan: Plan, shared: SharedProgram, elsewhere: Elsewhere | None = Non
     program = _load(config, plan.vocabulary, elsewhere)
     if elsewhere is not None:
         found = with_compiled(explain(program, config, elsewhere), program)
-        needed = None if found.fits else found.needed
-        return ProgramCost(None, program.temporary_bytes, needed)
+        return ProgramCost(None, program.temporary_bytes, None if found.fits else found.needed)
     state = program.init()
     program.compile(state)
     steps = program.block_rule.steps
