@@ -444,8 +444,8 @@ FAULTS = (
         "a diverged point is ranked first where larger values are better",
         # The sign is -1 where larger values are better, and the smallest product comes first.
         "trainer/sweep/final.py",
-        "            seeds.append(sign * math.inf if value is None else value)\n",
-        "            seeds.append(math.inf if value is None else value)\n",
+        "            seeds = [sign * math.inf if value is None else value for value in values]\n",
+        "            seeds = [math.inf if value is None else value for value in values]\n",
     ),
     Fault(
         "a wave is claimed although another worker holds its lock",

@@ -164,8 +164,8 @@ def make_extension(
 
 def _points(plan: Plan, search: ArmSearch) -> _Points:
     """Returns the points of a search of an arm, sorted by their numbers, which begin with 0."""
-    found = {t.number: t.values for t in plan.trials if (t.arm, t.search) == search}
-    return dict(sorted(found.items()))
+    points = plan.points.get(search, {})
+    return {number: points[number][0].values for number in sorted(points)}
 
 
 def _changes(stored: Plan, plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 from trainer.config import Tree
 from trainer.config.wording import brief, listing
 from trainer.sweep.encoding import decoded, encoded
-from trainer.sweep.plan import Plan, Trial, point_name, searches_of, seed_of_search
+from trainer.sweep.plan import ArmSearch, Plan, Trial, point_name, searches_of, seed_of_search
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
 from trainer.writers.summary import Summary
@@ -20,9 +20,6 @@ FINAL_FILE = "final.json"
 _ADVICE = (
     "it names the winners of the search. Remove it, and they are chosen again from the results."
 )
-
-
-ArmSearch = tuple[str, int]  # an arm, and a search of it
 
 
 class _Winner(TypedDict):
@@ -58,20 +55,14 @@ def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, 
     # Points without all of their results are left out. `outcomes` is folder of a trial -> its
     # outcome; None or absent if there is none yet.
     sign = 1 if plan.goal.better == "min" else -1
-    values: dict[ArmSearch, dict[int, list[float | None]]] = {}
-    for trial in plan.trials:
-        outcome = outcomes.get(trial.folder)
-        points = values.setdefault((trial.arm, trial.search), {})
-        seeds = points.setdefault(trial.number, [])
-        if outcome is None:
-            seeds.append(None)
-        else:
-            value = outcome.value(plan.goal.row)
-            seeds.append(sign * math.inf if value is None else value)
-    means = {
-        key: {n: math.fsum(v) / len(v) for n, v in points.items() if None not in v}  # type: ignore[arg-type]
-        for key, points in values.items()
-    }
+    means: dict[ArmSearch, dict[int, float]] = {key: {} for key in plan.points}
+    for key, points in plan.points.items():
+        for number, trials in points.items():
+            ended = [x for trial in trials if (x := outcomes.get(trial.folder)) is not None]
+            values = [outcome.value(plan.goal.row) for outcome in ended]
+            seeds = [sign * math.inf if value is None else value for value in values]
+            if len(seeds) == len(trials):
+                means[key][number] = math.fsum(seeds) / len(seeds)
     return {
         key: dict(sorted(points.items(), key=lambda item: (sign * item[1], item[0])))
         for key, points in means.items()
@@ -100,7 +91,6 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
         # A search of which every point diverged has no winner.
         winners[arm].append(_Winner(number=number, value=value) if math.isfinite(value) else None)
     if plan.ladder is not None:
-        points = {(t.arm, t.search, t.number): t.values for t in plan.trials}
         moved = [arm for arm in plan.arms if plan.ladder.is_moved(arm)]
         for arm, search in itertools.product(moved, range(len(plan.offsets))):
             below = {source: winners[source][search] for source in plan.ladder.sources(arm)}
@@ -108,9 +98,9 @@ def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, A
             if len(won) < len(below):  # on a lower rung every point of the search diverged
                 winners[arm].append(None)
                 continue
-            found = [points[source, search, each["number"]] for source, each in won.items()]
+            points = [plan.points[x, search][each["number"]][0] for x, each in won.items()]
             *_, last = won.values()  # that on the highest rung that was searched
-            values = encoded(plan.ladder.moved(arm, found))
+            values = encoded(plan.ladder.moved(arm, [point.values for point in points]))
             winners[arm].append(_Winner(number=0, value=last["value"], values=values))
     return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
 
@@ -119,8 +109,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     """Reads the winners of each revision, in order; raises DamagedFile."""
     # They are those of the revisions whose trials were complete. Raises if final.json is damaged,
     # or disagrees with the plan.
-    file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
-    choices = []
+    file, choices = folder / FINAL_FILE, []
     for each in _read(folder):
         number = each["revision"]
         if not 1 <= number <= plan.revision:
@@ -136,7 +125,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
                 winners[arm, search] = None if winner is None else winner["number"]
                 if winner is not None and arm not in plan.searched:
                     moved[arm, search] = decoded(winner.get("values", {}))
-                elif winner is not None and (arm, search, winner["number"]) not in points:
+                elif winner and winner["number"] not in plan.points.get((arm, search), ()):
                     point = point_name(search, winner["number"])
                     raise damaged(file, f"{arm} has no point {point}", _ADVICE)
         wanted = {(arm, s) for arm in planned["arms"] for s in range(searches_of(planned))}
@@ -205,7 +194,6 @@ def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
     """Returns the final trials of the last one of some choices."""
     # They are in `final/`. If a search had another winner before an extension of the sweep, those
     # of its new winner are in `final.N/`, where N is the number of the revision.
-    first = {(t.arm, t.search, t.number): t for t in reversed(plan.trials)}
     trials = []
     for (arm, search), number in choices[-1].winners.items():
         if number is None:
@@ -214,9 +202,10 @@ def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
         since = won.index(number)
         before = any(other not in (None, number) for other in won[:since])
         name = f"final.{choices[since].revision}" if before else "final"
-        trial = first.get((arm, search, number)) or Trial(
-            arm, 0, 0, choices[-1].moved[arm, search], plan.arms[arm].config, search=search
-        )
+        if (values := choices[-1].moved.get((arm, search))) is None:
+            trial = plan.points[arm, search][number][0]
+        else:
+            trial = Trial(arm, 0, 0, values, plan.arms[arm].config, search=search)
         trials += [
             replace(trial, seed=seed_of_search(seed, plan.offsets[search]), final=name)
             for seed in choices[-1].seeds

@@ -170,11 +170,7 @@ class Halving:
         self._folder, self._plan, self._ledger = folder, plan, ledger
         cuts = plan.cuts
         self._trials = {trial.name: trial for trial in plan.trials if trial.arm in cuts}
-        # search -> number of a point -> its trials
-        self._points: dict[ArmSearch, dict[int, list[Trial]]] = {}
-        for trial in self._trials.values():
-            points = self._points.setdefault((trial.arm, trial.search), {})
-            points.setdefault(trial.number, []).append(trial)
+        self._points = {key: points for key, points in plan.points.items() if key[0] in cuts}
 
     def waiting(self) -> dict[str, int]:
         """Returns folder of a trial -> the cut at which it waits, of those that have not ended."""

@@ -23,6 +23,8 @@ from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.json_files import as_json
 
+ArmSearch = tuple[str, int]  # an arm, and a search of it
+
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
 # counted, so that seeds which are added later are not those of the final runs.
@@ -191,6 +193,15 @@ class Plan:
         return {trial.name: trial for trial in self.trials}
 
     @cached_property
+    def points(self) -> dict[ArmSearch, dict[int, list[Trial]]]:
+        """Arm and search -> number of a point -> its trials, which differ in their seeds only."""
+        found: dict[ArmSearch, dict[int, list[Trial]]] = {}
+        for trial in self.trials:
+            of_search = found.setdefault((trial.arm, trial.search), {})
+            of_search.setdefault(trial.number, []).append(trial)
+        return found
+
+    @cached_property
     def searched(self) -> list[str]:
         """The arms that have trials: all but those that a ladder moves."""
         ladder = self.ladder
@@ -199,9 +210,7 @@ class Plan:
     @property
     def counts(self) -> dict[str, int]:
         """For each arm that is searched, the number of points of its first search."""
-        arms = self.searched
-        points = {arm: {t.number for t in self.of_arm(arm) if not t.search} for arm in arms}
-        return {arm: len(numbers) for arm, numbers in points.items()}
+        return {arm: len(self.points.get((arm, 0), ())) for arm in self.searched}
 
     @property
     def cuts(self) -> dict[str, Cuts]:
