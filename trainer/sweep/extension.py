@@ -6,7 +6,7 @@ revision of plan.json, which also records which results were known when it was w
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,13 +135,12 @@ def make_extension(
             " planned:\n" + indented(lines) + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
-    had = {trial.name for trial in stored.trials}
     added: list[Trial] = []
     for (arm, search), of_search in points.items():
         seeds = [seed_of_search(seed, plan.offsets[search]) for seed in plan.seeds]
         for (number, values), seed in itertools.product(of_search.items(), seeds):
             trial = Trial(arm, number, seed, values, plan.arms[arm].config, search=search)
-            if trial.name not in had:
+            if trial.name not in stored.by_name:
                 added.append(trial)
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
@@ -157,7 +156,7 @@ def make_extension(
     return revision_of(
         fresh,
         trials=[trial_entry(trial) for trial in added],
-        known=_known_results(folder, had),
+        known=_known_results(folder, stored.by_name.keys()),
         follows=stored.digest,
     )
 
@@ -254,7 +253,7 @@ def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedP
         refuse_unequal(definition, what, counts)
 
 
-def _known_results(folder: Path, names: set[str]) -> dict[str, Any]:
+def _known_results(folder: Path, names: Set[str]) -> dict[str, Any]:
     """Returns which of some trials have ended, and whether the winners were chosen."""
     # The ledger also has results that were removed, and the folders also results that it lacks.
     # Raises UserError if winners were chosen and final.json, which names them, is missing.
