@@ -6,8 +6,6 @@ examples of its part of the batch by the heads, hidden units or tokens of its pa
 The compiler would have to guess that, and often gathers activations instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A hook is a function, or an object with a method `bind`; see `HookContext`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +72,7 @@ def samples(
     temperature: float = 0.8,
     top_k: int | None = None,
     seed: int = 0,
-) -> Samples:
+) -> "Samples":
     """Returns a hook that continues a prompt at every evaluation, and keeps the texts.
 
     The text is printed and added to samples.jsonl in the folder of the run: {"step": 100,

@@ -6,8 +6,6 @@ classes]), it returns the losses of the positions, [batch, positions]. If they h
 image: [batch, height, width, classes]), the loss of an example is the mean over those axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -7,8 +7,6 @@ Outputs may be a `trainer.logits.ChunkedLogits` where a metric says so. A metric
 passed what the model returns; it calls `outputs.whole()`, or `outputs.map(...)` to save memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

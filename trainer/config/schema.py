@@ -4,8 +4,6 @@ An editor drops the tag of a node such as `!optim.muon {weight_decay: 0.1}` befo
 mapping. The schema therefore accepts in each place the arguments of any function that fits there.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import inspect
 import json

@@ -1,14 +1,11 @@
 """Data sets that are not on this machine, of which enough is known to plan a run, not to train."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    import jax
 
     from trainer.protocols import Batch
 
@@ -79,12 +76,12 @@ class DeclaredData:
 
     def train(
         self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
-    ) -> Iterator[Batch]:
+    ) -> Iterator["Batch"]:
         """Raises ValueError: there are no examples."""
         raise ValueError(self.message)
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
-    ) -> Iterator[Batch]:
+    ) -> Iterator["Batch"]:
         """Raises ValueError: there are no examples."""
         raise ValueError(self.message)

@@ -1,7 +1,5 @@
 """A data set of arrays in memory, whose batches are pure functions of seed and step."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Scikit-learn's handwritten digits, prepared by a TFDS builder of this package."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

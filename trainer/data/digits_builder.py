@@ -1,7 +1,5 @@
 """The TFDS builder of scikit-learn's digits; imported only when the data set is prepared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

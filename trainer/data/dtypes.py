@@ -4,8 +4,6 @@ Unless 64 bits are enabled, jax converts 64-bit numbers to 32 bits, without a me
 that does not fit wraps around, and a float becomes infinite.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fashion-MNIST, prepared by the unmodified TFDS builder."""
 
-from __future__ import annotations
-
 from trainer.data.arrays import ArrayDataset
 from trainer.data.folders import data_root
 from trainer.data.images import Pixels

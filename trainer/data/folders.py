@@ -1,7 +1,5 @@
 """Finds prepared data sets, moves them to their place, and checks a folder before TFDS reads it."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -1,7 +1,5 @@
 """A data set of encoded images of any size, which are decoded while the devices compute."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import hashlib

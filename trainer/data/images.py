@@ -1,7 +1,5 @@
 """Converts stored pixels to a model's inputs: gathering, random crops and flips, scaling."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

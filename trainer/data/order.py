@@ -3,8 +3,6 @@
 `permutation` orders data sets in memory, and `examples_at` long streams.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Cuts long documents into pieces that a byte-level tokenizer converts as it does the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 

@@ -3,8 +3,6 @@
 The name of a data set of TFDS is prepared as array_record, and texts as shards of tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys

@@ -1,7 +1,5 @@
 """Prepares a data set of TFDS as array_record, by its unmodified builder."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -7,8 +7,6 @@ headers, footers and licences. They were sorted by file name; spaces at the ends
 and compressed by bz2.
 """
 
-from __future__ import annotations
-
 import bz2
 import functools
 import hashlib

@@ -5,8 +5,6 @@ number of tokens, and then the tokens: uint16 with magic 20240520 and version 1 
 reads these, too), or uint32 with magic 20240801 and version 7. All numbers are little-endian.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -49,7 +47,7 @@ class _Stamp(NamedTuple):
     linked: bool  # whether it has a name
 
     @classmethod
-    def of(cls, stat: os.stat_result) -> _Stamp:
+    def of(cls, stat: os.stat_result) -> "_Stamp":
         return cls(stat.st_size, stat.st_mtime_ns, stat.st_nlink > 0)
 
 

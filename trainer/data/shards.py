@@ -3,8 +3,6 @@
 The layout of the files is described in `trainer.data.shard_reader`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
@@ -58,7 +56,7 @@ class TokenStream:
         self.sizes, self._read, self._fingerprint = list(sizes), read, fingerprint
 
     @classmethod
-    def of_arrays(cls, arrays: Sequence[np.ndarray]) -> TokenStream:
+    def of_arrays(cls, arrays: Sequence[np.ndarray]) -> "TokenStream":
         """Returns the stream of arrays of integers [tokens] in memory."""
 
         def fingerprint() -> str:
@@ -73,7 +71,7 @@ class TokenStream:
         return cls([len(array) for array in arrays], read, fingerprint)
 
     @classmethod
-    def of_files(cls, paths: Sequence[Path]) -> TokenStream:
+    def of_files(cls, paths: Sequence[Path]) -> "TokenStream":
         """Returns the stream of files in this order, of which only what is asked for is read."""
         # A file that changes later raises `DataChanged` where it is read. Raises ValueError if one
         # of them is not a whole file of tokens.

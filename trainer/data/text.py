@@ -3,8 +3,6 @@
 Start with `text`. `TextPlan` says what decides the tokens, and `Documents` reads the files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -138,7 +136,7 @@ def text(
     return dataset
 
 
-def _check_length(documents: Documents, length: int) -> None:
+def _check_length(documents: "Documents", length: int) -> None:
     """Refuses a text that is certainly shorter than a sequence, before its tokens are made."""
     size = documents.size
     # Each document adds one token; its separator took at least one byte.
@@ -155,7 +153,7 @@ class TextPlan:
 
     # Raises ValueError if an argument is out of its range.
 
-    documents: Documents
+    documents: "Documents"
     tokenizer: str
     vocab_size: int | None
     validation: float | None

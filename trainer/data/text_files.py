@@ -1,7 +1,5 @@
 """Finds the files of texts, each once, with one look at each: there may be many."""
 
-from __future__ import annotations
-
 import glob
 import os
 import stat

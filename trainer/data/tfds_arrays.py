@@ -5,8 +5,6 @@ importing tfds longer than reading a file. The decoded arrays are therefore save
 the records, as `arrays.npz`, whose checksums numpy verifies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

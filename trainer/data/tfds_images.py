@@ -1,7 +1,5 @@
 """Data sets of TFDS whose images differ in size, such as ImageNet, read from their records."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How many bytes of text the tokens of a tokenizer of the package `tokenizers` stand for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +16,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _PROBES = ("a", "a  b ", "Don't\r\nSTOP\t7", "é e\u0301 ñ", "ﬁ Ａ ½", "世界 🧪\u200b", "\x00\x7f")
 
 
-def is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+def is_byte_level(tokenizer: "tokenizers.Tokenizer") -> bool:
     """Returns whether each character of a token is a byte, as in the tokenizer of GPT-2."""
     import tokenizers
 
@@ -26,7 +24,7 @@ def is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
 
 
 def bytes_of_tokens(
-    tokenizer: tokenizers.Tokenizer, vocab_size: int
+    tokenizer: "tokenizers.Tokenizer", vocab_size: int
 ) -> tuple[np.ndarray | None, int]:
     """Returns the bytes of text of each token, int32 [vocab_size]; None if not known."""
     # The second result is how many bytes the tokens of a document stand for in excess of its own,

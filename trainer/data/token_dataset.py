@@ -1,7 +1,5 @@
 """A data set of sequences of tokens, whose batches are pure functions of seed and step."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -96,7 +94,7 @@ class TokenDataset:
         end_of_text: int | None = None,
         token_bytes: np.ndarray | None = None,
         prefix_bytes: int = 0,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: "Tokenizer | None" = None,
         eval_batch_size: int | None = None,
         eval_tokens: int | None = None,
         order: str = "shuffled",
@@ -240,7 +238,7 @@ class Places(NamedTuple):
     length: int  # tokens from one sequence to the next
 
     @classmethod
-    def of(cls, sizes: Sequence[int], batch_size: int, length: int) -> Places:
+    def of(cls, sizes: Sequence[int], batch_size: int, length: int) -> "Places":
         """Finds the sequences of arrays with these numbers of tokens.
 
         >>> places = Places.of([10, 4, 14], batch_size=2, length=2)  # batches of 4 tokens

@@ -1,7 +1,5 @@
 """Tokenizers: bytes, and those of the package `tokenizers`, which is imported when one is used."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -110,7 +108,7 @@ class SubwordTokenizer:
     # is how many bytes the tokens of a document stand for in excess of its own: 1 for a tokenizer
     # that begins each document with a space, such as that of Llama 2.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: int | None, name: str):
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", end_of_text: int | None, name: str):
         self._tokenizer, self._name = tokenizer, name
         # Otherwise the text "<|endoftext|>" would become the special token.
         tokenizer.encode_special_tokens = True
@@ -175,7 +173,7 @@ class SubwordTokenizer:
                     yield np.array([self.end_of_text], dtype)
                 yield tokens
 
-    def _encode_together(self, texts: Any) -> list[tokenizers.Encoding]:
+    def _encode_together(self, texts: Any) -> "list[tokenizers.Encoding]":
         try:
             with _failures_reported(self._name):
                 return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

@@ -1,7 +1,5 @@
 """Shards of tokens that were prepared before, such as those of FineWeb."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logits that are the product of features and a kernel, computed a chunk of rows at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

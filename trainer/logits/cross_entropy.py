@@ -3,8 +3,6 @@
 Start with `cross_entropy`, whose derivative is `_forward` and `_backward`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -127,7 +125,7 @@ class _Sums(NamedTuple):
     @classmethod
     def start(
         cls, head: Head, features: jax.Array, kernel: jax.Array, bias: Any, smoothing: Any
-    ) -> _Sums:
+    ) -> "_Sums":
         dtype = wide(kernel.dtype)
         rows = jnp.zeros((head.count, -(-features.shape[0] // head.count)), dtype)
         by_features = jnp.zeros((*rows.shape, features.shape[1]), dtype)
@@ -145,7 +143,7 @@ def _adding(
     """Returns the body of a loop that adds one chunk's losses, and gradients with these weights."""
     chunks = [split(x, head.count) for x in (features, labels, weights)]
 
-    def add(index: Any, sums: _Sums) -> _Sums:
+    def add(index: Any, sums: _Sums) -> "_Sums":
         at = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
         rows, targets, factors = map(at, chunks)
         products = _dot(rows, kernel, 1, 0)

@@ -1,7 +1,5 @@
 """Attention: queries, keys and values, rotary positions, and the products between them."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

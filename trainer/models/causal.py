@@ -1,7 +1,5 @@
 """Causal attention by products of blocks, for processors without a kernel for it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

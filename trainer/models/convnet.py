@@ -1,7 +1,5 @@
 """A small convolutional network whose batch statistics are model state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """The modules of a decoder-only transformer."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A decoder-only transformer for text, with stacked layers, and how it continues a text."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

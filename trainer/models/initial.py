@@ -11,8 +11,6 @@ float32 unless the initializer was made for another dtype. `one_draw` ignores th
 array, and so the key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,15 +37,15 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
         """Returns the value."""
         return self.value
 
-    def replace_boxed(self, val: jax.Array) -> Drawn:
+    def replace_boxed(self, val: jax.Array) -> "Drawn":
         """Returns a copy with another value."""
         return self.replace(value=val)
 
-    def add_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+    def add_axis(self, index: int, params: dict[Any, Any]) -> "Drawn":
         """Returns itself: mean and deviation are the same for each layer of a stack."""
         return self
 
-    def remove_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> "Drawn":
         """Returns itself, as `add_axis` does."""
         return self
 

@@ -5,8 +5,6 @@ float64 for parameters in float64. A model whose parameters are cast to bfloat16
 in bfloat16, without implicit promotion.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 import re

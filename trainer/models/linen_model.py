@@ -1,7 +1,5 @@
 """Adapts flax linen modules to `Model`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

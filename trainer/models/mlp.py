@@ -1,7 +1,5 @@
 """A multilayer perceptron."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

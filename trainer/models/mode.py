@@ -1,7 +1,5 @@
 """Finds the arguments of `__call__` by which a flax module distinguishes training."""
 
-from __future__ import annotations
-
 import inspect
 import types
 import typing

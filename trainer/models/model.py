@@ -1,7 +1,5 @@
 """A model as a pair of functions, and what models read from a batch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

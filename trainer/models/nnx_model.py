@@ -1,7 +1,5 @@
 """Any flax nnx module as a Model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A vision transformer with stacked layers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 

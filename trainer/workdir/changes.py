@@ -1,7 +1,5 @@
 """Decides which differences between two processes of a run are allowed, and refuses others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

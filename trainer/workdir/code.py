@@ -1,7 +1,5 @@
 """Hashes and git commits of the user's own code: the packages given by --vocabulary."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

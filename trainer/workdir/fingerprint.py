@@ -3,8 +3,6 @@
 These are versions, code, settings of jax, devices and cores.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -3,8 +3,6 @@
 Start with `Workdir`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -245,7 +243,7 @@ class Workdir:
         finally:
             self.lock.close()
 
-    def __enter__(self) -> Workdir:
+    def __enter__(self) -> "Workdir":
         return self
 
     def __exit__(

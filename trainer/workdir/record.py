@@ -1,7 +1,5 @@
 """run.json: how a run was made, how each of its processes ended, and what it left in its folder."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import os

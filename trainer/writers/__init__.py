@@ -5,8 +5,6 @@ writers can be used. Only this package imports tensorboardX, wandb, mlflow and c
 only when a run uses them.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

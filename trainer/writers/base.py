@@ -1,7 +1,5 @@
 """The methods of every writer, a subset of those of clu's MetricWriter."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

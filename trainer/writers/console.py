@@ -1,18 +1,17 @@
 """Prints metrics, one line per log interval, and a progress bar on a terminal."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from numpy.typing import ArrayLike
+
 from trainer.messages import printable
 from trainer.writers.base import Writer, number
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
     from rich.progress import Progress
 
 SPEED = "perf/steps_per_second"
@@ -162,7 +161,7 @@ class ConsoleWriter(Writer):
         clock = f"{rest // 60:02d}:{rest % 60:02d}"
         return f"ETA {hours}:{clock}" if hours else f"ETA {clock}"
 
-    def _open_bar(self) -> Progress | None:
+    def _open_bar(self) -> "Progress | None":
         """Starts the bar if the stream is a terminal; returns the bar if there is one."""
         if self._bar is None and self._total and self._stream and self._stream.isatty():
             from rich.console import Console

@@ -1,7 +1,5 @@
 """Replaces, syncs and reads files so that they are intact after a crash or a loss of power."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -6,8 +6,6 @@ describes a file: a new field is written, checked and read once it is declared (
 `read_dataclass`).
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

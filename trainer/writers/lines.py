@@ -5,8 +5,6 @@ as the strings "NaN", "Infinity" and "-Infinity", which Python's float() and pan
 read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

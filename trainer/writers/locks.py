@@ -10,8 +10,6 @@ Three parts, each of which uses the one before it:
 - `WorkdirLock`, the lock of a run's folder, with a fence against a former holder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -5,8 +5,6 @@ fails is reported once, and the run continues without it. `LoggerWriter` is call
 `_Feed` does the work in the thread.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import queue
@@ -250,7 +248,7 @@ class LoggerWriter(Writer):
         # A logger that lacks the last rows is not told that the run ended: it would look complete.
         feed.end(None if self._overflowed else self._summary)
 
-    def _take(self, feed: _Feed) -> bool:
+    def _take(self, feed: "_Feed") -> bool:
         """Waits for a row and takes all that are queued; returns whether more may follow."""
         while (row := self._queue.get()) is not None:
             feed.add(row)

@@ -1,7 +1,5 @@
 """Logs runs to MLflow; the only file that imports mlflow."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

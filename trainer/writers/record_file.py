@@ -1,7 +1,5 @@
 """A file that grows by whole records, and survives a full disk and changes by other programs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """summary.json: the results of a run, single or of a sweep."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Writes TensorBoard's event files without TensorFlow; the only file that imports tensorboardX."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Logs runs to Weights & Biases; the only file that imports wandb."""
 
-from __future__ import annotations
-
 import importlib
 import netrc
 import os
