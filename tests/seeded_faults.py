@@ -214,7 +214,7 @@ FAULTS = (
     Fault(
         "the gradients of an embedding are added in bfloat16",
         # jax adds the gradients of equal tokens in the dtype of what it takes: ones end at 256.
-        "trainer/models/decoder.py",
+        "trainer/models/gpt.py",
         "        x = jnp.take(widen(embedding), tokens, axis=0).astype(dtype or embedding.dtype)\n",
         "        x = widen(jnp.take(embedding, tokens, axis=0)).astype(dtype or embedding.dtype)\n",
         "6f73b2f",

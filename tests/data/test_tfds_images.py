@@ -19,11 +19,11 @@ from scipy import stats
 
 from tests import photos_builder, runs, short
 from trainer import data
-from trainer.data import images, prepare_tfds
+from trainer.data import images, prepare
 from trainer.data.folders import prepare_aside
-from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 from trainer.data.order import random_words
+from trainer.data.tfds_images import ImageStream
 from trainer.messages import UserError
 
 # `trainer.data` has a function of this name.
@@ -321,7 +321,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         builder = photos_builder.TinyPhotos(data_dir=aside, file_format="array_record")
         with contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
-        assert prepare_tfds.count(Path(builder.data_dir)) == photos_builder.SIZES
+        assert prepare.count(Path(builder.data_dir)) == photos_builder.SIZES
         return Path(builder.data_dir)
 
     prepare_aside(root, build)
@@ -414,7 +414,7 @@ def test_pictures_without_classes_are_refused(
 def test_a_folder_without_splits_is_not_counted(photos: Path, tmp_path: Path):
     directory = edited(photos, tmp_path, "dataset_info.json", lambda _: {})
     with pytest.raises(ValueError, match="cannot be read .* Remove that directory and prepare"):
-        prepare_tfds.count(directory)
+        prepare.count(directory)
 
 
 def test_a_folder_is_opened_once_for_all_splits(photos: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,7 @@ from tests.models.test_models import jit
 from trainer import models
 from trainer.engine.flops import count_flops
 from trainer.models import attention
-from trainer.models.decoder import Embed
+from trainer.models.gpt import Embed
 from trainer.models.initial import normal
 from trainer.models.layers import Mlp, RmsNorm
 

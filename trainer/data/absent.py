@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-
     from trainer.protocols import Batch
 
 _OF_TEXTS = ("tokens_per_example", "vocab_size", "tokenizer")

@@ -19,13 +19,13 @@ import numpy as np
 from trainer.data import shakespeare
 from trainer.data.folders import data_root, prepare_aside
 from trainer.data.order import random_words
-from trainer.data.pieces import NotUtf8
 from trainer.data.shards import TokenStream, write_shards
 from trainer.data.text_files import Stamp, find_files
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
     ByteTokenizer,
+    NotUtf8,
     SubwordTokenizer,
     load_tokenizer,
     token_dtype,

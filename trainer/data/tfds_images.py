@@ -1,15 +1,225 @@
-"""Data sets of TFDS whose images differ in size, such as ImageNet, read from their records."""
+"""Data sets of TFDS whose images differ in size, such as ImageNet, read from their records.
 
+The images are decoded while the devices compute: `ImageStream`.
+"""
+
+import collections
+import functools
 import hashlib
+import io
+import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from trainer.data.absent import DataAbsent
+from trainer.data.arrays import choose_validation
 from trainer.data.folders import Refused, base_name, check_folder, data_root, prepared_directory
-from trainer.data.image_stream import ImageStream
-from trainer.data.images import Pixels
+from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
+from trainer.data.order import check_positive, examples_at, process_rows, random_words
+from trainer.messages import UserError
+
+_AHEAD = 2  # batches whose decoding begins before they are asked for
+_CHUNK = 8  # images that a thread reads and decodes at once
+_FORMATS = ("JPEG", "PNG")  # pillow starts programs for some others, and others are rarely tested
+
+Batch = dict[str, np.ndarray]
+Pending = tuple[Batch, list[Future[None]]]
+"""A batch, and the tasks of the threads that are still writing its rows."""
+
+
+class Records(Protocol):
+    """The examples of a split, which several threads read."""
+
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        ...
+
+    def read(self, indices: Sequence[int]) -> list[tuple[bytes, int]]:
+        """Returns the encoded images and the labels of examples."""
+        ...
+
+
+class ImageStream:
+    """Images cropped to squares: float32 [batch, size, size, 3], and labels, int32 [batch]."""
+
+    # The order of the images in an epoch is a function of seed and epoch (see `order.shuffled`),
+    # and the crop of an image one of seed, batch index and place in the batch. Each process reads
+    # and decodes its share of a batch only, in threads, while the devices compute the steps before.
+    # Batch sizes are over all processes; `eval_batch_size` None is `batch_size`. `min_area` is the
+    # smallest share of an image's area that a training crop has; `flip` mirrors with probability
+    # 1/2. `validation` is a share of the training examples, None for no such split; `threads` None
+    # is one per core. Raises ValueError for an argument out of its range.
+
+    def __init__(
+        self,
+        train: Records,
+        test: Records,
+        *,
+        size: int,
+        batch_size: int,
+        pixels: Pixels,
+        eval_batch_size: int | None = None,
+        min_area: float = 0.08,
+        flip: bool = True,
+        validation: float | None = None,
+        validation_seed: int = 0,
+        threads: int | None = None,
+        name: str = "data.ImageStream",
+    ):
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        threads = _cores() if threads is None else threads
+        sizes = {"size": size, "batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
+        check_positive(name, **sizes, threads=threads)
+        if not 0 < min_area <= 1:
+            raise ValueError(f"{name} needs 0 < min_area <= 1, but got min_area={min_area}.")
+        self._train, self._test = train, test
+        # The numbers of the examples of a split; None for all.
+        self._chosen: dict[str, np.ndarray | None] = {"train": None, "test": None}
+        self.splits = {"test": len(test)}
+        if validation is not None:
+            held_out = choose_validation(validation, validation_seed, len(train), name)
+            self._chosen["train"] = np.flatnonzero(~held_out)
+            self._chosen["validation"] = np.flatnonzero(held_out)
+            self.splits = {"validation": int(held_out.sum()), **self.splits}
+        self.num_examples = len(train) - self.splits.get("validation", 0)
+        if batch_size > self.num_examples:
+            raise ValueError(
+                f"{name} has {self.num_examples} training examples, fewer than the batch_size of "
+                f"{batch_size}. Choose at most {self.num_examples}."
+            )
+        self._size, self._pixels = size, pixels
+        self._min_area, self._flip = min_area, flip
+        self._threads, self._name = threads, name
+
+    @property
+    def element_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of a training batch, over all processes."""
+        import jax
+
+        shape = (self.batch_size, self._size, self._size, 3)
+        return {
+            "image": jax.ShapeDtypeStruct(shape, np.float32),
+            "label": jax.ShapeDtypeStruct(shape[:1], np.int32),
+        }
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the stored examples, the cut of the validation split, and the conversion."""
+        parts = [self._train.fingerprint, self._test.fingerprint]
+        parts += [str(self._size), self._pixels.scaling()]
+        held_out = self._chosen.get("validation")
+        if held_out is not None:
+            parts.append(hashlib.sha256(held_out.astype("<i8").tobytes()).hexdigest())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def train(
+        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
+    ) -> Iterator[Batch]:
+        """Yields a part of the training batches from `batch_index` on, without end."""
+        # It is part `rank` of `size` equal parts of each batch; None for that of this process.
+        # Raises UserError if an image cannot be decoded.
+        rows = process_rows(self.batch_size, self._name, rank, size)
+
+        def start(index: int) -> Pending:
+            first = index * self.batch_size + rows.start
+            found = examples_at(seed, first, rows.stop - rows.start, self.num_examples)
+            # Words for the whole batch, so that it does not depend on the number of parts.
+            words = random_words(seed, index, 1, WORDS * self.batch_size)
+            return self._start("train", found, words.reshape(self.batch_size, WORDS)[rows])
+
+        # From batch index and seed alone, so that a resumed run reads the same batches.
+        return _ahead(start, itertools.count(batch_index))
+
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[Batch]:
+        """Yields a part of each batch of a split in order, once."""
+        # The last batch is padded with zeros to full size: `mask`, float32 [batch], is 1 for an
+        # example of the split and 0 for padding. For `rank`, `size` and the error, see `train`.
+        rows = process_rows(self.eval_batch_size, self._name, rank, size)
+        count = self.splits[split]
+
+        def start(first: int) -> Pending:
+            found = np.arange(first, first + self.eval_batch_size)[rows]
+            batch, tasks = self._start(split, found[found < count], None, len(found))
+            return {**batch, "mask": (found < count).astype(np.float32)}, tasks
+
+        return _ahead(start, range(0, count, self.eval_batch_size))
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+
+    def _start(
+        self, split: str, found: np.ndarray, words: np.ndarray | None, rows: int | None = None
+    ) -> Pending:
+        """Starts to read and decode a batch of `rows` images, the first of which are `found`."""
+        rows, side = len(found) if rows is None else rows, self._size
+        chosen = self._chosen[split]
+        indices = (found if chosen is None else chosen[found]).tolist()
+        batch = {
+            "image": np.zeros((rows, side, side, 3), np.float32),
+            "label": np.zeros(rows, np.int32),
+        }
+        records, owner = (self._test, "test") if split == "test" else (self._train, "training")
+
+        def decode(first: int) -> None:
+            chunk = indices[first : first + _CHUNK]
+            for row, (encoded, label) in enumerate(records.read(chunk), first):
+                try:
+                    image = self._decode(encoded, None if words is None else words[row].tolist())
+                except Exception as error:  # pillow raises many types for damaged images
+                    raise UserError(
+                        f"{self._name} cannot decode image {indices[row]} of the {owner} examples "
+                        f"as stored ({type(error).__name__}: {error}). Prepare the data set again."
+                    ) from error
+                batch["image"][row], batch["label"][row] = image, label
+
+        starts = range(0, len(indices), _CHUNK)
+        return batch, [self._pool.submit(decode, first) for first in starts]
+
+    def _decode(self, encoded: bytes, words: list[int] | None) -> np.ndarray:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+            image = opened.convert("RGB")
+        if words is None:
+            image = crop_center(image, self._size)
+        else:
+            image = crop_at_random(image, words, self._size, self._min_area, self._flip)
+        return self._pixels.convert(np.asarray(image))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ahead(start: Callable[[int], Pending], numbers: Iterable[int]) -> Iterator[Batch]:
+    """Yields the batches of `numbers` in order, with `_AHEAD` more of them begun."""
+    numbers, pending = iter(numbers), collections.deque[Pending]()
+    try:
+        while True:
+            pending.extend(map(start, itertools.islice(numbers, _AHEAD + 1 - len(pending))))
+            if not pending:
+                return
+            batch, tasks = pending.popleft()
+            for task in tasks:
+                task.result()
+            yield batch
+    finally:
+        for _, tasks in pending:
+            for task in tasks:
+                task.cancel()
+
 
 # Data sets that can be planned with before they are prepared: their numbers of examples.
 _DECLARED = {"imagenet2012": {"train": 1_281_167, "validation": 50_000, "test": 100_000}}

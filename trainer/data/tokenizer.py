@@ -4,14 +4,12 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from trainer.data.pieces import pieces_of
-from trainer.data.token_bytes import bytes_of_tokens, is_byte_level
 
 if TYPE_CHECKING:
     import tokenizers
@@ -157,8 +155,7 @@ class SubwordTokenizer:
         # between a letter and the end of its line, where no token goes across. Raises NotUtf8 if a
         # document is not UTF-8; ValueError if a part of one has no token, or the package fails for
         # it.
-        limit = _PIECE if self._byte_level else None
-        pieces = pieces_of(documents, limit)
+        pieces = pieces_of(documents, _PIECE if self._byte_level else None)
         dtype, unknown = token_dtype(self.vocab_size), self._unknown()
         while batch := list(itertools.islice(pieces, _TOGETHER)):
             encoded = self._encode_together([text for text, _ in batch])
@@ -286,3 +283,91 @@ def _failures_reported(name: str, text: str | None = None) -> Iterator[None]:
                 "nested repetitions such as (a+)+."
             )
         raise _Failure(f"{name} fails{where}: {str(error).rstrip('.')}.{hint}") from error
+
+
+# How many bytes of text the tokens of a tokenizer stand for.
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+# Texts that normalizers change: spaces, line ends, capitals, accents, ligatures, full width.
+_PROBES = ("a", "a  b ", "Don't\r\nSTOP\t7", "é e\u0301 ñ", "ﬁ Ａ ½", "世界 🧪\u200b", "\x00\x7f")
+
+
+def is_byte_level(tokenizer: "tokenizers.Tokenizer") -> bool:
+    """Returns whether each character of a token is a byte, as in the tokenizer of GPT-2."""
+    import tokenizers
+
+    return isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+
+def bytes_of_tokens(
+    tokenizer: "tokenizers.Tokenizer", vocab_size: int
+) -> tuple[np.ndarray | None, int]:
+    """Returns the bytes of text of each token, int32 [vocab_size]; None if not known."""
+    # The second result is how many bytes the tokens of a document stand for in excess of its own,
+    # such as 1 for a tokenizer that puts a space before each document.
+    if is_byte_level(tokenizer):
+        return _counts(tokenizer, vocab_size, len), 0  # a character for each byte
+    model = json.loads(tokenizer.to_str())["model"]
+    if tokenizer.decoder is None or not model.get("byte_fallback"):
+        return None, 0
+    decode = tokenizer.decoder.decode
+
+    def size(token: str) -> int:
+        # Behind another token, because a decoder may remove the space before the first.
+        return 1 if _BYTE.fullmatch(token) else len(decode(["a", token]).encode()) - 1
+
+    counts = _counts(tokenizer, vocab_size, size)
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in _PROBES}
+    # Some tokenizers put a space before a text only if it does not begin with one.
+    same = all(tokenizer.decode(ids).lstrip(" ") == text for text, ids in encoded.items())
+    prefix, *others = {int(counts[ids].sum()) - len(text.encode()) for text, ids in encoded.items()}
+    return (counts, prefix) if same and not others and prefix >= 0 else (None, 0)
+
+
+def _counts(tokenizer: Any, vocab_size: int, size: Callable[[str], int]) -> np.ndarray:
+    counts = np.zeros(vocab_size, np.int32)
+    for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        counts[number] = size(token)
+    for number, added in tokenizer.get_added_tokens_decoder().items():
+        counts[number] = 0 if added.special else len(added.content.encode())
+    return counts
+
+
+# Long documents are cut into pieces that a byte-level tokenizer converts as it does the whole.
+
+
+class NotUtf8(ValueError):
+    """A document that is not a text in UTF-8."""
+
+
+def pieces_of(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str, bool]]:
+    """Yields pieces of documents as text, and whether each is the first of its document."""
+    # `limit` is about how many bytes a piece has, at least; None does not cut documents. Raises
+    # NotUtf8 if a document is not UTF-8.
+    for document in documents:
+        for piece, first in _cut(document, limit):
+            try:
+                yield piece.decode(), first
+            except UnicodeDecodeError as error:
+                raise NotUtf8(
+                    f"The document that begins with {document[:60]!r} is not a text in UTF-8 "
+                    f"({error.reason}: {error.object[error.start : error.end]!r}). Convert it, or "
+                    "use the tokenizer 'bytes', which takes any file."
+                ) from error
+
+
+def _cut(document: bytes, limit: int | None) -> Iterator[tuple[bytes, bool]]:
+    """Yields pieces of a document, and whether each is its first."""
+    start = 0
+    while limit is not None and len(document) - start > limit:
+        end = start + limit
+        # Only a cut between a letter and the end of its line is sure to divide no token.
+        while end < len(document) and not (
+            document[end] == 10 and document[end - 4 : end].decode(errors="ignore")[-1:].isalpha()
+        ):
+            found = document.find(b"\n", end + 1)
+            end = len(document) if found < 0 else found
+        yield document[start:end], start == 0
+        start = end
+    if start < len(document) or not start:
+        yield document[start:], start == 0
