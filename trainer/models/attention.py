@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 from optim.dtypes import widen
 from trainer.constraints import constrain, device, parts
 from trainer.models.causal import causal_attention
-from trainer.models.initial import matrix, zeros
-from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
+from trainer.models.initial import Initializer, matrix, zeros
+from trainer.models.layers import Linear, RmsNorm, rows_times
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 """The values of the argument `implementation` of `attend`."""
@@ -194,12 +194,8 @@ def _choose(query: jax.Array) -> str:
     if computer.platform in ("cpu", "tpu"):
         return "plain"
     tokens, head_dim = query.shape[1], query.shape[3]
-    if (
-        query.dtype in _HALF
-        and "NVIDIA" in computer.device_kind
-        and not head_dim % 8
-        and not tokens % 2
-    ):
+    fits = not head_dim % 8 and not tokens % 2
+    if fits and query.dtype in _HALF and "NVIDIA" in computer.device_kind:
         capability = float(computer.compute_capability)
         # Flash attention of cuDNN: Ampere and later, larger heads from Hopper on.
         if capability >= 8 and head_dim <= (256 if capability >= 9 else 128):

@@ -17,10 +17,10 @@ from trainer.constraints import constrain
 from trainer.logits import SOFT_CAPS, ChunkedLogits
 from trainer.logits.cross_entropy import wide
 from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
-from trainer.models.initial import normal, scaled_matrix, zeros
+from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
 from trainer.models.layers import (
     ACTIVATIONS,
-    Initializer,
+    Block,
     Mlp,
     RmsNorm,
     check_positive,
@@ -33,33 +33,6 @@ from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Mod
 
 EMBED_DTYPES = ("bfloat16", "float16", "float32")
 """The values of the argument `embed_dtype` of `gpt`, besides None."""
-
-
-class Block(nn.Module):
-    """Applies attention and a perceptron, each to a norm and with a residual."""
-
-    attention: functools.partial
-    mlp: functools.partial
-    norm: functools.partial
-    last: Initializer
-    dropout: float
-
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array,
-        mask: jax.Array | None,
-        start: jax.Array | None,
-        train: bool,
-    ) -> jax.Array:
-        """Maps [batch, tokens, width] to an array of the same shape; see `CausalAttention`."""
-        drop = nn.Dropout(self.dropout, deterministic=not train)
-        attention = self.attention(last=self.last, name="attn")
-        x = x + drop(attention(self.norm(name="attn_norm")(x), angles, mask, start))
-        x = constrain(x, "batch", None, None)
-        mlp = self.mlp(last=self.last, name="mlp")
-        return constrain(x + drop(mlp(self.norm(name="mlp_norm")(x))), "batch", None, None)
 
 
 class Embed(nn.Module):
@@ -150,7 +123,7 @@ class Gpt(nn.Module):
             mask = documents[:, None, :, None] == documents[:, None, None, :]
 
         def call(layer: nn.Module, x: jax.Array) -> jax.Array:
-            return layer(x, angles, mask, start, train)
+            return layer(x, train, angles, mask, start)
 
         x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
         x = self.norm(name="norm")(x)
@@ -321,8 +294,9 @@ def gpt(
     for argument, (name, known) in names.items():
         _check_name(argument, name, known)
     policies = policies_of("models.gpt", remat, depth)
-    _check_ranges(dropout, soft_cap, z_loss, rope_base)
-    _check_factors(attention_scale, norm_epsilon, init_scale, embed_init)
+    _check_ranges(
+        dropout, soft_cap, z_loss, rope_base, attention_scale, norm_epsilon, init_scale, embed_init
+    )
     _check_pairs(soft_cap, soft_cap_form, attention_scale, base_width, embed_dtype, tied)
     first = scaled_matrix(init_scale)
     last = scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
@@ -331,21 +305,17 @@ def gpt(
         known_dim = base_width / num_heads if base_head_dim is None else base_head_dim
         scale = math.sqrt(known_dim) / head_dim
     norm = functools.partial(RmsNorm, norm_epsilon)
-    mixer = functools.partial(
-        CausalAttention,
-        *(num_heads, kv_heads, qk_norm, scale, attention),
-        first=first,
-        use_bias=bias,
-        epsilon=norm_epsilon,
-    )
-    mlp = functools.partial(Mlp, mlp_dim, activation, first=first, use_bias=bias)
+    shared: Any = {"last": last, "first": first, "use_bias": bias}
+    heads = (num_heads, kv_heads, qk_norm, scale, attention)
+    mixer = functools.partial(CausalAttention, *heads, **shared, epsilon=norm_epsilon)
+    mlp = functools.partial(Mlp, mlp_dim, activation, **shared)
     drawn = normal(embed_init, jnp.dtype(embed_dtype or jnp.float32))
     head = normal(0.0 if zero_init else init_scale * base**-0.5)
     module = Gpt(
         vocab_size=vocab_size,
         depth=depth,
         head_dim=head_dim,
-        block=functools.partial(Block, mixer, mlp, norm, last, dropout),
+        block=functools.partial(Block, mixer, mlp, norm, dropout),
         embed=functools.partial(Embed, vocab_size, width, drawn, norm if embed_norm else None),
         norm=norm,
         head=None if tied else functools.partial(Head, width, vocab_size, head, bias),
@@ -455,35 +425,32 @@ def _check_name(argument: str, name: str, known: Iterable[str]) -> None:
         raise ValueError(f"models.gpt got {argument}={name!r}, which does not exist. {hint}")
 
 
-def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_base: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"models.gpt needs 0 <= dropout < 1, but got dropout={dropout}.")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(
-            f"models.gpt needs a positive soft_cap, or None for no bound, but got {soft_cap}."
-        )
-    if not z_loss >= 0:
-        raise ValueError(f"models.gpt needs z_loss >= 0, but got z_loss={z_loss}.")
-    if not rope_base > 1:
-        raise ValueError(f"models.gpt needs rope_base > 1, but got rope_base={rope_base}.")
-
-
-def _check_factors(
-    attention_scale: float | None, norm_epsilon: float | None, init_scale: float, embed_init: float
+def _check_ranges(
+    dropout: float,
+    soft_cap: float | None,
+    z_loss: float,
+    rope_base: float,
+    attention_scale: float | None,
+    norm_epsilon: float | None,
+    init_scale: float,
+    embed_init: float,
 ) -> None:
-    if attention_scale is not None and not attention_scale > 0:
-        raise ValueError(
-            "models.gpt needs a positive attention_scale, or None for 1 / sqrt(head_dim), but got "
-            f"{attention_scale}."
-        )
-    if norm_epsilon is not None and not norm_epsilon >= 0:
-        raise ValueError(
-            "models.gpt needs norm_epsilon >= 0, or None for the machine epsilon, but got "
-            f"{norm_epsilon}."
-        )
-    for argument, value in (("init_scale", init_scale), ("embed_init", embed_init)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"models.gpt needs {argument} >= 0, but got {argument}={value}.")
+    is_bound = soft_cap is None or soft_cap > 0
+    is_factor = attention_scale is None or attention_scale > 0
+    is_added = norm_epsilon is None or norm_epsilon >= 0
+    checks = (
+        (0 <= dropout < 1, "0 <= dropout < 1", f"dropout={dropout}"),
+        (is_bound, "a positive soft_cap, or None for no bound", soft_cap),
+        (z_loss >= 0, "z_loss >= 0", f"z_loss={z_loss}"),
+        (rope_base > 1, "rope_base > 1", f"rope_base={rope_base}"),
+        (is_factor, "a positive attention_scale, or None for 1 / sqrt(head_dim)", attention_scale),
+        (is_added, "norm_epsilon >= 0, or None for the machine epsilon", norm_epsilon),
+        (0 <= init_scale < math.inf, "init_scale >= 0", f"init_scale={init_scale}"),
+        (0 <= embed_init < math.inf, "embed_init >= 0", f"embed_init={embed_init}"),
+    )
+    for holds, needed, got in checks:
+        if not holds:
+            raise ValueError(f"models.gpt needs {needed}, but got {got}.")
 
 
 def _check_pairs(

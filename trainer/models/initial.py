@@ -25,6 +25,8 @@ from jax.typing import DTypeLike
 
 from optim.division import is_divided
 
+Initializer = Callable[..., Any]
+
 
 class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
     """An initial value with the mean and standard deviation of its normal distribution."""
@@ -61,37 +63,25 @@ def _draw(
     return Drawn(value.astype(dtype), mean, deviation)
 
 
-def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Draws matrices [..., rows, columns] from a normal distribution of variance 1 / rows."""
-    return _draw(key, shape, 0.0, shape[-2] ** -0.5)
-
-
-def normal(
-    deviation: float, dtype: DTypeLike = jnp.float32
-) -> Callable[[jax.Array, Sequence[int]], Any]:
+def normal(deviation: float, dtype: DTypeLike = jnp.float32) -> Initializer:
     """Returns an initializer that draws from a normal distribution; deviation 0 makes zeros."""
     return lambda key, shape: _draw(key, shape, 0.0, deviation, dtype)
 
 
-def scaled_matrix(factor: float) -> Callable[[jax.Array, Sequence[int]], Any]:
-    """Returns an initializer like `matrix`, with a deviation of factor / sqrt(rows)."""
+def scaled_matrix(factor: float) -> Initializer:
+    """Returns an initializer of matrices [..., rows, columns] of deviation factor / sqrt(rows)."""
     return lambda key, shape: _draw(key, shape, 0.0, factor * shape[-2] ** -0.5)
+
+
+matrix = scaled_matrix(1.0)
+small = normal(0.02)
+zeros = normal(0.0)  # the key is ignored, and may be None
 
 
 def convolution(key: jax.Array, shape: Sequence[int]) -> Any:
     """Draws [height, width, inputs, features] of variance 2 / (height * width * inputs)."""
     # He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
-
-
-def small(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Draws from a normal distribution of standard deviation 0.02."""
-    return _draw(key, shape, 0.0, 0.02)
-
-
-def zeros(key: jax.Array | None, shape: Sequence[int]) -> Any:
-    """Makes zeros; the key is ignored."""
-    return _draw(key, shape, 0.0, 0.0)
 
 
 def ones(key: jax.Array | None, shape: Sequence[int]) -> Any:

@@ -22,9 +22,7 @@ from optim.patterns import fullmatch
 from trainer.config.wording import known_names, listing
 from trainer.constraints import constrain, device
 from trainer.models.causal import SAVED
-from trainer.models.initial import matrix, ones, zeros
-
-Initializer = Callable[..., Any]
+from trainer.models.initial import Initializer, matrix, ones, zeros
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": jax.nn.gelu,
@@ -183,6 +181,26 @@ class BatchNorm(nn.Module):
             mean, var = new_mean, new_var
         wide = (wide - mean) * jax.lax.rsqrt(var + self.epsilon)
         return wide * scale.astype(jnp.float32) + bias.astype(jnp.float32)
+
+
+class Block(nn.Module):
+    """Applies attention and a perceptron, each to a norm and with a residual."""
+
+    # The parts are made with a name.
+    attention: Callable[..., nn.Module]
+    mlp: Callable[..., nn.Module]
+    norm: Callable[..., nn.Module]
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, *given: Any) -> jax.Array:
+        """Maps [batch, tokens, width] to an array of the same shape; attention takes `given`."""
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        attention = self.attention(name="attn")
+        x = x + drop(attention(self.norm(name="attn_norm")(x), *given))
+        x = constrain(x, "batch", None, None)
+        mlp = self.mlp(name="mlp")
+        return constrain(x + drop(mlp(self.norm(name="mlp_norm")(x))), "batch", None, None)
 
 
 def run_stack(

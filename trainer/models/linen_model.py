@@ -69,9 +69,7 @@ def from_linen(
     mode = call_mode(type(module), inputs, train_kwargs, eval_kwargs, "models.from_linen")
     fields = mode_attributes(module)
 
-    def init(
-        key: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         params_key, dropout_key = jax.random.split(key)
         rngs = {"params": params_key, "dropout": dropout_key}
         # Boxes, such as those of partitioned parameters, are not part of a state.
@@ -79,13 +77,8 @@ def from_linen(
         return variables.pop("params", {}), variables
 
     def apply(
-        params: Mapping[str, Any],
-        model_state: Mapping[str, Any],
-        batch: Mapping[str, jax.Array],
-        *,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Any, Mapping[str, Any]]:
+        params: Any, model_state: Any, batch: Mapping[str, Any], *, key: Any, train: bool
+    ) -> tuple[Any, Any]:
         variables = {"params": params, **model_state}
         arguments = pick_inputs(batch, inputs)
         # Without a key, a module whose dropout is active raises.
@@ -97,9 +90,7 @@ def from_linen(
         )
         return outputs, {**model_state, **nn.unbox(changed)}
 
-    def capture(
-        params: Mapping[str, Any], model_state: Mapping[str, Any], batch: Mapping[str, jax.Array]
-    ) -> tuple[Any, dict[str, tuple[Any, ...]]]:
+    def capture(params: Any, model_state: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs, seen = module.apply(
             {"params": params, **model_state},
             *pick_inputs(batch, inputs),
@@ -135,9 +126,7 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     # The modules of this package have mode arguments and no mode fields.
     eval_arguments = model.mode(False) if model.mode else {}
 
-    def init(
-        key: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         check_real(batch, inputs)
         declare = functools.partial(module.init, **eval_arguments)
         # Only shapes, means and deviations come from flax: the module computes nothing here.

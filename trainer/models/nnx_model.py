@@ -97,9 +97,7 @@ def from_nnx(
         jax.eval_shape(build)
         return arguments
 
-    def init(
-        key: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         # Raises if the batch has no such field; nnx modules are built without inputs.
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
@@ -108,13 +106,7 @@ def from_nnx(
         _, params, _, _, rest = nnx.split(module, *kinds)
         return _to_dict(params), _to_dict(rest)
 
-    def bind(
-        params: Mapping[str, Any],
-        model_state: Mapping[str, Any],
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Any:
+    def bind(params: Any, model_state: Any, *, key: Any = None, train: bool = False) -> Any:
         graph, params_like, streams, sown, rest_like = structure()
         module = nnx.merge(
             graph,
@@ -128,13 +120,8 @@ def from_nnx(
         return module
 
     def apply(
-        params: Mapping[str, Any],
-        model_state: Mapping[str, Any],
-        batch: Mapping[str, jax.Array],
-        *,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Any, Mapping[str, Any]]:
+        params: Any, model_state: Any, batch: Mapping[str, Any], *, key: Any, train: bool
+    ) -> tuple[Any, Any]:
         module = bind(params, model_state, key=key, train=train)
         outputs = module(*pick_inputs(batch, inputs), **mode_of(module)(train))
         if not train:

@@ -14,6 +14,7 @@ from trainer.logits.cross_entropy import wide
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
 from trainer.models.layers import (
+    Block,
     LayerNorm,
     Linear,
     Mlp,
@@ -54,25 +55,6 @@ class Attention(nn.Module):
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, tokens, width)
         mixed = constrain(mixed, "batch", None, "heads")
         return Linear(width, use_bias=False, roles=("heads", None), name="out")(mixed)
-
-
-class Block(nn.Module):
-    """Applies attention and a two-layer perceptron, each to a norm and with a residual."""
-
-    num_heads: int
-    mlp_dim: int
-    dropout: float
-    qk_norm: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Maps [batch, tokens, width] to an array of the same shape."""
-        drop = nn.Dropout(self.dropout, deterministic=not train)
-        attention = Attention(self.num_heads, self.dropout, self.qk_norm, name="attn")
-        x = x + drop(attention(LayerNorm(name="attn_norm")(x), train))
-        x = constrain(x, "batch", None, None)
-        mlp = Mlp(self.mlp_dim, name="mlp")
-        return constrain(x + drop(mlp(LayerNorm(name="mlp_norm")(x))), "batch", None, None)
 
 
 class Embed(nn.Module):
@@ -139,7 +121,7 @@ class Vit(nn.Module):
         x = nn.Dropout(self.dropout, deterministic=not train)(self.embed(name="embed")(images))
 
         def call(layer: nn.Module, x: jax.Array) -> jax.Array:
-            return layer(x, train)
+            return layer(x, train, train)  # the second is for attention
 
         x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
@@ -251,10 +233,12 @@ def vit(
         )
     if not 0 <= dropout < 1:
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
+    attention = functools.partial(Attention, num_heads, dropout, qk_norm)
+    mlp = functools.partial(Mlp, mlp_dim)
     return from_our_linen(
         Vit(
             depth=depth,
-            block=functools.partial(Block, num_heads, mlp_dim, dropout, qk_norm),
+            block=functools.partial(Block, attention, mlp, LayerNorm, dropout),
             embed=functools.partial(Embed, width, patch_size, pool == "cls", positions),
             num_classes=num_classes,
             pool=pool,
