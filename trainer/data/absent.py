@@ -8,8 +8,6 @@ import numpy as np
 if TYPE_CHECKING:
     from trainer.protocols import Batch
 
-_OF_TEXTS = ("tokens_per_example", "vocab_size", "tokenizer")
-
 
 class DataAbsent(ValueError):
     """A data set that is not on this machine, although its shapes and sizes are known.
@@ -69,7 +67,7 @@ class DeclaredData:
         self.eval_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(
             getattr(like, "eval_spec", {"mask": mask, **fields})
         )
-        for key in _OF_TEXTS:
+        for key in ("tokens_per_example", "vocab_size", "tokenizer"):  # of a data set of texts
             if hasattr(like, key):
                 setattr(self, key, getattr(like, key))
 

@@ -26,7 +26,7 @@ _DEEPEST = 100
 
 
 class Refused(ValueError):
-    """A folder that TFDS would read, but that could make it run code or read other files."""
+    """A prepared data set that is not read, for the reason in the message."""
 
 
 def data_root(data_dir: str | None = None) -> Path:
@@ -97,6 +97,25 @@ def prepared_directory(name: str, root: Path) -> Path | None:
 def base_name(name: str) -> str:
     """Returns a data set's name without config and version: "cifar10" of "cifar10:3.0.2"."""
     return re.split("[:/]", name)[0]
+
+
+@contextlib.contextmanager
+def opened(directory: Path, hint: str = "Remove") -> Iterator[Any]:
+    """Gives TFDS's builder of a prepared data set; raises ValueError if it cannot be read."""
+    # Also where the block raises another error than Refused. The message ends with `hint`.
+    try:
+        check_folder(directory)  # before TFDS, which imports the classes that the files name
+        import tensorflow_datasets
+
+        open_directory: Any = tensorflow_datasets.builder_from_directory
+        yield open_directory(directory)
+    except Refused:
+        raise
+    except Exception as error:  # damaged files raise many types
+        raise ValueError(
+            f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). {hint} "
+            "that directory and prepare the data set again."
+        ) from error
 
 
 def check_folder(directory: Path) -> None:

@@ -231,7 +231,6 @@ def _check_download(builder: Any) -> None:
             f"TFDS does not download its files: {' '.join(said.split())} Name their directory by "
             "--files."
         )
-
     for url in list(builder.url_infos)[:1]:
         try:
             requests.head(url, timeout=15)
@@ -274,14 +273,11 @@ def _without_tensorflow() -> Iterator[None]:
         (mnist, "tf", tensorflow),
         (image_feature._ImageEncoder, "_encode_image", encode),
     )
-    before = [getattr(owner, name) for owner, name, _ in places]
-    try:
+    with contextlib.ExitStack() as stack:
         for owner, name, value in places:
+            stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
-    finally:
-        for (owner, name, _), value in zip(places, before, strict=True):
-            setattr(owner, name, value)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
-from trainer.data.folders import Refused, base_name, check_folder, data_root, prepared_directory
+from trainer.data.folders import Refused, base_name, data_root, opened, prepared_directory
 from trainer.data.images import Pixels
 
 Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
@@ -34,10 +34,6 @@ _DECLARED = {
     "kmnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
     "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
 }
-
-
-class _SizesDiffer(ValueError):
-    """The images of a data set cannot be one array."""
 
 
 def tfds(
@@ -130,37 +126,23 @@ def declared_splits(name: str) -> Splits:
 def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only."""
     # Raises ValueError if the records are damaged or not of image classification, the images differ
-    # in size, or `check_folder` refuses the folder.
+    # in size, or `folders.opened` refuses the folder.
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
-        try:
-            # Before TFDS, which imports the classes that the files name.
-            check_folder(directory)
-            splits = {name: _read_records(directory, name) for name in names}
-        except (Refused, _SizesDiffer):
-            raise
-        except Exception as error:  # damaged files raise many types
-            raise ValueError(
-                f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). "
-                "Remove that directory and prepare the data set again."
-            ) from error
+        with opened(directory) as builder:
+            splits = {x: _read_records(builder.as_data_source(x), directory) for x in names}
         _write_arrays(directory / _ARRAYS, splits)
     return splits
 
 
-def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
-    import tensorflow_datasets
-
-    open_directory: Any = tensorflow_datasets.builder_from_directory
-    builder = open_directory(directory)
-    source: Any = builder.as_data_source(split)
+def _read_records(source: Any, directory: Path) -> dict[str, np.ndarray]:
     images, labels = [], []
     for index in range(len(source)):
         example = source[index]
         images.append(example["image"])
         labels.append(example["label"])
         if images[-1].shape != images[0].shape:  # at once, since all may not fit into memory
-            raise _SizesDiffer(
+            raise Refused(
                 f"The images of the data set in {directory} differ in size: one has the shape "
                 f"{images[0].shape}, another {images[-1].shape}. Use data.tfds_images, which crops "
                 "them."

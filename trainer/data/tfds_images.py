@@ -19,7 +19,7 @@ import numpy as np
 
 from trainer.data.absent import DataAbsent
 from trainer.data.arrays import choose_validation
-from trainer.data.folders import Refused, base_name, check_folder, data_root, prepared_directory
+from trainer.data.folders import base_name, data_root, opened, prepared_directory
 from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
 from trainer.data.order import check_positive, examples_at, process_rows, random_words
 from trainer.messages import UserError
@@ -76,7 +76,9 @@ class ImageStream:
     ):
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        threads = _cores() if threads is None else threads
+        if threads is None:  # one per core that this process may use; macOS does not tell
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+            threads = cores or os.cpu_count() or 1
         sizes = {"size": size, "batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
         check_positive(name, **sizes, threads=threads)
         if not 0 < min_area <= 1:
@@ -199,10 +201,6 @@ class ImageStream:
         return self._pixels.convert(np.asarray(image))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _ahead(start: Callable[[int], Pending], numbers: Iterable[int]) -> Iterator[Batch]:
     """Yields the batches of `numbers` in order, with `_AHEAD` more of them begun."""
     numbers, pending = iter(numbers), collections.deque[Pending]()
@@ -284,9 +282,9 @@ def tfds_images(
         f"Prepare it with `python -m trainer.data.prepare {name}`; for imagenet2012, add "
         "`--files=FOLDER` with its archives, in an environment with the extra [tensorflow]."
     )
-    sizes = _DECLARED.get(base_name(name), {})
-    declared = {split: _Declared(count) for split, count in sizes.items()}
-    splits = _open(directory, wanted) if directory else declared
+    # Of a data set that is planned with, only the numbers of examples are asked.
+    declared = {split: range(count) for split, count in _DECLARED.get(base_name(name), {}).items()}
+    splits: Any = _open(directory, wanted) if directory else declared
     if directory is None and not set(wanted) <= set(splits):
         raise ValueError(said)
     dataset = ImageStream(
@@ -327,21 +325,6 @@ def count_examples(directory: Path) -> dict[str, int]:
     return {split: len(records) for split, records in splits.items()}
 
 
-class _Declared:
-    """The number of examples of a split that is not on this machine."""
-
-    fingerprint = ""
-
-    def __init__(self, count: int):
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read(self, indices: Sequence[int]) -> list[tuple[bytes, int]]:
-        raise ValueError(f"The {len(indices)} images are not on this machine.")
-
-
 class _TfdsRecords:
     """The encoded images and the labels of a split of a prepared data set."""
 
@@ -358,27 +341,16 @@ class _TfdsRecords:
 
 def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, _TfdsRecords]:
     """Opens splits of a prepared data set, all of them if `names` is None."""
-    try:
-        # Before TFDS, which imports the classes that the files name.
-        check_folder(directory)
+    hint = "Remove" if names is None else "Choose another split, or remove"
+    with opened(directory, hint) as builder:
         import tensorflow_datasets
 
-        open_directory: Any = tensorflow_datasets.builder_from_directory
-        builder = open_directory(directory)
         features = dict(builder.info.features)
         wanted = None if names is None else {name: name for name in names}
         # Not decoded by TFDS, which would take one thread and all formats of pillow.
         skip = tensorflow_datasets.decode.SkipDecoding()
         sources = builder.as_data_source(wanted, decoders={"image": skip})
         described = _describe(directory)
-    except Refused:
-        raise
-    except Exception as error:  # damaged files raise many types
-        hint = "Remove" if names is None else "Choose another split, or remove"
-        raise ValueError(
-            f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). {hint} "
-            "that directory and prepare the data set again."
-        ) from error
     _check_features(features, directory)
     return {
         name: _TfdsRecords(source, hashlib.sha256(f"{name}\n".encode() + described).hexdigest())

@@ -64,18 +64,14 @@ def to_utf8(text: str) -> bytes:
         raise ValueError(f"The text {text[:100]!r} has no bytes in UTF-8 ({error}).") from error
 
 
-def _alphabet() -> list[str]:
-    """Returns GPT-2's printable character for each byte."""
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
-
-
 def byte_json() -> dict[str, Any]:
     """Returns the tokenizer.json of a `ByteTokenizer`: a BPE without merges."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    vocabulary = {letter: byte for byte, letter in enumerate(_alphabet())}
+    # GPT-2's printable character for each byte.
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    vocabulary = {chr(byte if byte in shown else next(others)): byte for byte in range(256)}
     return {
         "version": "1.0",
         "truncation": None,
