@@ -191,7 +191,12 @@ def choices(hint: Any) -> list[str]:
     return [each for part in literals for each in typing.get_args(part) if isinstance(each, str)]
 
 
-_WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a string"}
+_WORDS: dict[Any, str] = {
+    **{bool: "true or false", int: "an integer", float: "a float", str: "a string"},
+    **{type(None): "null", type: "a class", collections.abc.Callable: "a function"},
+    **dict.fromkeys(LISTS, "a list"),
+    **dict.fromkeys(MAPPINGS, "a dict"),
+}
 
 
 def describe(hint: Any) -> str:
@@ -206,20 +211,10 @@ def describe(hint: Any) -> str:
         if is_steps(hint) and part in (int, str):
             continue
         origin = typing.get_origin(part) or part
-        if part in _WORDS:
-            word = _WORDS[part]
-        elif part is type(None):
-            word = "null"
+        if origin in _WORDS:
+            word = _WORDS[origin]
         elif is_literal(part):
             word = " or ".join(map(repr, typing.get_args(part)))
-        elif origin is collections.abc.Callable:
-            word = "a function"
-        elif origin is type:
-            word = "a class"
-        elif origin in LISTS:
-            word = "a list"
-        elif origin in MAPPINGS:
-            word = "a dict"
         elif part is functools.partial and takes_callable(hint):
             continue
         elif is_optimizer(part):
@@ -295,7 +290,6 @@ DTYPE_NAMES = (
     *("bool", "complex64", "complex128"),
 )
 _SHORT = re.compile(r"(bf|fp|f)_?(\d+)")  # spellings of other libraries, such as bf16
-_UNKNOWN = re.compile(r"data type '([^']*)' not understood")  # a message of numpy
 
 
 def exists(value: Any) -> bool:
@@ -311,8 +305,7 @@ def exists(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about float64 if x64 is disabled
+        with warnings.catch_warnings(action="ignore"):  # about float64 if x64 is disabled
             # jnp.dtype alone also accepts 'datetime64' and 'U8', of which jax has no arrays.
             jax.eval_shape(lambda: jnp.zeros((), jnp.dtype(value)))
     except TypeError:
@@ -328,9 +321,3 @@ def dtype_advice(value: Any) -> str:
     near = text if text in DTYPE_NAMES else nearest(text, DTYPE_NAMES)
     names = f"The dtypes are {', '.join(DTYPE_NAMES)}, and float8 types such as float8_e4m3fn."
     return f"Did you mean {near!r}? {names}" if near else names
-
-
-def dtype_advice_in(message: str) -> str:
-    """Returns `dtype_advice` for numpy's error about a dtype; "" for other messages."""
-    found = _UNKNOWN.search(message)
-    return dtype_advice(found[1]) if found else ""

@@ -1,6 +1,7 @@
 """Messages about calls that do not fit: what was given, what exists, what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from trainer.config import annotations
@@ -11,12 +12,14 @@ from trainer.config.vocabulary import LANGUAGES, Vocabulary
 from trainer.config.wording import brief, describe, known_names, listing, nearest
 from trainer.config.yaml_reader import PARTIAL
 
+_UNKNOWN_DTYPE = re.compile(r"data type '([^']*)' not understood")  # a message of numpy
+
 
 def exception_text(error: BaseException) -> str:
     """Returns the message of an exception on one line, with its type unless a ValueError."""
-    # Advice is added to numpy's message about the name of a dtype.
     text = " ".join(str(error).split())
-    text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.dtype_advice_in(text)) else text
+    if unknown := _UNKNOWN_DTYPE.search(text):
+        text = f"{text.rstrip('.')}. {annotations.dtype_advice(unknown[1])}"
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 

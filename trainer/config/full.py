@@ -129,10 +129,6 @@ def _spelled(default: Any, slot: Slot) -> Tree:
         return {}
     if default is not None and not isinstance(default, bool | int | float | str):
         raise TypeMismatch
-    return _leaf(default, slot)
-
-
-def _leaf(default: Any, slot: Slot) -> Tree:
     misread = isinstance(default, float) and math.isnan(default)
     mask = slot.takes_mask and not (default is None or isinstance(default, bool))
     dtype = slot.takes_dtype and default is not None and not annotations.exists(default)

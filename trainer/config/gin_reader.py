@@ -126,8 +126,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
     while True:
         line = _line(parser)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about '\d', which patterns need
+            with warnings.catch_warnings(action="ignore"):  # about '\d', which patterns need
                 # The constructor reads the first token, and may raise as well.
                 parser = parser or _Parser(text, _Delegate())
                 statement = parser.parse_statement()

@@ -124,19 +124,16 @@ class Units:
         examples = number
         if unit == "epoch":
             examples *= self._known(self.num_examples, value, "the size of the data set", source)
-        elif unit == "token":
-            examples /= self._tokens_per_example(value, source)
-        return math.ceil(examples / batch)
-
-    def _tokens_per_example(self, value: object, source: Source | None) -> int:
-        if self.tokens_per_example is None:
+        elif unit == "token" and self.tokens_per_example is None:
             raise ConfigError(
                 f"{value!r} is a number of tokens, and the data set does not say how many tokens an"
                 " example has: it has no attribute tokens_per_example, as data sets of text have."
                 " Write a number of steps, epochs or examples.",
                 source,
             )
-        return self.tokens_per_example
+        elif unit == "token":
+            examples /= self.tokens_per_example
+        return math.ceil(examples / batch)
 
     def _known(self, what: int | None, value: object, words: str, source: Source | None) -> int:
         if what is None:

@@ -348,8 +348,7 @@ def _public_callable(
 def _public_names(module: ModuleType) -> list[str]:
     """Returns the names for which `_public_callable` returns something."""
     names = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # accessing a deprecated name warns
+    with warnings.catch_warnings(action="ignore"):  # accessing a deprecated name warns
         for name in dir(module):
             with contextlib.suppress(ConfigError):
                 names += [name] if _public_callable(module, name, None) is not None else []

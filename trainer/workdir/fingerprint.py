@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,6 +132,7 @@ def fingerprint(
     import jax
 
     settings: Any = jax.config  # its attributes are unknown to pyright
+    kinds = Counter(f"{device.platform} {device.device_kind}" for device in jax.devices())
     return {
         "config": config,
         "data": data,
@@ -145,7 +146,7 @@ def fingerprint(
         "prng": str(settings.jax_default_prng_impl),
         "threefry_partitionable": bool(settings.jax_threefry_partitionable),
         "matmul_precision": settings.jax_default_matmul_precision,
-        "devices": _devices(jax.devices()),
+        "devices": ", ".join(f"{count} x {name}" for name, count in kinds.items()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "openblas_threads": openblas_threads,
         **_versions(),
@@ -208,11 +209,6 @@ def digest(print_: Mapping[str, Any]) -> str:
     # Sorted, because the order of the keys does not count.
     text = json.dumps(print_, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _devices(devices: Sequence[Any]) -> str:
-    kinds = Counter(f"{device.platform} {device.device_kind}" for device in devices)
-    return ", ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
 def _versions() -> dict[str, str]:
