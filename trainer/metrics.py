@@ -49,7 +49,8 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         check_outputs(outputs, batch, "metrics.accuracy")
         classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
-        return per_position(_float(outputs.argmax(axis=-1).astype(classes.dtype) == classes))
+        found = outputs.argmax(axis=-1).astype(classes.dtype)
+        return per_position((found == classes).astype(jnp.float32))
 
     return _LargerIsBetter.from_fun(correct)
 
@@ -86,9 +87,9 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
                 f"{outputs.shape[-1]}."
             )
         classes = _classes(outputs, pick(batch, labels, "metrics.top_k_accuracy"))
-        if isinstance(outputs, ChunkedLogits):
-            return per_position(_float(outputs.map(among, classes)))
-        return per_position(_float(among(outputs, classes)))
+        chunked = isinstance(outputs, ChunkedLogits)
+        found = outputs.map(among, classes) if chunked else among(outputs, classes)
+        return per_position(found.astype(jnp.float32))
 
     def among(outputs: jax.Array, classes: jax.Array) -> jax.Array:
         classes = classes[..., None]
@@ -223,7 +224,3 @@ def _classes(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     labels = jnp.asarray(labels)
     # Labels with an axis of classes are probabilities or one-hot vectors.
     return labels if labels.ndim < outputs.ndim else jnp.argmax(labels, axis=-1)
-
-
-def _float(values: jax.Array) -> jax.Array:
-    return values.astype(jnp.float32)

@@ -39,15 +39,10 @@ def fashion_mnist(
     # Mean and standard deviation of the training split, with pixels scaled to 0..1.
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)
-    return prepared_arrays(
-        "fashion_mnist",
-        root,
+    absent = (
         f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads it or "
-        "uses Debian's package dataset-fashion-mnist.",
-        pixels,
-        ("train", "test"),
-        batch_size=batch_size,
-        eval_batch_size=eval_batch_size,
-        validation=validation,
-        validation_seed=validation_seed,
+        "uses Debian's package dataset-fashion-mnist."
     )
+    sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
+    cut = {"validation": validation, "validation_seed": validation_seed}
+    return prepared_arrays("fashion_mnist", root, absent, pixels, ("train", "test"), **sizes, **cut)

@@ -105,15 +105,10 @@ def _plan(options: argparse.Namespace) -> TextPlan:
         raise ValueError(
             f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 tokens."
         )
-    return TextPlan(
-        documents=find_documents(options.files or None, options.separator),
-        tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size,
-        validation=options.validation or None,
-        test=options.test or None,
-        split_seed=options.split_seed,
-        end_of_text=options.end_of_text,
-    )
+    documents = find_documents(options.files or None, options.separator)
+    splits = (options.validation or None, options.test or None, options.split_seed)
+    tokenizer = (options.tokenizer, options.vocab_size)
+    return TextPlan(documents, *tokenizer, *splits, options.end_of_text)
 
 
 def _write(plan: TextPlan, out: Path, shard_tokens: int) -> dict[str, int]:

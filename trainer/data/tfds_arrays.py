@@ -78,18 +78,13 @@ def tfds(
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     root = data_root(data_dir)
-    return prepared_arrays(
-        name,
-        root,
+    absent = (
         f"The data set {name!r} is not prepared as array_record in {root}. "
-        f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network.",
-        pixels,
-        (train_split, test_split),
-        batch_size=batch_size,
-        eval_batch_size=eval_batch_size,
-        validation=validation,
-        validation_seed=validation_seed,
+        f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
     )
+    sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
+    cut = {"validation": validation, "validation_seed": validation_seed}
+    return prepared_arrays(name, root, absent, pixels, (train_split, test_split), **sizes, **cut)
 
 
 def prepared_arrays(
@@ -113,12 +108,12 @@ def declared_splits(name: str) -> Splits:
     """Returns split -> key -> array of zeros with the shapes of a data set of TFDS."""
     # They take no memory until they are indexed. There is no split if the shapes are not known.
     sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
-    image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
+
+    def zeros(dtype: Any, *axes: int) -> np.ndarray:
+        return np.broadcast_to(np.zeros((), dtype), axes)
+
     return {
-        split: {
-            "image": np.broadcast_to(image, (count, *shape)),
-            "label": np.broadcast_to(label, (count,)),
-        }
+        split: {"image": zeros(np.uint8, count, *shape), "label": zeros(np.int32, count)}
         for split, count in sizes.items()
     }
 

@@ -12,30 +12,14 @@ Mode = Callable[[bool], dict[str, Any]]
 """A function of `train` that returns the keyword arguments of `__call__` for that mode."""
 
 _TRUE_IN_TRAINING = (
-    "train",
-    "training",
-    "is_train",
-    "is_training",
-    "train_mode",
-    "training_mode",
+    *("train", "training", "is_train", "is_training", "train_mode", "training_mode"),
     "enable_dropout",
 )
 _TRUE_IN_EVALUATION = (
-    "deterministic",
-    "use_running_average",
-    "eval",
-    "evaluation",
-    "is_eval",
-    "is_evaluation",
-    "eval_mode",
-    "inference",
-    "is_inference",
-    "inference_mode",
-    "test",
-    "testing",
-    "is_test",
-    "is_testing",
-    "test_mode",
+    *("deterministic", "use_running_average"),
+    *("eval", "evaluation", "is_eval", "is_evaluation", "eval_mode"),
+    *("inference", "is_inference", "inference_mode"),
+    *("test", "testing", "is_test", "is_testing", "test_mode"),
 )
 KNOWN: Mapping[str, bool] = {
     **dict.fromkeys(_TRUE_IN_TRAINING, True),

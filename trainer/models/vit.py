@@ -205,15 +205,8 @@ def vit(
         (4, 10)
     """
     mlp_dim = 4 * width if mlp_dim is None else mlp_dim
-    check_positive(
-        "models.vit",
-        width=width,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_dim=mlp_dim,
-        patch_size=patch_size,
-        num_classes=num_classes,
-    )
+    sizes = {"width": width, "depth": depth, "num_heads": num_heads, "mlp_dim": mlp_dim}
+    check_positive("models.vit", **sizes, patch_size=patch_size, num_classes=num_classes)
     if width % num_heads:
         raise ValueError(
             f"models.vit divides its width among its heads, but num_heads={num_heads} does not "
@@ -235,19 +228,9 @@ def vit(
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
     attention = functools.partial(Attention, num_heads, dropout, qk_norm)
     mlp = functools.partial(Mlp, mlp_dim)
-    return from_our_linen(
-        Vit(
-            depth=depth,
-            block=functools.partial(Block, attention, mlp, LayerNorm, dropout),
-            embed=functools.partial(Embed, width, patch_size, pool == "cls", positions),
-            num_classes=num_classes,
-            pool=pool,
-            dropout=dropout,
-            scan_layers=scan_layers,
-            remat=policies_of("models.vit", remat, depth),
-        ),
-        inputs,
-    )._replace(
-        sharding=TRANSFORMER_SHARDING,
-        heads=(Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/.*"),),
-    )
+    block = functools.partial(Block, attention, mlp, LayerNorm, dropout)
+    embed = functools.partial(Embed, width, patch_size, pool == "cls", positions)
+    policies = policies_of("models.vit", remat, depth)
+    module = Vit(depth, block, embed, num_classes, pool, dropout, scan_layers, policies)
+    heads = (Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/.*"),)
+    return from_our_linen(module, inputs)._replace(sharding=TRANSFORMER_SHARDING, heads=heads)

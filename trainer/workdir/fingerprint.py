@@ -17,37 +17,17 @@ from trainer.config.wording import shorten
 from trainer.workdir import code
 
 _PACKAGES = (
-    "jax",
-    "jaxlib",
-    "numpy",
-    "optax",
-    "flax",
-    "orbax-checkpoint",
-    "tensorstore",
-    "clu",
-    "gin-config",
-    "scikit-learn",
-    "tensorflow-datasets",
-    "tensorboardX",
+    *("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "tensorstore", "clu"),
+    *("gin-config", "scikit-learn", "tensorflow-datasets", "tensorboardX"),
 )
 # Flags of the processor on which the instructions of XLA's programs depend.
 _ISA = ("avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "bf16", "sse4_2")
 
 # Keys that determine the data or the program: a run resumes with another value only if
 # --allow_changed permits it. All other keys can change bits at most, and a change is logged.
-REFUSED = {
-    "config": "program",
-    "code": "program",
-    "x64": "program",
-    "prng": "program",
-    "threefry_partitionable": "program",
-    "matmul_precision": "program",
-    "seed": "data",
-    "data_seed": "data",
-    "batch_size": "data",
-    "data": "data",
-    "processes": "data",
-}
+_PROGRAM = ("config", "code", "x64", "prng", "threefry_partitionable", "matmul_precision")
+_DATA = ("seed", "data_seed", "batch_size", "data", "processes")
+REFUSED = {**dict.fromkeys(_PROGRAM, "program"), **dict.fromkeys(_DATA, "data")}
 # What belongs to a run, or to what a process has imported, and not to its environment.
 _OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code")
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's

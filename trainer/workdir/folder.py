@@ -104,16 +104,8 @@ class Workdir:
             before, self.changes, begun = self._check(config, fingerprint, allow_changed)
             if self.changes and not begun:
                 remove_remains(self.path)
-            self._record = begin(
-                before,
-                fingerprint,
-                self.lock.epoch,
-                self.changes,
-                commits or {},
-                files,
-                tokenizer,
-                step_program,
-            )
+            given = (commits or {}, files, tokenizer, step_program)
+            self._record = begin(before, fingerprint, self.lock.epoch, self.changes, *given)
             self.write("config.yaml", configs.file_text(config))
             for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
                 if text is not None:
@@ -362,20 +354,9 @@ def make(path: Path) -> None:
 
 # The files of a run.
 NAMES = (
-    "config.yaml",
-    "config_full.yaml",
-    "plan.txt",
-    "run.json",
-    SUMMARY_FILE,
-    *ROW_FILES,
-    "nonfinite.json",
-    "rollbacks.json",
-    "clipped.json",
-    "trace.jsonl",
-    TOKENIZER_FILE,
-    ID_FILE,
-    "lock",
-    "epoch",
+    *("config.yaml", "config_full.yaml", "plan.txt", "run.json", SUMMARY_FILE, *ROW_FILES),
+    *("nonfinite.json", "rollbacks.json", "clipped.json", "trace.jsonl", TOKENIZER_FILE, ID_FILE),
+    *("lock", "epoch"),
 )
 # Names that may exist before a run begins: files of a run that was killed at once, hidden files,
 # and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).

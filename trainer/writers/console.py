@@ -18,14 +18,8 @@ SPEED = "perf/steps_per_second"
 TOKEN_SPEED = "perf/tokens_per_second"
 # Prefixes of the names of metrics, in the order of a line; all others come after them.
 _ORDER = (
-    "train/loss",
-    "train/",
-    "validation/",
-    "eval/",
-    "grad_norm",
-    "skipped",
-    "rollbacks",
-    "learning_rate/",
+    *("train/loss", "train/", "validation/", "eval/"),
+    *("grad_norm", "skipped", "rollbacks", "learning_rate/"),
 )
 _WIDE = 60  # columns of a terminal from which the bar also shows the speed
 _REFRESH = 0.1  # seconds between two updates of the bar

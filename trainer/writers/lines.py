@@ -260,7 +260,7 @@ class JsonlWriter(Writer):
         self.rows: int | None = None
         self._file = RecordFile(self.path, whole_lines, log)
         self._log = log
-        self._fence = fence
+        self._fence = fence or (lambda: None)
         self._lost = lost
         self._pending: dict[int, dict[str, Any]] = {}
         self._read_last_line = False
@@ -288,8 +288,7 @@ class JsonlWriter(Writer):
             OSError: the file cannot be read or truncated.
             Exception: any exception of `fence`.
         """
-        if self._fence is not None:
-            self._fence()
+        self._fence()
         self._file.close()
         self._read_last_line = False
         self.rows, dropped = truncate_after(self.path, step, self._fence)
@@ -311,8 +310,7 @@ class JsonlWriter(Writer):
         change = self._file.change_by_others()
         if not self._pending and change is None:
             return
-        if self._fence is not None:
-            self._fence()
+        self._fence()
         if change is not None and not self._restore(change):
             return
         if not self._pending:

@@ -185,7 +185,7 @@ class LoggerWriter(Writer):
         fence: Callable[[], None] | None = None,
     ):
         self._name, self._reporter = name, reporter
-        self._fence = fence
+        self._fence = fence or (lambda: None)
         self._summary: Summary | None = None
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._given = 0  # rows that this process has queued
@@ -199,8 +199,7 @@ class LoggerWriter(Writer):
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Queues scalars of a step; see `Writer.write_scalars`."""
         # Raises ValueError if a value is not one real number, and any exception of `fence`.
-        if self._fence is not None:
-            self._fence()
+        self._fence()
         values = {name: number(name, value) for name, value in scalars.items()}
         if self._overflowed:
             return

@@ -46,7 +46,7 @@ class TensorBoardWriter(Writer):
         name = f"{_PREFIX}{time_stamp}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(Path(logdir) / name, None, log)
         self._log = log
-        self._fence = fence
+        self._fence = fence or (lambda: None)
         self._unwritten: list[bytes] = []
         self._purge_step = purge_step
         self._started = False
@@ -154,8 +154,7 @@ class TensorBoardWriter(Writer):
     def _write(self) -> None:
         change = self._file.change_by_others()
         if self._unwritten or change:
-            if self._fence is not None:
-                self._fence()
+            self._fence()
             if change and not self._restore(change):
                 return
             if self._file.write(b"".join(self._unwritten)):
