@@ -13,18 +13,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from trainer.engine import generation
 from trainer.engine.contracts import tokens_per_example
 from trainer.engine.data_shards import eval_batches
 from trainer.engine.experiment import Experiment
-from trainer.engine.generation import (
-    Continuation,
-    Sampling,
-    check_prompt,
-    encode_prompt,
-    fitting_length,
-    length_warning,
-    longest_text,
-)
+from trainer.engine.generation import Continuation, Sampling
 from trainer.engine.mesh import data_shard
 from trainer.engine.splits import split_sizes
 from trainer.models.model import LanguageModel
@@ -117,10 +110,10 @@ class Samples:
         language, tokenizer = _parts(experiment)
         prompt = [tokenizer.end_of_text]
         if self._prompt is not None:
-            prompt = encode_prompt(tokenizer, self._prompt)
+            prompt = generation.encode_prompt(tokenizer, self._prompt)
         trained = tokens_per_example(experiment.data)
-        length = fitting_length(language, len(prompt), self._length, trained)
-        check_prompt(language, prompt, length)
+        length = generation.fitting_length(language, len(prompt), self._length, trained)
+        generation.check_prompt(language, prompt, length)
 
     def bind(self, context: HookContext) -> Callable[..., None]:
         """Returns the function that the run calls after each evaluation.
@@ -131,16 +124,16 @@ class Samples:
         language, tokenizer = _parts(experiment)
         trained = tokens_per_example(experiment.data)
         if self._prompt is None:
-            most = longest_text(language, trained)
+            most = generation.longest_text(language, trained)
             most -= self._length or most // 2
             if most < 1:  # longer than what the model was trained on: a warning says so below
                 most = language.max_length - (self._length or 0)
             tokens = _first_tokens(experiment, context.mesh)[:most]
             shown = tokenizer.decode([token for token in tokens if token != tokenizer.end_of_text])
         else:
-            tokens, shown = encode_prompt(tokenizer, self._prompt), self._prompt
-        length = fitting_length(language, len(tokens), self._length, trained)
-        if warning := length_warning(len(tokens), length, trained):
+            tokens, shown = generation.encode_prompt(tokenizer, self._prompt), self._prompt
+        length = generation.fitting_length(language, len(tokens), self._length, trained)
+        if warning := generation.length_warning(len(tokens), length, trained):
             context.log(f"warning: hooks.samples: {warning}")
         sampling = self._sampling._replace(length=length, end=tokenizer.end_of_text)
         given = (language, tokenizer, tokens, sampling, experiment.precision, context.mesh)

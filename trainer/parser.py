@@ -73,13 +73,7 @@ class Actions(argparse._SubParsersAction):
 
     # argparse would take the options before the action, and then replace their values by defaults.
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Parses the arguments of an action; see `argparse.Action`."""
         for action in parser._actions:
             default = action.default

@@ -3,18 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
-from trainer.config.nodes import (
-    Node,
-    check_argument,
-    check_key,
-    check_leaf,
-    children,
-    edited,
-    plain,
-    to_config,
-    to_node,
-    with_children,
-)
+from trainer.config import nodes
+from trainer.config.nodes import Node, children, with_children
 from trainer.config.tree import (
     Call,
     Config,
@@ -57,7 +47,7 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
         return config
     from trainer.config import yaml_reader
 
-    root = to_node(config)
+    root = nodes.to_node(config)
     for text in sets:
         source = Source(f"{option} {shorten(' '.join(text.splitlines()))}")
         path, _, value = text.partition("=")
@@ -69,7 +59,7 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
         except ConfigError as error:
             hint = _hint_for_function_path(root, path.strip(), value.strip())
             raise ConfigError(hint, source) if hint else error from None
-    return edited(config, root)
+    return nodes.edited(config, root)
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
@@ -92,10 +82,10 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
         >>> replace(read, {"steps": 5}, Source("a sweep")).at("steps")
         5
     """
-    root = to_node(config)
+    root = nodes.to_node(config)
     for path, value in values.items():
         root = _replace(root, path, _with_source(value, source), source, "")
-    return edited(config, root)
+    return nodes.edited(config, root)
 
 
 def without(config: Config, path: str) -> Config:
@@ -112,7 +102,7 @@ def without(config: Config, path: str) -> Config:
     keys = split_path(config.root, path)
     if not keys:
         raise KeyError(path)
-    return edited(config, _without(to_node(config), keys))
+    return nodes.edited(config, _without(nodes.to_node(config), keys))
 
 
 def _without(node: Node, keys: Sequence[Key]) -> Node:
@@ -125,18 +115,18 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
 def config_of_tree(root: Call, source: Source) -> Config:
     """Returns the config of a tree that was not read from a file; raises ConfigError."""
     # `source` says in messages where the tree comes from.
-    return to_config(_with_source(root, source))
+    return nodes.to_config(_with_source(root, source))
 
 
 def _with_source(tree: Tree, source: Source) -> Node:
     node = Node(list(tree) if isinstance(tree, tuple) else tree, source)
     items = children(node)
     if isinstance(tree, Call | dict):
-        check = check_argument if isinstance(tree, Call) else check_key
+        check = nodes.check_argument if isinstance(tree, Call) else nodes.check_key
         for key in items:
             check(key, source)
     elif not isinstance(node.value, list):
-        check_leaf(tree, source)
+        nodes.check_leaf(tree, source)
     return with_children(node, {key: _with_source(item, source) for key, item in items.items()})
 
 
@@ -168,7 +158,7 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
         return
     place = above or "The root"
     if not isinstance(node.value, Call | dict | list):
-        shown = describe(plain(node))
+        shown = describe(nodes.plain(node))
         raise ConfigError(f"{above} is {shown}, which has no keys, so it has no {word!r}.", source)
     what = "the elements" if isinstance(node.value, list) else ""
     hint = known_names(word, known, f"It has {what}".strip())

@@ -16,18 +16,10 @@ from trainer.config.wording import known_names
 from trainer.constraints import constrain
 from trainer.logits import SOFT_CAPS, ChunkedLogits
 from trainer.logits.cross_entropy import wide
+from trainer.models import layers
 from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
 from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
-from trainer.models.layers import (
-    ACTIVATIONS,
-    Block,
-    Mlp,
-    RmsNorm,
-    check_positive,
-    near_divisors,
-    policies_of,
-    run_stack,
-)
+from trainer.models.layers import ACTIVATIONS, Block, Mlp, RmsNorm
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Model, WidthScaling
 
@@ -125,7 +117,7 @@ class Gpt(nn.Module):
         def call(layer: nn.Module, x: jax.Array) -> jax.Array:
             return layer(x, train, angles, mask, start)
 
-        x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
+        x = layers.run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
         x = self.norm(name="norm")(x)
         kernel = embedding.T if kernel is None else kernel
         z_loss = self.z_loss if train else 0.0
@@ -281,7 +273,7 @@ def gpt(
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
     chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim}
     sizes |= {name: size for name, size in chosen.items() if size is not None}
-    check_positive("models.gpt", **sizes, base_width=base)
+    layers.check_positive("models.gpt", **sizes, base_width=base)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
     names = {"activation": (activation, ACTIVATIONS), "rope": (rope, ROTATIONS)}
@@ -293,7 +285,7 @@ def gpt(
         names["embed_dtype"] = (embed_dtype, EMBED_DTYPES)
     for argument, (name, known) in names.items():
         _check_name(argument, name, known)
-    policies = policies_of("models.gpt", remat, depth)
+    policies = layers.policies_of("models.gpt", remat, depth)
     _check_ranges(
         dropout, soft_cap, z_loss, rope_base, attention_scale, norm_epsilon, init_scale, embed_init
     )
@@ -392,7 +384,7 @@ def _check_tokens(batch: Mapping[str, Any], inputs: str) -> None:
 
 
 def _check_heads(width: int, num_heads: int, kv_heads: int, rope: str) -> None:
-    near = near_divisors(width, num_heads, even=True)
+    near = layers.near_divisors(width, num_heads, even=True)
     advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if width % num_heads:
         raise ValueError(
@@ -403,7 +395,7 @@ def _check_heads(width: int, num_heads: int, kv_heads: int, rope: str) -> None:
         raise ValueError(
             "models.gpt divides its heads into groups that share keys and values, but "
             f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}. Choose a num_kv_heads "
-            f"such as {near_divisors(num_heads, kv_heads)}."
+            f"such as {layers.near_divisors(num_heads, kv_heads)}."
         )
     if width // num_heads % 2:
         raise ValueError(

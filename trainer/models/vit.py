@@ -11,19 +11,10 @@ import numpy as np
 from optim.dtypes import widen
 from trainer.constraints import constrain
 from trainer.logits.cross_entropy import wide
+from trainer.models import layers
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
-from trainer.models.layers import (
-    Block,
-    LayerNorm,
-    Linear,
-    Mlp,
-    check_positive,
-    near_divisors,
-    policies_of,
-    rows_times,
-    run_stack,
-)
+from trainer.models.layers import Block, LayerNorm, Linear, Mlp
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, Model
 
@@ -80,7 +71,7 @@ class Embed(nn.Module):
         # channels]
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
-        x = rows_times(patches, constrain(kernel, None, None))
+        x = layers.rows_times(patches, constrain(kernel, None, None))
         if self.positions == "sincos2d":
             x = x + sincos2d(height // size, width // size, self.width).astype(x.dtype)
         if self.cls_token:
@@ -123,7 +114,7 @@ class Vit(nn.Module):
         def call(layer: nn.Module, x: jax.Array) -> jax.Array:
             return layer(x, train, train)  # the second is for attention
 
-        x = run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
+        x = layers.run_stack(self.block, call, x, self.depth, self.scan_layers, self.remat)
         x = LayerNorm(name="norm")(x)
         x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=wide(x.dtype)).astype(x.dtype)
         logits = Linear(self.num_classes, roles=(None, "vocabulary"), name="head")(x)
@@ -206,11 +197,12 @@ def vit(
     """
     mlp_dim = 4 * width if mlp_dim is None else mlp_dim
     sizes = {"width": width, "depth": depth, "num_heads": num_heads, "mlp_dim": mlp_dim}
-    check_positive("models.vit", **sizes, patch_size=patch_size, num_classes=num_classes)
+    layers.check_positive("models.vit", **sizes, patch_size=patch_size, num_classes=num_classes)
     if width % num_heads:
         raise ValueError(
             f"models.vit divides its width among its heads, but num_heads={num_heads} does not "
-            f"divide width={width}. Choose a num_heads such as {near_divisors(width, num_heads)}."
+            f"divide width={width}. Choose a num_heads such as "
+            f"{layers.near_divisors(width, num_heads)}."
         )
     if pool not in ("gap", "cls"):
         raise ValueError(f"models.vit needs pool='gap' or pool='cls', but got pool={pool!r}.")
@@ -230,7 +222,7 @@ def vit(
     mlp = functools.partial(Mlp, mlp_dim)
     block = functools.partial(Block, attention, mlp, LayerNorm, dropout)
     embed = functools.partial(Embed, width, patch_size, pool == "cls", positions)
-    policies = policies_of("models.vit", remat, depth)
+    policies = layers.policies_of("models.vit", remat, depth)
     module = Vit(depth, block, embed, num_classes, pool, dropout, scan_layers, policies)
     heads = (Heads("num_heads", num_heads, "block.*/attn/(qkv|out)/.*"),)
     return from_our_linen(module, inputs)._replace(sharding=TRANSFORMER_SHARDING, heads=heads)

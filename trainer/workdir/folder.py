@@ -11,7 +11,6 @@ import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trainer import config as configs
@@ -238,12 +237,7 @@ class Workdir:
     def __enter__(self) -> "Workdir":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.lock.held:
             self.close("done" if error is None else "failed")
 

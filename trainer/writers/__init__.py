@@ -17,6 +17,7 @@ from typing import Any
 from trainer.config.tree import ConfigError
 from trainer.writers.base import Log, MultiWriter, Writer, to_stderr
 from trainer.writers.console import ConsoleWriter
+from trainer.writers.files import Fence
 from trainer.writers.lines import JsonlWriter, Lost, iterate_metrics, read_metrics, truncate_after
 from trainer.writers.loggers import (
     LOGGERS,
@@ -123,7 +124,7 @@ def create(
     total_steps: int | None = None,
     batch_size: int | None = None,
     log: Log = to_stderr,
-    fence: Callable[[], None] | None = None,
+    fence: Fence = None,
     lost: Lost | None = None,
     also: Sequence[Writer] = (),
     identity: Callable[[], RunIdentity] | None = None,

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+Fence = Callable[[], None] | None
+"""Called just before a file is changed: raises if this process must not; None allows it."""
+
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as temporary_beside names them
 _BLOCK = 1 << 20
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 
 
-def replace_file(
-    path: Path, content: bytes | Iterable[bytes], fence: Callable[[], None] | None = None
-) -> None:
+def replace_file(path: Path, content: bytes | Iterable[bytes], fence: Fence = None) -> None:
     """Writes a new file, syncs it, and renames it to the path."""
     # A process that is killed meanwhile leaves the old file or the new one. `fence` is called just
     # before the rename; an exception of it, or of the disk, leaves the old file unchanged.

@@ -12,21 +12,11 @@ import json
 import math
 import os
 import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    NotRequired,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar, Union
 
 from trainer.config.wording import brief
 from trainer.messages import UserError
@@ -114,8 +104,8 @@ def as_json(value: Any) -> Any:
 def as_dataclass(content: Any, kind: Any) -> Any:
     """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
     # A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
-    options = get_args(kind)
-    origin = get_origin(kind)
+    options = typing.get_args(kind)
+    origin = typing.get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         found = [each for each in _fields(kind) if each.name in content]
         return kind(
@@ -170,10 +160,10 @@ def _check(value: Any, kind: Any, place: str) -> None:
     """Raises ValueError if a value does not have a type."""
     if kind is Any:
         return
-    if get_origin(kind) in (Union, types.UnionType):
-        option = _option_for(value, get_args(kind))
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        option = _option_for(value, typing.get_args(kind))
         if option is None:
-            raise _mistake(value, get_args(kind), place)
+            raise _mistake(value, typing.get_args(kind), place)
         _check(value, option, place)
         return
     if kind is AnyFloat:
@@ -195,11 +185,11 @@ def _check(value: Any, kind: Any, place: str) -> None:
 
 def _plain(kind: Any) -> type:
     """Returns the type that json.loads returns for a type, such as dict for dict[str, int]."""
-    if is_typeddict(kind) or is_dataclass(kind):
+    if typing.is_typeddict(kind) or is_dataclass(kind):
         return dict
     if _is_named_tuple(kind):
         return list
-    origin = get_origin(kind) or kind
+    origin = typing.get_origin(kind) or kind
     return {Mapping: dict, Sequence: list, tuple: list}.get(origin, origin)
 
 
@@ -224,7 +214,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _fields(kind: Any) -> tuple[_Field, ...]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
         return tuple(
             _Field(
@@ -238,9 +228,9 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
             for each in fields(kind)
         )
     # __required_keys__ is wrong in modules whose annotations are strings.
-    optional = {name for name, of in hints.items() if get_origin(of) is NotRequired}
+    optional = {name for name, of in hints.items() if typing.get_origin(of) is NotRequired}
     return tuple(
-        _Field(name, get_args(of)[0] if name in optional else of, name not in optional, name)
+        _Field(name, typing.get_args(of)[0] if name in optional else of, name not in optional, name)
         for name, of in hints.items()
     )
 
@@ -259,14 +249,14 @@ def _is_finite(value: float) -> bool:
 
 def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
     """Yields the parts of a value with their types and places."""
-    if is_typeddict(kind) or is_dataclass(kind):
+    if typing.is_typeddict(kind) or is_dataclass(kind):
         for each in _fields(kind):
             if each.name in value:
                 yield value[each.name], each.kind, f"{place}.{each.name}" if place else each.name
             elif each.required:
                 raise ValueError(f"{place or 'it'} has no {each.name!r}")
         return
-    of = get_args(kind)
+    of = typing.get_args(kind)
     if of and isinstance(value, dict):
         yield from ((inner, of[1], f"{place}[{name!r}]") for name, inner in value.items())
     elif of and isinstance(value, list):

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from numpy.typing import ArrayLike
 
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import after_newline, open_regular, replace_file, sync
+from trainer.writers.files import Fence, after_newline, open_regular, replace_file, sync
 from trainer.writers.record_file import RecordFile
 
 SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
@@ -165,9 +165,7 @@ class Truncated(NamedTuple):
     dropped: int  # how many lines were dropped
 
 
-def truncate_after(
-    path: str | os.PathLike[str], step: int, fence: Callable[[], None] | None = None
-) -> Truncated:
+def truncate_after(path: str | os.PathLike[str], step: int, fence: Fence = None) -> Truncated:
     """Drops the lines of later steps than `step`, and incomplete lines.
 
     If they are the last lines, the file is cut off, which works on a full disk too; otherwise a new
@@ -253,7 +251,7 @@ class JsonlWriter(Writer):
         path: str | os.PathLike[str],
         *,
         log: Log = to_stderr,
-        fence: Callable[[], None] | None = None,
+        fence: Fence = None,
         lost: Lost | None = None,
     ) -> None:
         self.path = file_of(path)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from trainer.config.wording import shorten
 from trainer.writers.base import Log, Writer, number
-from trainer.writers.files import Outage
+from trainer.writers.files import Fence, Outage
 from trainer.writers.lines import iterate_metrics
 from trainer.writers.summary import Summary
 
@@ -182,7 +182,7 @@ class LoggerWriter(Writer):
         *,
         rows: Path,
         resumed: int,
-        fence: Callable[[], None] | None = None,
+        fence: Fence = None,
     ):
         self._name, self._reporter = name, reporter
         self._fence = fence or (lambda: None)

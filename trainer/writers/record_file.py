@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.writers.files import Outage, blocks, replace_file
+from trainer.writers.base import Log
+from trainer.writers.files import Fence, Outage, blocks, replace_file
 
+Merge = Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]]
 _REMEMBERED = 1 << 20  # bytes at the end of a file that can be restored if they are cut off
 
 
@@ -21,12 +23,7 @@ class RecordFile:
     # None empties the file. `log` is called with a line when a write fails for the first time, and
     # when one succeeds again. `end` is the offset after the last whole record.
 
-    def __init__(
-        self,
-        path: Path,
-        whole_records: Callable[[BinaryIO], int] | None,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, path: Path, whole_records: Callable[[BinaryIO], int] | None, log: Log):
         self.path = path
         self.end = 0  # offset after the last whole record
         self._whole_records = whole_records
@@ -46,7 +43,7 @@ class RecordFile:
         # later.
         return self._try(lambda: self._append(data))
 
-    def replace_from(self, start: int, data: bytes, fence: Callable[[], None] | None) -> bool:
+    def replace_from(self, start: int, data: bytes, fence: Fence) -> bool:
         """Replaces the records from an offset on, by a renamed file; returns as `write` does."""
         # `start` is where a record begins. A process that is killed meanwhile leaves the old
         # records or the new ones. `fence` is that of `replace_file`.
@@ -85,11 +82,7 @@ class RecordFile:
         # After a write that failed, the file may end in a torn record of our own.
         return "was changed in place" if now.st_size > self.end and self.error is None else None
 
-    def restore(
-        self,
-        merge: Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]],
-        fence: Callable[[], None] | None,
-    ) -> bool:
+    def restore(self, merge: Merge, fence: Fence) -> bool:
         """Restores what others removed, by renaming a new file; returns as `write` does."""
         # A file that was deleted or replaced is still open here, and complete. If it was changed in
         # place, its last bytes, at least 1 MiB, are known from memory. `merge` takes the lines that
@@ -171,7 +164,7 @@ class RecordFile:
         self._remember(self.end, data)
         self.end += len(data)
 
-    def _replace(self, start: int, data: bytes, fence: Callable[[], None] | None) -> None:
+    def _replace(self, start: int, data: bytes, fence: Fence) -> None:
         file = self._open()
         file.seek(0)
         replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)

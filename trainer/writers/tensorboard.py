@@ -6,7 +6,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from trainer.writers.base import Log, Writer, number, to_stderr
+from trainer.writers.files import Fence
 from trainer.writers.record_file import RecordFile
 from trainer.writers.summary import Summary
 
@@ -39,7 +40,7 @@ class TensorBoardWriter(Writer):
         *,
         purge_step: int | None = None,
         log: Log = to_stderr,
-        fence: Callable[[], None] | None = None,
+        fence: Fence = None,
     ) -> None:
         _import_without_torch()
         time_stamp = _time_stamp(Path(logdir))
