@@ -97,9 +97,7 @@ def _place(size: int, role: str | None) -> object:
     """Returns the entry of a PartitionSpec for an axis."""
     if role is None:
         return None
-    if size % parts(role):
-        return PartitionSpec.UNCONSTRAINED
-    return _axes(role) or None
+    return PartitionSpec.UNCONSTRAINED if size % parts(role) else _axes(role) or None
 
 
 def _axes(role: str) -> tuple[str, ...]:

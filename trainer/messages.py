@@ -110,14 +110,9 @@ def duration(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for size, unit, smaller, less in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} {int(seconds % size // smaller)} {less}"
-    raise AssertionError("a minute is the smallest size")
+    sizes = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+    size, unit, smaller, less = next(each for each in sizes if seconds >= each[0])
+    return f"{int(seconds // size)} {unit} {int(seconds % size // smaller)} {less}"
 
 
 def _shown(line: str) -> str:

@@ -56,8 +56,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(value, action.choices, 1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         what = action.metavar or "command"
-        listed = ", ".join(action.choices)
-        text = f"there is no {what} {value!r}. {hint}There are: {listed}."
+        text = f"there is no {what} {value!r}. {hint}There are: {', '.join(action.choices)}."
         raise argparse.ArgumentError(None, text)
 
     def error(self, message: str) -> NoReturn:

@@ -249,38 +249,13 @@ def load(
     places = SearchPath(search_paths)
     paths = [places.find_file(path) for path in paths]
     reader = _FileReader(kinds[0], places, language)
-    root, unused = (_load_gin if kinds[0] == "gin" else _load_yaml)(reader, paths, bindings)
+    read = reader.load_gin if kinds[0] == "gin" else reader.load_yaml
+    root, unused = read(paths, bindings)
     for text in sets:
         check_text(text, Source("--set"))
     config = dataclasses.replace(to_config(root), files=tuple(reader.read), unused=tuple(unused))
     # Last: settings change the resolved tree, from whichever file a value comes.
     return override(config, sets)
-
-
-def _load_yaml(
-    reader: "_FileReader", paths: Sequence[str], bindings: Sequence[str]
-) -> tuple[Node, list[Unused]]:
-    if bindings:
-        raise ConfigError(
-            "Gin's bindings change Gin files, and this config is YAML: use --set path=value, as in"
-            " --set optimizer.clip_norm=1.0.",
-            _binding_source(bindings[0], 0),
-        )
-    return reduce(merge, [reader.yaml(path, None) for path in paths]), []
-
-
-def _load_gin(
-    reader: "_FileReader", paths: Sequence[str], bindings: Sequence[str]
-) -> tuple[Node, list[Unused]]:
-    from trainer.config import gin_scopes
-
-    for path in paths:
-        reader.gin(path, None)
-    for text in bindings:
-        source = _binding_source(text, 1 if "\n" in text.strip() else 0)
-        check_text(text, source)
-        reader.gin_text(text, source, "", included_at=None)
-    return gin_scopes.resolve(reader.statements, Source(paths[0]), reader.language)
 
 
 def _binding_source(text: str, line: int) -> Source:
@@ -300,6 +275,26 @@ class _FileReader:
         self._section = 0
         self.statements: list = []
         self.read: list[ConfigFile] = []
+
+    def load_yaml(self, paths: Sequence[str], bindings: Sequence[str]) -> tuple[Node, list[Unused]]:
+        if bindings:
+            raise ConfigError(
+                "Gin's bindings change Gin files, and this config is YAML: use --set path=value, as"
+                " in --set optimizer.clip_norm=1.0.",
+                _binding_source(bindings[0], 0),
+            )
+        return reduce(merge, [self.yaml(path, None) for path in paths]), []
+
+    def load_gin(self, paths: Sequence[str], bindings: Sequence[str]) -> tuple[Node, list[Unused]]:
+        from trainer.config import gin_scopes
+
+        for path in paths:
+            self.gin(path, None)
+        for text in bindings:
+            source = _binding_source(text, 1 if "\n" in text.strip() else 0)
+            check_text(text, source)
+            self.gin_text(text, source, "", included_at=None)
+        return gin_scopes.resolve(self.statements, Source(paths[0]), self.language)
 
     def gin(self, path: str, included_at: Source | None) -> None:
         with self._opened(path, included_at) as text:

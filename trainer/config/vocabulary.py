@@ -245,8 +245,9 @@ class Vocabulary:
                 f" {here.__name__}, and a config names only what a package defines itself.",
                 source,
             )
-        modules = [key for key, value in vars(module).items() if _is_inner(module, key, value)]
-        hint = known_names(step, [key for key in modules if not key.startswith("_")])
+        modules = {key: x for key, x in vars(module).items() if isinstance(x, ModuleType)}
+        own = [key for key, x in modules.items() if x.__name__ == f"{module.__name__}.{key}"]
+        hint = known_names(step, [key for key in own if not key.startswith("_")])
         raise ConfigError(f"{module.__name__} has no module {step!r} ({name}). {hint}", source)
 
     def _unknown(self, name: str, module: ModuleType, last: str) -> str:
@@ -313,10 +314,6 @@ def _exists(name: str) -> bool:
         return name in sys.modules or importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _is_inner(module: ModuleType, key: str, value: Any) -> bool:
-    return isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{key}"
 
 
 def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:

@@ -1,12 +1,9 @@
 """Data sets that are not on this machine, of which enough is known to plan a run, not to train."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from trainer.protocols import Batch
 
 
 class DataAbsent(ValueError):
@@ -73,12 +70,12 @@ class DeclaredData:
 
     def train(
         self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
-    ) -> Iterator["Batch"]:
+    ) -> Iterator[Any]:
         """Raises ValueError: there are no examples."""
         raise ValueError(self.message)
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
-    ) -> Iterator["Batch"]:
+    ) -> Iterator[Any]:
         """Raises ValueError: there are no examples."""
         raise ValueError(self.message)

@@ -112,5 +112,4 @@ def _found(path: str, real: str) -> Found:
             f"{path} is empty, and an empty document has nothing to learn. Remove the file, or "
             "leave it out of `files`."
         )
-    stamp = Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
-    return Found(path, real, stamp)
+    return Found(path, real, Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino))

@@ -169,8 +169,7 @@ def _folder(name: str, file: Path) -> Path:
 
 def _places(top: str) -> Iterator[Path]:
     """Yields the folder of a package, several for a namespace package, or the file of a module."""
-    module = sys.modules.get(top)
-    folders = [Path(path).absolute() for path in getattr(module, "__path__", ())]
+    folders = [Path(path).absolute() for path in getattr(sys.modules.get(top), "__path__", ())]
     file = _file(top)
     yield from folders or ([file] if file else [])
 

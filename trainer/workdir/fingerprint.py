@@ -3,6 +3,7 @@
 These are versions, code, settings of jax, devices and cores.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -187,8 +188,7 @@ def environment(print_: Mapping[str, Any]) -> dict[str, str]:
 def digest(print_: Mapping[str, Any]) -> str:
     """Returns the first 16 hex digits of the SHA-256 of a fingerprint."""
     # Sorted, because the order of the keys does not count.
-    text = json.dumps(print_, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(print_, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _versions() -> dict[str, str]:
@@ -198,16 +198,14 @@ def _versions() -> dict[str, str]:
     names = {each: each for each in (*_PACKAGES, *plugins)}
     # The key stays "lockstep", the former name of the distribution, for the runs recorded then.
     for key, name in {"lockstep": "lockstep-jax", **names}.items():
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[key] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def _processor() -> dict[str, str | int | None]:
     model, flags = platform.processor(), ""
-    try:
+    with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
@@ -215,8 +213,6 @@ def _processor() -> dict[str, str | int | None]:
             elif key.strip() in ("flags", "Features"):
                 flags = value
                 break  # the next processors are listed in the same way
-    except OSError:
-        pass  # not Linux
     isa = [flag for flag in flags.split() if flag.startswith(_ISA)]
     # The cores that this process may use: results have other bits on one core than on two.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

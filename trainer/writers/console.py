@@ -150,8 +150,7 @@ class ConsoleWriter(Writer):
     def _eta(self, step: int) -> str:
         if not self._speed or not self._total or step >= self._total:
             return ""
-        seconds = round((self._total - step) / self._speed)
-        hours, rest = divmod(seconds, 3600)
+        hours, rest = divmod(round((self._total - step) / self._speed), 3600)  # seconds
         clock = f"{rest // 60:02d}:{rest % 60:02d}"
         return f"ETA {hours}:{clock}" if hours else f"ETA {clock}"
 

@@ -163,5 +163,4 @@ def _name(name: str) -> str:
         cleaned = cleaned.replace("/", "_")
     if cleaned == name and len(name) <= _LONGEST_NAME:
         return name
-    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{cleaned[: _LONGEST_NAME - 9]}-{mark}"
+    return f"{cleaned[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

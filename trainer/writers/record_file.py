@@ -90,8 +90,7 @@ class RecordFile:
         # content.
 
         def replace() -> None:
-            content = merge(self._lines_now(), self._before())
-            replace_file(self.path, content, fence)
+            replace_file(self.path, merge(self._lines_now(), self._before()), fence)
             # Open the new file before closing the old one, which stays in use if this fails.
             file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
             self.close()

@@ -43,8 +43,7 @@ class TensorBoardWriter(Writer):
         fence: Fence = None,
     ) -> None:
         _import_without_torch()
-        time_stamp = _time_stamp(Path(logdir))
-        name = f"{_PREFIX}{time_stamp}.{socket.gethostname()}.{os.getpid()}"
+        name = f"{_PREFIX}{_time_stamp(Path(logdir))}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(Path(logdir) / name, None, log)
         self._log = log
         self._fence = fence or (lambda: None)

@@ -1,5 +1,6 @@
 """Logs runs to Weights & Biases; the only file that imports wandb."""
 
+import contextlib
 import importlib
 import netrc
 import os
@@ -125,11 +126,9 @@ def _has_key(settings: Any) -> bool:
         return True
     host = urlsplit(settings.base_url).hostname or ""
     for file in (os.environ.get("NETRC", "~/.netrc"), "~/_netrc"):
-        try:
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
             if netrc.netrc(os.path.expanduser(file)).authenticators(host):
                 return True
-        except (OSError, netrc.NetrcParseError):
-            continue
     return False
 
 
