@@ -221,7 +221,7 @@ FAULTS = (
     ),
     Fault(
         "the gradient of attention's queries lacks the scale on a CPU",
-        "trainer/models/causal.py",
+        "trainer/models/attention.py",
         "    by_query = jnp.concatenate(by_queries, axis=2).swapaxes(1, 2) * scale\n",
         "    by_query = jnp.concatenate(by_queries, axis=2).swapaxes(1, 2)\n",
         "178cc8d",

@@ -1,4 +1,4 @@
-"""Exit codes, the error of a user's mistake, and text for terminals."""
+"""Exit codes, the errors of a user's mistake, and text for terminals."""
 
 import os
 import re
@@ -35,6 +35,13 @@ class UserError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """Returns what a notebook prints in place of a hundred lines of traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def check_positive(function: str, **numbers: int) -> None:
+    """Raises ValueError if one of the numbers, which are arguments of a function, is below 1."""
+    for argument, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{function} needs {argument} to be at least 1, but got {number}.")
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import short
 from trainer.constraints import computed_by
-from trainer.models import causal
+from trainer.models import attention
 from trainer.models.attention import attend
 
 LENGTHS = [1, 127, 128, 300]
@@ -49,7 +49,7 @@ def test_blocks_compute_what_one_softmax_does_and_so_do_their_gradients(length, 
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        outputs(causal.causal_attention),
+        outputs(attention.causal_attention),
         outputs(whole),
     )
 
@@ -57,7 +57,7 @@ def test_blocks_compute_what_one_softmax_does_and_so_do_their_gradients(length, 
 @pytest.mark.long
 def test_large_scores_do_not_overflow():
     query, key, value = arrays(130)
-    found = causal.causal_attention(100 * query, 100 * key, value, None, 1.0)
+    found = attention.causal_attention(100 * query, 100 * key, value, None, 1.0)
     np.testing.assert_allclose(found, whole(100 * query, 100 * key, value, None, 1.0), atol=1e-4)
 
 
@@ -66,13 +66,13 @@ def test_the_backward_pass_of_a_layer_with_remat_does_not_repeat_the_forward_pas
 
     def exponentials(policy: Any) -> int:
         def layer(query: Any, key: Any, value: Any) -> Any:
-            return jnp.square(causal.causal_attention(query, key, value, None, 1.0)).sum()
+            return jnp.square(attention.causal_attention(query, key, value, None, 1.0)).sum()
 
         kept = jax.checkpoint(layer, policy=policy)
         return str(jax.make_jaxpr(jax.jit(jax.grad(kept)))(*inputs)).count("= exp ")
 
     # Two blocks: both passes have the exponentials of each.
-    assert exponentials(jax.checkpoint_policies.save_only_these_names(causal.SAVED)) == 4
+    assert exponentials(jax.checkpoint_policies.save_only_these_names(attention.SAVED)) == 4
     assert exponentials(jax.checkpoint_policies.nothing_saveable) == 6
 
 
@@ -80,7 +80,7 @@ def test_the_backward_pass_of_a_layer_with_remat_does_not_repeat_the_forward_pas
 def test_several_models_at_once_compute_what_each_does_alone():
     inputs = arrays(130)
     stacked = [jnp.stack([x, 2 * x]) for x in inputs]
-    run = lambda q, k, v: causal.causal_attention(q, k, v, None, 0.5)  # noqa: E731
+    run = lambda q, k, v: attention.causal_attention(q, k, v, None, 0.5)  # noqa: E731
     found = jax.vmap(run)(*stacked)
     for i in range(2):
         np.testing.assert_allclose(found[i], run(*[x[i] for x in stacked]), rtol=1e-5, atol=1e-5)
@@ -110,14 +110,14 @@ def test_what_attention_takes_by_itself(kind, tokens, chosen):
 @pytest.mark.parametrize(("tokens", "blocks"), [(200, 1), (1000, 4), (1024, 4), (8200, 8)])
 def test_a_tpu_has_few_blocks_which_compute_the_same(tokens, blocks):
     with computed_by(SimpleNamespace(platform="tpu")):
-        found = causal._blocks(tokens)
+        found = attention._blocks(tokens)
         assert len(found) == blocks
         rows = [row for queries, _ in found for row in range(*queries.indices(tokens))]
         assert rows == list(range(tokens))
     if tokens < 2000:
         inputs = arrays(tokens)
         with computed_by(SimpleNamespace(platform="tpu")):
-            found = value_and_gradients(causal.causal_attention, inputs)
+            found = value_and_gradients(attention.causal_attention, inputs)
         for one, other in zip(found, value_and_gradients(whole, inputs), strict=True):
             np.testing.assert_allclose(one, other, atol=2e-4)
 

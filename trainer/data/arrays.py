@@ -11,7 +11,8 @@ import numpy as np
 
 from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.data.images import Pixels
-from trainer.data.order import check_positive, permutation, process_rows, random_words
+from trainer.data.order import permutation, process_rows, random_words
+from trainer.messages import check_positive
 
 _GATHERED_BYTES = 1 << 18  # of small batches, which are gathered together
 
@@ -158,11 +159,9 @@ class ArrayDataset:
 
     def _gathered_together(self, size: int, examples: int) -> int:
         """Returns how many batches are gathered at once: small ones take a third of the time."""
-        return max(1, min(_GATHERED_BYTES // max(size * self._example_bytes, 1), examples // size))
-
-    @functools.cached_property
-    def _example_bytes(self) -> int:
-        return sum(x.nbytes for x in self._seen(self._train, np.zeros(1, np.intp), None).values())
+        example = self._seen(self._train, np.zeros(1, np.intp), None).values()
+        fitting = _GATHERED_BYTES // max(size * sum(x.nbytes for x in example), 1)
+        return max(1, min(fitting, examples // size))
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None

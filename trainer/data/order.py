@@ -1,4 +1,4 @@
-"""The random order of examples, a pure function of seed and epoch; and the sizes of batches.
+"""The random order of examples, a pure function of seed and epoch; and the parts of batches.
 
 `permutation` orders data sets in memory, and `examples_at` long streams.
 """
@@ -9,13 +9,6 @@ import math
 import numpy as np
 
 _ROUNDS = 8
-
-
-def check_positive(name: str, **sizes: int) -> None:
-    """Raises ValueError if a number that is an argument of a data set is below 1."""
-    for argument, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
 
 
 def process_rows(

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from trainer.data.absent import DataAbsent
 from trainer.data.arrays import choose_validation
 from trainer.data.folders import base_name, data_root, opened, prepared_directory
 from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
-from trainer.data.order import check_positive, examples_at, process_rows, random_words
-from trainer.messages import UserError
+from trainer.data.order import examples_at, process_rows, random_words
+from trainer.messages import UserError, check_positive
 
 _AHEAD = 2  # batches whose decoding begins before they are asked for
 _CHUNK = 8  # images that a thread reads and decodes at once
@@ -33,18 +33,19 @@ Pending = tuple[Batch, list[Future[None]]]
 """A batch, and the tasks of the threads that are still writing its rows."""
 
 
-class Records(Protocol):
-    """The examples of a split, which several threads read."""
+class Records:
+    """The encoded images and the labels of a split, which several threads read."""
 
-    fingerprint: str
+    def __init__(self, source: Any, fingerprint: str):
+        self._source, self.fingerprint = source, fingerprint
 
     def __len__(self) -> int:
-        """Returns the number of examples."""
-        ...
+        return len(self._source)
 
     def read(self, indices: Sequence[int]) -> list[tuple[bytes, int]]:
         """Returns the encoded images and the labels of examples."""
-        ...
+        found = self._source.__getitems__(list(indices))
+        return [(example["image"], int(example["label"])) for example in found]
 
 
 class ImageStream:
@@ -325,21 +326,7 @@ def count_examples(directory: Path) -> dict[str, int]:
     return {split: len(records) for split, records in splits.items()}
 
 
-class _TfdsRecords:
-    """The encoded images and the labels of a split of a prepared data set."""
-
-    def __init__(self, source: Any, fingerprint: str):
-        self._source, self.fingerprint = source, fingerprint
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[bytes, int]]:
-        found = self._source.__getitems__(list(indices))
-        return [(example["image"], int(example["label"])) for example in found]
-
-
-def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, _TfdsRecords]:
+def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, Records]:
     """Opens splits of a prepared data set, all of them if `names` is None."""
     hint = "Remove" if names is None else "Choose another split, or remove"
     with opened(directory, hint) as builder:
@@ -353,7 +340,7 @@ def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, _Tfd
         described = _describe(directory)
     _check_features(features, directory)
     return {
-        name: _TfdsRecords(source, hashlib.sha256(f"{name}\n".encode() + described).hexdigest())
+        name: Records(source, hashlib.sha256(f"{name}\n".encode() + described).hexdigest())
         for name, source in sources.items()
     }
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trainer.data.order import check_positive, examples_at, process_rows
+from trainer.data.order import examples_at, process_rows
 from trainer.data.shards import TokenStream
-from trainer.messages import UserError
+from trainer.messages import UserError, check_positive
 
 if TYPE_CHECKING:
     from trainer.protocols import Tokenizer

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.absent import DataAbsent
-from trainer.data.order import check_positive
 from trainer.data.shards import NoShards, TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
+from trainer.messages import check_positive
 
 _SCANNED = 2**27  # tokens, up to which all are read to find the largest
 

@@ -6,8 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from trainer.messages import check_positive
 from trainer.models.initial import convolution
-from trainer.models.layers import BatchNorm, Linear, check_positive
+from trainer.models.layers import BatchNorm, Linear
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 

@@ -16,6 +16,7 @@ from trainer.config.wording import known_names
 from trainer.constraints import constrain
 from trainer.logits import SOFT_CAPS, ChunkedLogits
 from trainer.logits.cross_entropy import wide
+from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
 from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
@@ -273,7 +274,7 @@ def gpt(
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
     chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim}
     sizes |= {name: size for name, size in chosen.items() if size is not None}
-    layers.check_positive("models.gpt", **sizes, base_width=base)
+    check_positive("models.gpt", **sizes, base_width=base)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
     names = {"activation": (activation, ACTIVATIONS), "rope": (rope, ROTATIONS)}

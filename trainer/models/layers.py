@@ -21,7 +21,6 @@ from optim.dtypes import widen
 from optim.patterns import fullmatch
 from trainer.config.wording import known_names, listing
 from trainer.constraints import constrain, device
-from trainer.models.causal import SAVED
 from trainer.models.initial import Initializer, matrix, ones, zeros
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -30,6 +29,9 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "swiglu": jax.nn.silu,
 }
 """What `Mlp` applies to its hidden units, or, with "swiglu", to the gate they are multiplied by."""
+
+SAVED = "attended"
+"""The name of what a backward pass needs of attention besides queries, keys and values."""
 
 REMAT: Mapping[str, Callable[..., bool] | None] = {
     "products": jax.checkpoint_policies.save_from_both_policies(
@@ -352,10 +354,3 @@ def near_divisors(number: int, near: int, even: bool = False) -> str:
     fits = [n for n in range(1, number + 1) if number % n == 0 and not (even and number // n % 2)]
     below, above = [n for n in fits if n < near][-1:], [n for n in fits if n > near][:1]
     return " or ".join(map(str, below + above))
-
-
-def check_positive(model: str, **sizes: int) -> None:
-    """Raises ValueError if one of a model's sizes, which are named as its arguments, is below 1."""
-    for argument, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{model} needs {argument} to be at least 1, but got {size}.")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 
-from trainer.models.layers import Linear, check_positive, run_stack
+from trainer.messages import check_positive
+from trainer.models.layers import Linear, run_stack
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 

@@ -65,13 +65,9 @@ def from_nnx(
     # nnx.split returns the graph and a state for each of these kinds; `...` is the rest.
     kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
 
-    modes: dict[type, Mode] = {}
-
-    def mode_of(module: Any) -> Mode:
-        kind = type(module)
-        if kind not in modes:
-            modes[kind] = call_mode(kind, inputs, train_kwargs, eval_kwargs, "models.from_nnx")
-        return modes[kind]
+    @functools.cache
+    def mode_of(kind: type) -> Mode:
+        return call_mode(kind, inputs, train_kwargs, eval_kwargs, "models.from_nnx")
 
     @functools.cache
     def structure() -> tuple[Any, ...]:
@@ -92,7 +88,7 @@ def from_nnx(
 
         def build() -> None:
             module = constructor(rngs=nnx.Rngs(0))
-            arguments.update({**_set_mode(module, train), **mode_of(module)(train)})
+            arguments.update({**_set_mode(module, train), **mode_of(type(module))(train)})
 
         jax.eval_shape(build)
         return arguments
@@ -102,7 +98,7 @@ def from_nnx(
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
         module = constructor(rngs=nnx.Rngs(other_key, params=params_key))
-        mode_of(module)
+        mode_of(type(module))
         _, params, _, _, rest = nnx.split(module, *kinds)
         return _to_dict(params), _to_dict(rest)
 
@@ -123,7 +119,7 @@ def from_nnx(
         params: Any, model_state: Any, batch: Mapping[str, Any], *, key: Any, train: bool
     ) -> tuple[Any, Any]:
         module = bind(params, model_state, key=key, train=train)
-        outputs = module(*pick_inputs(batch, inputs), **mode_of(module)(train))
+        outputs = module(*pick_inputs(batch, inputs), **mode_of(type(module))(train))
         if not train:
             return outputs, model_state
         return outputs, _to_dict(nnx.split(module, *kinds)[4])

@@ -11,6 +11,7 @@ import numpy as np
 from optim.dtypes import widen
 from trainer.constraints import constrain
 from trainer.logits.cross_entropy import wide
+from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
@@ -197,7 +198,7 @@ def vit(
     """
     mlp_dim = 4 * width if mlp_dim is None else mlp_dim
     sizes = {"width": width, "depth": depth, "num_heads": num_heads, "mlp_dim": mlp_dim}
-    layers.check_positive("models.vit", **sizes, patch_size=patch_size, num_classes=num_classes)
+    check_positive("models.vit", **sizes, patch_size=patch_size, num_classes=num_classes)
     if width % num_heads:
         raise ValueError(
             f"models.vit divides its width among its heads, but num_heads={num_heads} does not "

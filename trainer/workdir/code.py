@@ -186,9 +186,7 @@ def _imports(name: str, tree: ast.Module) -> Iterator[str]:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and package:
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             names = [f"{base}.{alias.name}" for alias in node.names]
         for each in names:

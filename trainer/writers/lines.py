@@ -333,18 +333,16 @@ class JsonlWriter(Writer):
 
     def _restore(self, change: str) -> bool:
         """Restores the rows that are known; returns whether the file can be written now."""
-        kept = 0
+        lines: list[bytes] = []
 
         def merge(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
-            nonlocal kept
-            lines = merge_lines(now, before)
-            kept = len(lines)
+            lines[:] = merge_lines(now, before)
             return lines
 
         if not self._file.restore(merge, self._fence):
             return False
-        missing = max(0, (self.rows or 0) - kept)
-        self.rows, self._read_last_line = kept, False  # the last line may have changed
+        missing = max(0, (self.rows or 0) - len(lines))
+        self.rows, self._read_last_line = len(lines), False  # the last line may have changed
         sentence = f"{self.path} {change} by another program while this run was writing to it"
         if missing:
             # The first step that has a row in the file, or will have one.
