@@ -357,11 +357,8 @@ FAULTS = (
         "changed data of a resumed run are only logged",
         # A change of what the table has is an error, and all else a line of the log.
         "trainer/workdir/fingerprint.py",
-        """\
-    "data": "data",
-    "processes": "data",
-""",
-        '    "processes": "data",\n',
+        '"batch_size", "data", "processes")',
+        '"batch_size", "processes")',
         "2d130cd",
     ),
     Fault(
