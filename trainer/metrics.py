@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from trainer.logits import ChunkedLogits
 from trainer.losses import check_array, check_outputs, over_features, per_position, pick
-from trainer.messages import check_positive
 
 __all__ = [
     "accuracy",
@@ -77,7 +76,8 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
         >>> metric.from_model_output(outputs=outputs, batch={"label": labels}).compute().tolist()
         0.5
     """
-    check_positive("metrics.top_k_accuracy", k=k)
+    if k < 1:
+        raise ValueError(f"metrics.top_k_accuracy needs k to be at least 1, but got {k}.")
 
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         check_outputs(outputs, batch, "metrics.top_k_accuracy")

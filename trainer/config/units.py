@@ -124,14 +124,14 @@ class Units:
         examples = number
         if unit == "epoch":
             examples *= self._known(self.num_examples, value, "the size of the data set", source)
-        elif unit == "token" and self.tokens_per_example is None:
-            raise ConfigError(
-                f"{value!r} is a number of tokens, and the data set does not say how many tokens an"
-                " example has: it has no attribute tokens_per_example, as data sets of text have."
-                " Write a number of steps, epochs or examples.",
-                source,
-            )
         elif unit == "token":
+            if self.tokens_per_example is None:
+                raise ConfigError(
+                    f"{value!r} is a number of tokens, and the data set does not say how many"
+                    " tokens an example has: it has no attribute tokens_per_example, as data sets"
+                    " of text have. Write a number of steps, epochs or examples.",
+                    source,
+                )
             examples /= self.tokens_per_example
         return math.ceil(examples / batch)
 

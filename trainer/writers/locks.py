@@ -337,10 +337,8 @@ class WorkdirLock:
         if self._descriptor is None:
             raise WorkdirTakenOver(f"The workdir {self.directory} was closed by this process.")
         if _read_epoch(self._epoch_path) != (self.epoch, self._word):
-            there = self._epoch_path.exists()
-            what = (
-                f"taken over by {describe_holder(read_holder(self.path))}" if there else "removed"
-            )
+            holder = describe_holder(read_holder(self.path))
+            what = f"taken over by {holder}" if self._epoch_path.exists() else "removed"
             raise WorkdirTakenOver(
                 f"The workdir {self.directory} was {what}. This process writes nothing more there."
             )

@@ -112,9 +112,8 @@ class TensorBoardWriter(Writer):
         """
         if summary.end not in ("done", "diverged") or not self._started:
             return
-        success = summary.end == "done"
         hparams, api = _proto("plugin_hparams"), _proto("api")
-        status = api.STATUS_SUCCESS if success else api.STATUS_FAILURE
+        status = api.STATUS_SUCCESS if summary.end == "done" else api.STATUS_FAILURE
         end = hparams.SessionEndInfo(status=status, end_time_secs=time.time())
         content = hparams.HParamsPluginData(session_end_info=end, version=0)
         messages = _proto("summary")
