@@ -87,10 +87,7 @@ def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
         start = after_newline(file, end - 1)
         file.seek(start)
         row = _decode(file.read(end - start))
-    if row is None:
-        return None
-    step = row.pop("step")
-    return step, _values(row), start
+    return None if row is None else (row.pop("step"), _values(row), start)
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
