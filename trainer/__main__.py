@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _shadow() -> str:
     """Returns a sentence about a folder or file that shadows one of our packages, or nothing."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    for name in ("trainer", "optim"):
-        spec = importlib.util.find_spec(name)
+    specs = importlib.util.find_spec("trainer"), importlib.util.find_spec("optim")
+    for name, spec in zip(("trainer", "optim"), specs, strict=True):
         found = [*(spec.submodule_search_locations or [spec.origin or ""])] if spec else []
         found = [os.path.realpath(each) for each in found]
         ours = os.path.join(home, name)
