@@ -84,7 +84,7 @@ def unlike(arms, path):
 def test_a_comparison_has_equal_schedules_decay_clipping_and_spaces(tmp_path, capsys):
     assert main(["new", "comparison", "first"]) == 0
     printed = capsys.readouterr().out
-    assert "compares adamw and muon: 64 runs, and 16 final runs." in printed
+    assert "compares adamw and muon: 64 runs, and 16 final runs.\npower: 2 arms" in printed
     path = "optimizer.groups.matrices.optimizer"
     arms = arms_of(tmp_path / "first/sweep.yaml")
     assert [*arms] == ["adamw", "muon"] and not unlike(arms, path)
@@ -105,6 +105,7 @@ def test_a_comparison_has_equal_schedules_decay_clipping_and_spaces(tmp_path, ca
 def test_a_comparison_says_what_else_differs(tmp_path, capsys):
     words = ["--on=digits", "--optimizers=adamw,sgd,prodigy,sam,mechanize", "--searches=5"]
     assert main(["new", "comparison", "five", *words, "--trials=3", "--relevant=0.05"]) == 0
+    assert "with fewer than 4, a narrow space would win" in capsys.readouterr().out
     text = (tmp_path / "five/sweep.yaml").read_text()
     assert "trials: 3" in text and "searches: 5" in text and "relevant: 0.05" in text
     # SAM's second rate is constant, and mechanize has a decay of its own, of another kind.

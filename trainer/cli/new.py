@@ -153,7 +153,7 @@ def _comparison(arguments: argparse.Namespace) -> int:
     _write(folder, files)
     file = folder / "sweep.yaml"
     try:
-        differs = _differences(file, arguments.vocabulary)
+        differs, power = _differences(file, arguments.vocabulary)
     except BaseException:
         for name in files:
             (folder / name).unlink()
@@ -165,6 +165,8 @@ def _comparison(arguments: argparse.Namespace) -> int:
         f"{folder}/sweep.yaml compares {joined([*arms])}:"
         f" {plural(runs, 'run')}, and {plural(len(arms) * searches, 'final run')}."
     )
+    for line in power:
+        show(line)
     given = "".join(f" --vocabulary={each}" for each in arguments.vocabulary)
     options = f"--config={quote(str(folder / 'sweep.yaml'))}{given}"
     sweep = quote(f"sweeps/{folder.name}")
@@ -247,7 +249,7 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     if value is None and "learning_rate" in parameters:
         value = parameters["learning_rate"].default
     scale, changed = _scale(value), {}
-    if scale:
+    if isinstance(value, Call) and scale:
         value = value.kwargs[scale]
     if not isinstance(value, int | float):
         raise UserError(
@@ -341,8 +343,9 @@ class _Sweep(NamedTuple):
         )
 
 
-def _differences(file: Path, packages: Sequence[str]) -> list[str]:
-    """Returns in what the arms of a file differ that it does not name."""
+def _differences(file: Path, packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns in what the arms of a file differ that it does not name, and what it can find."""
+    from trainer.report.planned_power import power_of_plan
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_text import differences_on
     from trainer.sweep.programs import find_programs
@@ -351,7 +354,7 @@ def _differences(file: Path, packages: Sequence[str]) -> list[str]:
     config = configs.load([str(file)], language=SWEEP)
     definition = read_sweep(config, packages)
     plan = find_programs(definition, make_plan(definition), packages)
-    return differences_on(plan, "").unnamed(())
+    return differences_on(plan, "").unnamed(()), power_of_plan(plan, None)
 
 
 # All of them.
