@@ -530,7 +530,7 @@ class Clock:
 
 def test_the_console_prints_one_line_a_step_with_speed_and_eta() -> None:
     stream, clock = io.StringIO(), Clock()
-    writer = ConsoleWriter(1000, 32, stream=stream, clock=clock)
+    writer = ConsoleWriter(1000, 32, more=["all"], stream=stream, clock=clock)
     writer.progress(1)
     for step in (101, 201):
         clock.now += 10
@@ -547,7 +547,7 @@ def test_the_console_prints_one_line_a_step_with_speed_and_eta() -> None:
 
 def test_the_speed_reported_by_the_loop_is_printed() -> None:
     stream = io.StringIO()
-    writer = ConsoleWriter(100, 4, stream=stream)
+    writer = ConsoleWriter(100, 4, more=["x", "speed"], stream=stream)
     writer.write_scalars(50, {"x": 1.0, "perf/steps_per_second": 5.0, "perf/flops": 1e12})
     writer.close()
     assert stream.getvalue() == "step 50/100  x 1  5 steps/s  20 examples/s  ETA 00:10\n"
@@ -555,7 +555,7 @@ def test_the_speed_reported_by_the_loop_is_printed() -> None:
 
 def test_a_line_without_a_speed_repeats_the_last_reported_one() -> None:
     stream, clock = io.StringIO(), Clock()
-    writer = ConsoleWriter(100, stream=stream, clock=clock)
+    writer = ConsoleWriter(100, more=["all"], stream=stream, clock=clock)
     writer.write_scalars(50, {"x": 1.0, "perf/steps_per_second": 5.0})
     clock.now += 0.001
     writer.write_scalars(51, {"eval/x": 2.0})
@@ -565,7 +565,7 @@ def test_a_line_without_a_speed_repeats_the_last_reported_one() -> None:
 
 def test_without_a_total_the_eta_is_omitted() -> None:
     stream = io.StringIO()
-    writer = ConsoleWriter(stream=stream)
+    writer = ConsoleWriter(more=["x"], stream=stream)
     writer.write_scalars(5, {"x": 1.0})
     writer.close()
     assert stream.getvalue() == "step 5  x 1\n"
@@ -580,7 +580,7 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     stream, clock = Terminal(), Clock()
-    writer = ConsoleWriter(100, 8, stream=stream, clock=clock, first_step=40)
+    writer = ConsoleWriter(100, 8, more=["all"], stream=stream, clock=clock, first_step=40)
     for step in range(41, 61):
         clock.now += 0.5
         writer.progress(step)
@@ -610,20 +610,41 @@ BY_IMPORTANCE = [
     "train/loss 2.137",
     "eval/loss 1.914",
     "eval/accuracy 0.3194",
-    "grad_norm 1.795",
     "skipped 0",
     "learning_rate/matrices 0.01946",
     "learning_rate/rest 0.002919",
-    "beta/matrices 0.95",
 ]
+REST = ["beta/matrices 0.95", "grad_norm 1.795"]  # in the order in which they were written
 
 
-def test_a_pipe_gets_every_metric_the_most_important_first() -> None:
+@pytest.mark.parametrize(
+    ("more", "shown"), [([], []), (["grad_norm"], REST[1:]), (["all"], REST), (["speed"], [])]
+)
+def test_a_pipe_gets_losses_metrics_rates_and_what_is_asked_for(more, shown) -> None:
     stream = io.StringIO()
-    writer = ConsoleWriter(1000, stream=stream)
+    writer = ConsoleWriter(1000, more=more, stream=stream)
     writer.write_scalars(100, METRICS)
     writer.close()
-    assert stream.getvalue() == "  ".join(BY_IMPORTANCE) + "\n"
+    assert stream.getvalue() == "  ".join([*BY_IMPORTANCE, *shown]) + "\n"
+
+
+def test_what_is_not_finite_is_shown_without_being_asked_for() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream=stream)
+    writer.write_scalars(1, {"train/loss": 1.0, "grad_norm": math.inf, "examples": 32})
+    writer.close()
+    assert stream.getvalue() == "step 1  train/loss 1  grad_norm inf\n"
+
+
+def test_a_name_that_no_metric_has_is_named_at_the_end() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(more=["grad_nrom", "speed"], stream=stream)
+    writer.write_scalars(1, {"train/loss": 1.0, "grad_norm": 2.0})
+    writer.close()
+    writer.close()
+    assert stream.getvalue().splitlines()[1:] == [
+        "The writer console:grad_nrom,speed found no metric 'grad_nrom'. Did you mean 'grad_norm'?"
+    ]
 
 
 def test_metrics_of_training_and_of_validation_come_before_those_of_the_test_split() -> None:
@@ -647,8 +668,8 @@ def printed(stream: io.StringIO) -> list[str]:
         (40, BY_IMPORTANCE[:2]),
         (60, [*BY_IMPORTANCE[:3], "skipped 0"]),  # for which there is room yet
         (80, BY_IMPORTANCE[:4]),
-        (120, [*BY_IMPORTANCE[:6], "beta/matrices 0.95"]),
-        (200, BY_IMPORTANCE),
+        (120, BY_IMPORTANCE[:6]),
+        (200, [*BY_IMPORTANCE, *REST]),
     ],
 )
 def test_a_terminal_gets_one_line_a_log_interval_with_the_metrics_that_fit(
@@ -657,7 +678,7 @@ def test_a_terminal_gets_one_line_a_log_interval_with_the_metrics_that_fit(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
-    writer = ConsoleWriter(1000, 128, stream=stream)
+    writer = ConsoleWriter(1000, 128, more=["all"], stream=stream)
     writer.progress(1)
     writer.write_scalars(100, METRICS)
     writer.close()

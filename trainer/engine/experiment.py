@@ -127,7 +127,9 @@ class Experiment:
             it keeps. Objects with a method `bind` are hooks, too, such as `hooks.samples`, which
             continues a text after each evaluation; see `trainer.hooks.HookContext`.
         writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console",
-            "wandb", "mlflow", or a writer of clu, such as "clu.SummaryWriter".
+            "wandb", "mlflow", or a writer of clu, such as "clu.SummaryWriter". The terminal shows
+            losses, metrics, learning rates and the time left; "console:grad_norm,speed" also what
+            it names, and "console:all" everything.
 
     Raises:
         ValueError: a field is out of its range, or does not fit another.

@@ -438,7 +438,8 @@ def keep_examples(
 def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
     # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
-    return [name for name in config.root.kwargs.get("writers") or () if name != "console"]
+    names = config.root.kwargs.get("writers") or ()
+    return [name for name in names if name.partition(":")[0] != "console"]
 
 
 def check_folder(claim: Claim) -> None:

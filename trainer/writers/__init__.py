@@ -58,13 +58,14 @@ def check_names(names: Sequence[str]) -> None:
     """Checks that writers exist, and that their packages are installed.
 
     Args:
-        names: names in NAMES.
+        names: names in NAMES; "console" may be followed by what it prints besides, as in
+            "console:grad_norm,speed".
 
     Raises:
         ConfigError: a name is not that of a writer, or its package is not installed.
     """
     for name in names:
-        if name not in NAMES:
+        if name not in NAMES and not name.startswith("console:"):
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"There is no writer {name!r}.{hint} There are {', '.join(NAMES)}.")
@@ -169,8 +170,10 @@ def create(
         if name == "tensorboard":
             purge = None if resumed is None else resumed + 1  # the first step of this process
             writers.append(TensorBoardWriter(workdir, purge_step=purge, log=log, fence=fence))
-        elif name == "console":
-            writers.append(ConsoleWriter(total_steps, batch_size, first_step=resumed or 0))
+        elif name.partition(":")[0] == "console":
+            more = name.partition(":")[2].split(",") if ":" in name else ()
+            first = resumed or 0
+            writers.append(ConsoleWriter(total_steps, batch_size, more=more, first_step=first))
         elif name in LOGGERS:
             identity = identity or (lambda: identity_of_run(Path(workdir), {}))
             reporter = reporter or Reporter(log)

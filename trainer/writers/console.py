@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from numpy.typing import ArrayLike
 
+from trainer.config.wording import known_names
 from trainer.messages import printable
 from trainer.writers.base import Writer, number
 
@@ -16,26 +17,28 @@ if TYPE_CHECKING:
 
 SPEED = "perf/steps_per_second"
 TOKEN_SPEED = "perf/tokens_per_second"
-# Prefixes of the names of metrics, in the order of a line; all others come after them.
+# Prefixes of the metrics that are shown, in the order of a line; what is asked for follows them.
 _ORDER = (
     *("train/loss", "train/", "validation/", "eval/"),
-    *("grad_norm", "skipped", "rollbacks", "learning_rate/"),
+    *("skipped", "rollbacks", "learning_rate/"),
 )
 _WIDE = 60  # columns of a terminal from which the bar also shows the speed
 _REFRESH = 0.1  # seconds between two updates of the bar
 
 
 class ConsoleWriter(Writer):
-    """Prints the scalars of a step as one line, the most important first, with speed and ETA.
+    """Prints a line for each step: losses, metrics, learning rates, and the time left (ETA).
 
     Values of one step are merged until values of another step arrive or flush() is called. On a
     terminal the lines are above a progress bar (rich), which progress() advances and which shows
-    the speed. A line has the metrics that fit into the width of the terminal; metrics.jsonl has
-    all of them. The speed is the metric "perf/steps_per_second" if the loop writes it, otherwise
-    it is measured between lines. Other metrics under "perf/" are not printed. Where the loop counts
-    tokens, they are printed instead of examples and epochs.
+    the speed. A line has the metrics that fit into the width of the terminal, and every value that
+    is not finite; metrics.jsonl has all metrics. The speed is the metric "perf/steps_per_second" if
+    the loop writes it, otherwise it is measured between lines. Other metrics under "perf/" are not
+    printed.
 
     Args:
+        more: names of metrics to print besides, such as "grad_norm" or "examples"; "speed" for
+            steps, and tokens or examples, per second; "all" for everything.
         total_steps: number of steps of the run, for ETA and bar; None if it is not known.
         batch_size: examples per step, for examples per second.
         first_step: the step from which the run was resumed.
@@ -48,12 +51,15 @@ class ConsoleWriter(Writer):
         total_steps: int | None = None,
         batch_size: int | None = None,
         *,
+        more: Sequence[str] = (),
         first_step: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
         self._batch_size = batch_size
+        self._more = more
+        self._known = {"speed", "all"}  # names that were given, or mean something
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._pending: tuple[int, dict[str, float]] | None = None
@@ -94,16 +100,19 @@ class ConsoleWriter(Writer):
         self._loop_writes_speed = self._loop_writes_speed or SPEED in values
         self._speed = values.get(SPEED, self._speed)
         self._token_speed = values.get(TOKEN_SPEED, self._token_speed)
-        shown = {name: value for name, value in values.items() if not name.startswith("perf/")}
-        self._pending[1].update(shown)
+        self._known.update(values)
+        for name, value in values.items():
+            asked = "all" in self._more or name in self._more
+            if not name.startswith("perf/") and (
+                asked or _rank(name) < len(_ORDER) or not math.isfinite(value)
+            ):
+                self._pending[1][name] = value
 
     def flush(self) -> None:
         """Prints the pending line."""
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
-        if "tokens" in values:
-            values = {name: x for name, x in values.items() if name not in ("examples", "epochs")}
         total = f"/{self._total}" if self._total else ""
         named = (f"{printable(name)} {_short(values[name])}" for name in sorted(values, key=_rank))
         fields = [f"step {step}{total}", *named]
@@ -115,12 +124,18 @@ class ConsoleWriter(Writer):
             # No markup: rich would read a name in brackets as a style.
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
-            tail = [text for text in (self._speed_text(), self._eta(step)) if text]
+            speed = self._speed_text() if {"all", "speed"} & {*self._more} else ""
+            tail = [text for text in (speed, self._eta(step)) if text]
             print("  ".join(fields + tail), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Prints the pending line and removes the bar."""
+        """Prints the pending line, and removes the bar."""
         self.flush()
+        if unknown := [name for name in self._more if name not in self._known]:
+            known = known_names(unknown[0], sorted(self._known), "There are")
+            text = f"The writer console:{','.join(self._more)} found no metric {unknown[0]!r}."
+            print(printable(f"{text} {known}"), file=self._stream)
+            self._more = ()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
