@@ -1,5 +1,6 @@
 """In which respects arms are not alike, beside their optimizers and what they searched."""
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +35,8 @@ def conditions(workload: Workload) -> list[str]:
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
-    ended = {run.name: run.end for run in (*workload.trials, *workload.failed_below)}
-    twice = [
-        name for name, failed in workload.again.items() if failed and ended.get(name) == "failed"
-    ]
-    if twice:
+    failed = {r.name for r in (*workload.trials, *workload.failed_below) if r.end == "failed"}
+    if twice := [name for name, before in workload.again.items() if before and name in failed]:
         sentences.append(f"Of these, trials failed again, and rank last: {listing(twice, 6)}.")
     return [*sentences, *workload.caveats, *changed_code(workload), *_machines(workload)]
 
@@ -105,13 +103,11 @@ def _config_of(workload: Workload, arm: str) -> Call | None:
     return full or workload.configs.get(arm)
 
 
-def read_config(folder: Path) -> Call | None:
+def read_config(folder: str | Path, *names: str) -> Call | None:
     """Returns the config of a run, with its defaults if they were written; None if it has none."""
-    for name in ("config_full.yaml", "config.yaml"):
-        try:
-            return configs.load([folder / name]).root
-        except (UserError, OSError):
-            continue
+    for name in names or ("config_full.yaml", "config.yaml"):
+        with contextlib.suppress(UserError, OSError):
+            return configs.load([Path(folder) / name]).root
     return None
 
 
@@ -195,10 +191,10 @@ def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """Returns names and values of what the bits of runs depend on; "differs" where they differ."""
     # There must be at least one run, and each must have a fingerprint.
     rows = []
-    for key, value in runs[0].fingerprint.items():
+    for key in runs[0].fingerprint:
         if key not in ("config", "seed", "data_seed", "isa"):
-            every = {fingerprint_text(run.fingerprint.get(key)) for run in runs}
-            rows.append((key, fingerprint_text(value) if len(every) == 1 else "differs"))
+            first, *others = {fingerprint_text(run.fingerprint.get(key)) for run in runs}
+            rows.append((key, "differs" if others else first))
     return rows
 
 

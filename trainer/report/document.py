@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from trainer.report.wording import p_text
+from trainer.report.wording import p_text, shown
 
 Cell = str | int | float | None
 # "number" has four significant digits; "p" is a p value; "share" is a fraction of 1, written in
@@ -75,11 +75,7 @@ class Table:
 
     def compact(self, keep: Collection[str] = ()) -> "Table":
         """Returns the table without columns that are None in all rows, except those in `keep`."""
-        return self.only(
-            lambda column, cells: (
-                not cells or column.name in keep or any(cell is not None for cell in cells)
-            )
-        )
+        return self.only(lambda column, cells: column.name in keep or set(cells) != {None})
 
     def only(self, kept: Callable[[Column, list[Cell]], bool]) -> "Table":
         """Returns the table with some of its columns, decided by them and their cells."""
@@ -214,9 +210,9 @@ class Report:
     @property
     def sections(self) -> list[Panel]:
         """The panels, with one for the trials inserted before the methods, if there is none yet."""
-        panels = list(self.panels)
-        if self.trials and all(panel.name != "trials" for panel in panels):
-            at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
+        panels, names = list(self.panels), [panel.name for panel in self.panels]
+        if self.trials and "trials" not in names:
+            at = names.index("methods") if "methods" in names else len(panels)
             panels.insert(at, Panel("trials", "Trials", "describes", ()))
         return panels
 
@@ -241,9 +237,8 @@ class Report:
     @property
     def tables(self) -> list[Table]:
         """All tables, those of the figures and of the trials included."""
-        blocks = [block for panel in self.panels for block in panel.blocks]
-        shown = [table for block in blocks for table in block.tables]
-        return [*shown, *(f.table for f in self.figures), *(each.table for each in self.trials)]
+        of_panels = [t for panel in self.panels for block in panel.blocks for t in block.tables]
+        return [*of_panels, *(f.table for f in self.figures), *(each.table for each in self.trials)]
 
 
 def column_name(text: str, taken: Collection[str] = ()) -> str:
@@ -287,8 +282,7 @@ def text_of(kind: str, value: Cell) -> str:
         if value < 120:
             return f"{value:.3g} s"
         return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
-    value += 0.0  # turns -0 into 0
-    return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
+    return shown(value) if abs(value) < 1e5 else f"{value:.3e}"
 
 
 def finite(value: float) -> float | None:

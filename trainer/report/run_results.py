@@ -9,6 +9,7 @@ from typing import Literal
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError, plural
+from trainer.report.conditions import read_config
 from trainer.report.plots import Line, combine, read_points
 from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
 from trainer.report.wording import joined
@@ -32,11 +33,15 @@ def read_runs(
     # if a folder is not that of a run, no run has the metric, or an arm has a seed twice.
     named = names_of([run for workdir in workdirs for run in _runs(Path(workdir))])
     groups = group_by_seed(named)
-    results = tuple(
-        _result(Path(folder), folder, arm) for arm, folders in groups.items() for folder in folders
-    )
+    results = tuple(_result(folder, arm) for arm, folders in groups.items() for folder in folders)
     _check_seeds(results)
-    faults = tuple(fault for run in results for fault in _faults(run))
+    roots = {arm: read_config(folders[0], "config.yaml") for arm, folders in groups.items()}
+    missing = [run.name for run in results if run.end == MISSING.end]
+    are, others = "is" if len(missing) == 1 else "are", " and others" if len(missing) > 5 else ""
+    text = (
+        f"{plural(len(missing), 'run')} did not end, and {are} not compared:"
+        f" {joined(missing[:5])}{others}."
+    )
     return Workload(
         name="runs",
         path=None,
@@ -46,10 +51,10 @@ def read_runs(
         finals=results,
         spaces={},
         winners={},
-        missing=tuple(_missing(results)),
-        faults=faults,
+        missing=(text,) if missing else (),
+        faults=tuple(fault for run in results for fault in _faults(run)),
         picked=_picked(groups),
-        configs={arm: root for arm, folders in groups.items() if (root := _config(folders[0]))},
+        configs={arm: root for arm, root in roots.items() if root},
     )
 
 
@@ -66,8 +71,7 @@ def _runs(workdir: Path) -> list[str]:
             raise UserError(
                 f"{workdir} is in the folder of a sweep, which is {above}: name that one."
             )
-    sweeps = sorted(file.parent.name for file in workdir.glob("*/plan.json"))
-    if sweeps:
+    if sweeps := sorted(file.parent.name for file in workdir.glob("*/plan.json")):
         raise UserError(f"{workdir} has the sweeps {joined(sweeps)}: name one, or several.")
     found = runs_in(workdir, "step")
     if not found:
@@ -102,8 +106,8 @@ def _check_seeds(results: Sequence[Result]) -> None:
     for run in results:
         other = seen.setdefault((run.arm, run.seed), run)
         if other is not run:
-            seeds = [each.fingerprint.get("data_seed") for each in (other, run)]
-            why = "they are one run" if seeds[0] == seeds[1] else "they differ in data_seed only"
+            same = other.fingerprint.get("data_seed") == run.fingerprint.get("data_seed")
+            why = "they are one run" if same else "they differ in data_seed only"
             raise UserError(
                 f"{other.folder} and {run.folder} have the same config and the same seed"
                 f" {run.seed}, by which runs are paired: {why}, so name only one of them."
@@ -116,9 +120,8 @@ def _goal(
     found = {name for run in results for name in run.summary.metrics}
     splits = [split for split, prefix in PREFIXES.items() if prefix + metric in found]
     if not splits:
-        every = {n.removeprefix(p) for n in found for p in PREFIXES.values() if n.startswith(p)}
-        names = sorted(every)
-        has = f"there are {joined(names)}" if names else "none of them was evaluated"
+        names = {n.removeprefix(p) for n in found for p in PREFIXES.values() if n.startswith(p)}
+        has = f"there are {joined(sorted(names))}" if names else "none of them was evaluated"
         raise UserError(f"No run has the metric {metric!r} on a validation or test split: {has}.")
     return Goal(
         metric=metric,
@@ -129,7 +132,8 @@ def _goal(
     )
 
 
-def _result(folder: Path, name: str, arm: str) -> Result:
+def _result(name: str, arm: str) -> Result:
+    folder = Path(name)
     try:
         record = read_record(folder / "run.json") or {}
     except OSError as error:
@@ -149,21 +153,6 @@ def _faults(run: Result) -> Iterator[str]:
     if run.end != "missing" and not names:
         for value in itertools.islice(unlike_rows(run.folder, run.summary), 1):
             yield f"{run.folder / SUMMARY_FILE} (its {value} is not that of metrics.jsonl)"
-
-
-def _config(folder: str) -> Call | None:
-    try:
-        return configs.load([Path(folder) / "config.yaml"]).root
-    except (UserError, OSError):
-        return None
-
-
-def _missing(results: Sequence[Result]) -> list[str]:
-    left = [run.name for run in results if run.end == "missing"]
-    are, others = "is" if len(left) == 1 else "are", " and others" if len(left) > 5 else ""
-    runs = plural(len(left), "run")
-    text = f"{runs} did not end, and {are} not compared: {joined(left[:5])}{others}."
-    return [text] if left else []
 
 
 _SEEDS = ("seed", "data_seed")
@@ -248,7 +237,7 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
     # beginnings or ends.
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
-        root, key = _config(folder), f"the run {name}"
+        root, key = read_config(folder, "config.yaml"), f"the run {name}"
         if root is not None:
             kept = {word: value for word, value in root.kwargs.items() if word not in _SEEDS}
             key = configs.digest(Call(root.name, kept))

@@ -1,6 +1,7 @@
 """Reads the results of a sweep from its folder, as far as it is computed."""
 
 import contextlib
+import itertools
 import math
 import os
 from collections import Counter
@@ -11,15 +12,8 @@ from typing import Any, Literal
 
 from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
-from trainer.report.results import (
-    Goal,
-    Result,
-    Revision,
-    Space,
-    Workload,
-    planned_revision,
-    with_outcome,
-)
+from trainer.report import results
+from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.confounders import listed_seeds
 from trainer.sweep.evidence import Evidence, examine
@@ -27,7 +21,14 @@ from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, tr
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.ledger import compared_known
-from trainer.sweep.plan import TO_FINAL_SEEDS, Plan, Trial, point_name, searches_of
+from trainer.sweep.plan import (
+    TO_FINAL_SEEDS,
+    Plan,
+    SharedProgram,
+    Trial,
+    point_name,
+    searches_of,
+)
 from trainer.sweep.plan_file import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
@@ -48,8 +49,7 @@ def read_sweep(
     # beside the goal by which winners were selected, and `better` says which of its values are
     # better; None for the goal. That no run has the metric is an error, too.
     reader = SweepReader(folder)
-    status = reader.read()
-    plan = reader.plan
+    status, plan = reader.read(), reader.plan
     so_far = {**_waiting(reader, status), **status.outcomes}
     trials = tuple(_result(reader, so_far, trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
@@ -57,8 +57,10 @@ def read_sweep(
     # After an extension, the winners are those of the revision before, until its trials are
     # complete.
     chosen = trials_of_choice(plan, choices) if choices else ()
-    outcomes = {**status.outcomes, **_outcomes(folder, chosen, status)}
-    finals = tuple(_result(reader, outcomes, trial) for trial in chosen)
+    # The status has only the outcomes of the plan's last revision.
+    new = {each.folder for each in chosen} - {*status.outcomes}
+    read = {name: found for name in new if (found := read_outcome(folder / name)) is not None}
+    finals = tuple(_result(reader, {**status.outcomes, **read}, trial) for trial in chosen)
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     if metric is not None and metric != plan.goal.metric:
@@ -69,14 +71,13 @@ def read_sweep(
     revisions = tuple(
         _revision(plan, n, choices, in_order, tested) for n in range(1, plan.revision + 1)
     )
-    planned = plan.revisions[planned_revision(revisions).number - 1]
-    if not goal.primary:
-        goal = replace(goal, relevant=planned["goal"].get("relevant"))
+    planned = plan.revisions[results.planned_revision(revisions).number - 1]
+    relevant = None if goal.primary else planned["goal"].get("relevant")
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
         path=folder,
-        goal=goal,
+        goal=replace(goal, relevant=relevant),
         arms=tuple(plan.arms),
         trials=trials,
         finals=finals,
@@ -199,13 +200,6 @@ def _winners(plan: Plan, status: Status, choices: Sequence[Choice]) -> dict[tupl
     return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
 
 
-def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str, Summary]:
-    """Reads the outcomes that the status lacks: it has only those of the plan's last revision."""
-    new = [trial.folder for trial in chosen if trial.folder not in status.outcomes]
-    found = {name: read_outcome(folder / name) for name in new}
-    return {name: outcome for name, outcome in found.items() if outcome is not None}
-
-
 def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
     """Raises UserError for a metric that no run has."""
     known = {row.partition("/")[2] for run in runs for row in run.summary.metrics if "/" in row}
@@ -246,7 +240,6 @@ def _goal(
         select_on=goal.select_on,
         report_on="test" if tested else goal.select_on,
         target=target if second or target is not None else goal.target,
-        relevant=None if second else goal.relevant,
         primary=goal.metric if second else "",
         rule=goal.target_rule if target is None and not second and planned else None,
     )
@@ -254,16 +247,13 @@ def _goal(
 
 def _waiting(reader: SweepReader, status: Status) -> dict[str, Summary]:
     """Returns what is known of the trials that wait at a cut, by their folders."""
-    found = {
-        trial.folder: read_summary(waiting_folder(reader.path, trial, status.waiting[trial.folder]))
-        for trial in reader.plan.trials
-        if trial.folder in status.waiting
-    }
-    return {name: summary for name, summary in found.items() if summary is not None}
+    waiting = [trial for trial in reader.plan.trials if trial.folder in status.waiting]
+    places = {t.folder: waiting_folder(reader.path, t, status.waiting[t.folder]) for t in waiting}
+    return {name: found for name, place in places.items() if (found := read_summary(place))}
 
 
 def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) -> Result:
-    program, folder = reader.program_of(trial), reader.path / trial.folder
+    folder = reader.path / trial.folder
     result = Result(
         name=trial.folder,
         folder=folder,
@@ -271,13 +261,17 @@ def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) 
         seed=trial.seed,
         number=trial.number,
         search=trial.search,
-        steps=program.steps,
-        first_step=program.first_step or 0,
-        flops=float(program.flops),
         values=trial.values,
+        **_planned(reader.program_of(trial)),
     )
     outcome = outcomes.get(trial.folder)
-    return result if outcome is None else with_outcome(result, outcome, _record(result.folder))
+    return result if outcome is None else with_outcome(result, outcome, _record(folder))
+
+
+def _planned(program: SharedProgram) -> dict[str, Any]:
+    """Returns what a run has of its program."""
+    steps, flops = program.steps, float(program.flops)
+    return {"steps": steps, "first_step": program.first_step or 0, "flops": flops}
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -294,19 +288,10 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
     for place in sorted(folder.glob("final*/*/*")):
         name = place.relative_to(folder).as_posix()
         outcome = None if name in known else read_outcome(place)
-        arm = place.parent.name
-        if outcome is not None and arm in plan.arms and place.name.isdecimal():
-            run = Result(
-                name,
-                place,
-                arm,
-                int(place.name),
-                None,
-                steps=programs[arm].steps,
-                first_step=programs[arm].first_step or 0,
-                flops=float(programs[arm].flops),
-            )
-            yield with_outcome(run, outcome, _record(run.folder))
+        arm, seed = place.parent.name, place.name
+        if outcome is not None and arm in plan.arms and seed.isdecimal():
+            run = Result(name, place, arm, int(seed), None, **_planned(programs[arm]))
+            yield with_outcome(run, outcome, _record(place))
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
@@ -375,55 +360,52 @@ def _spaces(revision: Mapping[str, Any]) -> dict[str, Space]:
 
 def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
     """Returns the arms of which a revision chose another point than the choice before it."""
-    at = next((n for n, each in enumerate(choices) if each.revision == number), 0)
-    if at == 0:
-        return ()
-    before, now = choices[at - 1].winners, choices[at].winners
-    changed = [arm for (arm, search), n in now.items() if before.get((arm, search), n) != n]
-    return tuple(dict.fromkeys(changed))
+    for before, now in itertools.pairwise(choices):
+        if now.revision == number:
+            changed = [key[0] for key, n in now.winners.items() if before.winners.get(key, n) != n]
+            return tuple(dict.fromkeys(changed))
+    return ()
 
 
 def _missing(
     reader: SweepReader, status: Status, trials: tuple[Result, ...], finals: tuple[Result, ...]
-) -> list[str]:
-    """Returns sentences about the runs that an unfinished sweep lacks, and about damaged files."""
-    lines = []
+) -> Iterator[str]:
+    """Yields sentences about the runs that an unfinished sweep lacks, and about damaged files."""
     if counts := Counter(run.arm for run in trials if run.end == "missing"):
         listed = joined([f"{count:,} of {arm}" for arm, count in counts.items()])
-        lines.append(
+        yield (
             f"The search is not complete: no result yet of {plural(counts.total(), 'trial')} of"
             f" {len(trials):,} ({listed})."
         )
     seeds = len(reader.plan.final_seeds)
     if seeds and status.final is None and finals:
-        lines.append(
+        yield (
             "The sweep was extended. Until the new trials have ended, the winners are those of"
             " before, with the runs of before."
         )
     elif seeds and status.final is None:
-        lines.append(
+        yield (
             "The winners have not been chosen: when the search is complete, each runs again on"
             f" {plural(seeds, 'fresh seed')}."
         )
     if left := sum(run.end == "missing" for run in finals):
-        lines.append(
+        yield (
             f"The runs of winners are not complete: no result yet of {left:,} of {len(finals):,}."
         )
     if not seeds:
-        lines.append(
+        yield (
             "The sweep has no final runs (final: null): the runs below are those by which the"
             " points were selected, so that their values may be better than those of fresh seeds."
         )
     ended = [run for run in (*trials, *finals) if run.end != "missing" and not run.fingerprint]
     damaged = [run.name for run in ended if os.path.lexists(run.folder / "run.json")]
     if damaged:
-        lines.append(
+        yield (
             f"The run.json of {joined(damaged[:3])} is damaged, so that versions and retries of"
             " these runs are not known."
         )
     if status.unreadable:
-        lines.append(
+        yield (
             f"The summary.json of {joined(list(status.unreadable[:3]))} is missing or damaged, so"
             " that these runs count as not computed."
         )
-    return lines

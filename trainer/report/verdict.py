@@ -53,10 +53,10 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         words = workload.goal.words
         return f"Not decided: every arm has runs without a value, so that none has a mean {words}."
     if len(ordered) == 1:
-        mean, interval = first.mean, f"no interval with {plural(first.mean.n, workload.unit)}"
+        mean, units = first.mean, plural(first.mean.n, workload.unit)
+        interval = f"no interval with {units}"
         if mean.low is not None and mean.high is not None:
-            ends = f"{shown(mean.low)} to {shown(mean.high)}"
-            interval = f"95% interval {ends}, {plural(mean.n, workload.unit)}"
+            interval = f"95% interval {shown(mean.low)} to {shown(mean.high)}, {units}"
         text = (
             f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
             f" {shown(mean.value)} ({interval}). There is nothing to compare it with."
@@ -76,9 +76,9 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
 def _without_runs(workload: Workload) -> str:
     trials = [run for run in workload.trials if run.end != "missing"]
     finals = [run for run in workload.finals if run.end != "missing"]
+    row = workload.goal.reported
     if not trials and not finals:
         return "Not decided: no run has ended."
-    row = workload.goal.reported
     if finals and all(run.end == "failed" for run in finals):
         return f"Not decided. {' '.join(_failed_runs(workload))}"
     if finals and not any(row in run.summary.metrics for run in finals):
@@ -138,11 +138,9 @@ class _Writer:
         involved = [pair for pair in self._pairs if first in pair.arms]
         against = [pair for pair in involved if pair.decided and pair.better == first]
         others = [pair for pair in involved if pair not in against]
-        if others:
-            parts = [self._no_first(first, others, against)]
-        else:
-            parts = [self._better(against), self._cost(against[0])]
-        parts += [
+        parts = [
+            self._no_first(first, others, against) if others else self._better(against),
+            "" if others else self._cost(against[0]),
             self._typical(against),
             *self._on_other_test_sets(against),
             self._meaning_of_collapsed(involved),
@@ -155,16 +153,18 @@ class _Writer:
     def ablation(self) -> str:
         """Returns the verdict on an arm that was compared with itself without each part."""
         whole = self._workload.ablated
-        found: tuple[list[str], ...] = ([], [], [], [])
-        better, worse, undecided, lost = found
+        texts = "It is better than", "It is worse than", "Not decided:", "No interval:"
+        found: dict[str, list[str]] = {text: [] for text in texts}
+        better, worse, undecided, lost = found.values()
         for pair in self._pairs:
             ours = pair.better == whole
             name, at = (pair.worse, 1) if ours else (pair.better, 0)
-            bad = pair.diverged[at] + pair.collapsed[at]
             if pair.without_mean or pair.low is None or pair.high is None:
-                of = plural(pair.n, self._workload.unit)
-                why = f" (diverged or collapsed in {bad} of {of})" if bad else ""
-                lost.append(f"{name}{why}")
+                bad, of = (
+                    pair.diverged[at] + pair.collapsed[at],
+                    plural(pair.n, self._workload.unit),
+                )
+                lost.append(f"{name} (diverged or collapsed in {bad} of {of})" if bad else name)
                 continue
             low, high = self._goal.gain(pair.low, pair.high)
             low, high = (low, high) if ours else (-high, -low)
@@ -176,8 +176,7 @@ class _Writer:
             f"By how much {self._subject(whole)} has a better mean {self._goal.words} than without"
             f" a part, with simultaneous 95% intervals ({tests})."
         ]
-        texts = "It is better than", "It is worse than", "Not decided:", "No interval:"
-        parts += [f"{text} {joined(x)}." for text, x in zip(texts, found, strict=True) if x]
+        parts += [f"{text} {joined(names)}." for text, names in found.items() if names]
         parts += [*_limits(self._workload), self._when_judged(self._pairs[0])]
         if self._workload.searches == 1:
             parts.append(
@@ -249,8 +248,8 @@ class _Writer:
         if self._workload.searches == 1:
             found = "found for" if self._workload.trials else "of"
             return f"the configurations {found} {joined(names)}"
-        trials = {trials_of_search(self._workload, arm) for arm in self._workload.arms}
-        best = f"{trials.pop()} trials" if len(trials) == 1 else "the trials"
+        first, *more = {trials_of_search(self._workload, arm) for arm in self._workload.arms}
+        best = "the trials" if more else f"{first} trials"
         return f"{joined(names)}, each the best of {best} in its space,"
 
     def _size_and_test(self, pair: Pair, than: str, of: str = "") -> str:
@@ -267,17 +266,15 @@ class _Writer:
             test += f" adjusted for {all_pairs}all looks"
         if pair.without_mean:
             kinds = ("diverged", pair.diverged), ("collapsed", pair.collapsed)
-            bad = joined(
-                [
-                    f"{count} of {arm} {word}"
-                    for word, counts in kinds
-                    for count, arm in zip(counts, pair.arms, strict=True)
-                    if count
-                ]
-            )
+            bad = [
+                f"{count} of {arm} {word}"
+                for word, counts in kinds
+                for count, arm in zip(counts, pair.arms, strict=True)
+                if count
+            ]
             one = sum(pair.diverged) + sum(pair.collapsed) == 1
             worst = "counts as the worst one" if one else "count as the worst ones"
-            return f"runs{of} are better more often; {bad}, and {worst} ({test})"
+            return f"runs{of} are better more often; {joined(bad)}, and {worst} ({test})"
         size = abs(pair.difference)
         if size == 0:
             return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
@@ -365,19 +362,18 @@ class _Writer:
         """Says for which claims the order may change on another test set."""
         sentences, unlike = [], False
         for pair in against:
-            known = pair.elsewhere
-            unlike |= known is not None and known.found is None
-            if known is None or known.found is None:
+            if (known := pair.elsewhere) is None:
                 continue
-            low, high, examples = known.found.low, known.found.high, known.found.examples
-            if low is None or high is None or not low <= 0 <= high:
-                continue
-            of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
-            over = f"{'' if known.complete else 'the first '}{plural(examples, 'example')}"
-            sentences.append(
-                f"On another test set of this size the order{of} may change (two-way interval"
-                f" {self._ends(low, high)} over {over})."
-            )
+            if (found := known.found) is None:
+                unlike = True
+            elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+                of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
+                first = "" if known.complete else "the first "
+                sentences.append(
+                    f"On another test set of this size the order{of} may change (two-way interval"
+                    f" {self._ends(found.low, found.high)} over {first}"
+                    f"{plural(found.examples, 'example')})."
+                )
         if unlike:
             sentences.append(
                 "The arms were not scored on the same test examples, so that nothing can be said"
@@ -391,11 +387,12 @@ class _Writer:
         if self._workload.looks == "any":
             words = f"The results may be judged after any number of {units}, as the file says."
             return words if len(pair.looks) > 1 else ""
-        steps = itertools.pairwise(self._workload.revisions)
-        added = [x for before, x in steps if x.units > before.units and x.compared_known]
         known = ""
-        if any(not each.winners_known for each in added):
-            known = f"When {units} were added, trials of earlier ones had ended, which is a look."
+        for before, now in itertools.pairwise(self._workload.revisions):
+            if now.units > before.units and now.compared_known and not now.winners_known:
+                known = (
+                    f"When {units} were added, trials of earlier ones had ended, which is a look."
+                )
         if not self._workload.revisions or len(pair.looks) < 2:
             return known
         looks = joined([f"{n:,}" for n in pair.looks])
@@ -451,32 +448,30 @@ class _Writer:
     def unjudged(self, ordered: Sequence[Standing]) -> str:
         """Returns the means, and why there is no verdict."""
         why = reason_not_to_judge(self._workload) or self._progress(ordered)
-        means = [
+        means = ", ".join(
             f"{each.arm} {shown(each.mean.value)}"
             if math.isfinite(each.mean.value)
             else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
             for each in ordered
-        ]
-        text = f"{why} The mean {self._goal.words}: {', '.join(means)}."
-        return " ".join([text, *_limits(self._workload)])
+        )
+        return " ".join([f"{why} The mean {self._goal.words}: {means}.", *_limits(self._workload)])
 
     def _progress(self, ordered: Sequence[Standing]) -> str:
         """Says how many units have ended."""
-        what, total = self._workload.unit, len(self._workload.units)
-        ended = min(len(each.values) for each in ordered)
-        ended = 0 if len(ordered) < len(self._workload.arms) else ended
-        if self._workload.rung and ended == total and self._workload.completed == 0:
+        workload, total = self._workload, len(self._workload.units)
+        every = len(ordered) == len(workload.arms)
+        ended = min(len(each.values) for each in ordered) if every else 0
+        if workload.rung and ended == total and workload.completed == 0:
             return "Not judged yet: other rungs of the ladder have not ended."
-        fewest, whole = fewest_units_of(self._workload), ended == total
-        if failed(self._workload) and all(run.end != "missing" for run in self._workload.finals):
+        if failed(workload) and all(run.end != "missing" for run in workload.finals):
             return "Not decided."
-        if (whole or not self._workload.revisions) and ended < fewest:
-            pairs = plural(comparisons_of(self._workload), "pair")
+        if ended != total and workload.revisions:
+            noun = plural(total, workload.unit).partition(" ")[2]
+            return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
+        units, fewest = plural(ended or 1, workload.unit), fewest_units_of(workload)
+        if ended < fewest:
             return (
-                f"Not decided: {plural(ended or 1, what)} of each arm cannot decide anything; with"
-                f" {pairs} of arms it takes at least {fewest}."
+                f"Not decided: {units} of each arm cannot decide anything; with"
+                f" {plural(comparisons_of(workload), 'pair')} of arms it takes at least {fewest}."
             )
-        if whole or not self._workload.revisions:
-            return f"Not decided: there is no test with {plural(ended or 1, what)}."
-        noun = plural(total, what).partition(" ")[2]
-        return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
+        return f"Not decided: there is no test with {units}."

@@ -5,12 +5,8 @@ from trainer.messages import joined
 __all__ = ["joined", "p_sentence", "p_text", "shown"]
 
 
-def p_text(p: float, level: float = 0.05) -> str:
-    """Returns a p value with two digits, or as many as keep it on its side of the level.
-
-    Args:
-        p: the value.
-        level: below which a pair is decided.
+def p_text(p: float) -> str:
+    """Returns a p value with two digits, or as many as keep it on its side of 0.05.
 
     Example:
         >>> p_text(0.0123), p_text(0.04996), p_text(0.05004), p_text(1e-7)
@@ -19,15 +15,11 @@ def p_text(p: float, level: float = 0.05) -> str:
     if p < 1e-4:
         return "< 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 17))
-    return next((text for text in texts if (float(text) < level) == (p < level)), repr(p))
+    return next((text for text in texts if (float(text) < 0.05) == (p < 0.05)), repr(p))
 
 
 def p_sentence(p: float) -> str:
-    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001".
-
-    Args:
-        p: the value.
-    """
+    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001"."""
     text = p_text(p)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 
