@@ -5,6 +5,7 @@ searched once. All intervals are t intervals over chains. Start with `Climb`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,8 +92,8 @@ class Speedup:
     @property
     def bounds(self) -> dict[str, int]:
         """How many chains have a bound: "least" and "most"."""
-        found = [each.bound for each in self.matches.values()]
-        return {name: found.count(name) for name in ("least", "most")}  # type: ignore[arg-type]
+        found = Counter(each.bound for each in self.matches.values())
+        return {"least": found["least"], "most": found["most"]}
 
     @property
     def missing(self) -> int:
@@ -109,10 +110,9 @@ class Speedup:
         """The geometric mean over the chains and its interval; None where there is none."""
         if self.estimate is None or self.missing:
             return None, None, None
-        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
-        if low is None or high is None:
-            return math.exp(value), None, None
-        return math.exp(value), math.exp(low), math.exp(high)
+        ends = (self.estimate.low, self.estimate.high)
+        low, high = (None if end is None else math.exp(end) for end in ends)
+        return math.exp(self.estimate.value), low, high
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,7 @@ class Climb:
                 "Nothing is said of the rungs together, because the file says that differences may"
                 " be skewed, and t intervals over few chains do not hold for these."
             )
-        for each in self._all:
-            if why := reason_not_to_judge(each):
-                return why
-        return ""
+        return next(filter(None, map(reason_not_to_judge, self._all)), "")
 
     def factor_of(self, rung: str) -> float:
         """Returns the size of a rung over that of the lowest."""
@@ -199,8 +196,7 @@ class Climb:
 
     def costs_of(self, workload: Workload, arm: str) -> float:
         """Returns the cost of a run of an arm on a rung."""
-        of = self.cost[1]
-        return of(next(run for run in workload.finals if run.arm == arm))
+        return self.cost[1](next(run for run in workload.finals if run.arm == arm))
 
     # Speed-ups.
 
@@ -271,14 +267,11 @@ class Climb:
         for rung, again in self.again.items():
             moved = next(each for each in self.rungs if each.rung == rung)
             for arm in again.arms:
-                rule, tuned = moved.units_of(arm), again.units_of(arm)
-                differences = [
-                    self.goal.sign * (rule[chain] - tuned[chain])
-                    for chain in rule
-                    if chain in tuned and math.isfinite(rule[chain]) and math.isfinite(tuned[chain])
-                ]
-                if differences:
-                    found.append((arm, rung, differences))
+                tuned = again.units_of(arm)
+                pairs = [(x, tuned[c]) for c, x in moved.units_of(arm).items() if c in tuned]
+                known = [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+                if known:
+                    found.append((arm, rung, [self.goal.sign * (x - y) for x, y in known]))
         confidence = 1 - LEVEL / max(1, len(found))
         return [Regret(arm, rung, mean_interval(each, confidence)) for arm, rung, each in found]
 
@@ -296,10 +289,9 @@ class Climb:
                     points = [(run.number, number_of(run.values.get(path))) for run in runs]
                     known = {n: x for n, x in points if x is not None and x > 0}
                     if number in known:
-                        at = [*known.values()]
-                        _, where = edge_of(at, at.index(known[number]), text)
-                        rung = _label(each)
-                        found.append(BestRate(arm, path, rung, search, known[number], where))
+                        at, best = [*known.values()], known[number]
+                        _, where = edge_of(at, at.index(best), text)
+                        found.append(BestRate(arm, path, _label(each), search, best, where))
         return found
 
     def rate_trends(self) -> list[Trend]:

@@ -1,7 +1,7 @@
 """What each arm cost, what was searched, and what was known at each revision."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from trainer.messages import plural
@@ -84,7 +84,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _spaces(workload: Workload, prefix: str) -> Table:
     """Returns what was searched: a row for each axis, and for each revision that added points."""
     rows: list[tuple[Cell, ...]] = []
-    several, many = workload.searches > 1, len(workload.revisions) > 1
+    searches = workload.searches if workload.searches > 1 else None
+    many = len(workload.revisions) > 1
     for arm, last in workload.spaces.items():
         first = [run for run in workload.trials_of(arm) if run.search == 0]
         points, seeds = len({run.number for run in first}), len({run.seed for run in first})
@@ -97,13 +98,12 @@ def _spaces(workload: Workload, prefix: str) -> Table:
             ]
         for revision, count, space in parts:
             for path, text in space.axes.items() or [("–", "–")]:
-                searches = workload.searches if several else None
                 rows.append((arm, revision, searches, count, seeds, space.method, path, text))
     columns = (
         Column("arm", "arm"),
         Column("revision", "revision", "integer"),
         Column("searches", "searches", "integer"),
-        Column("points", "points of each" if several and not many else "points", "integer"),
+        Column("points", "points of each" if searches and not many else "points", "integer"),
         Column("seeds", "seeds", "integer"),
         Column("method", "method"),
         Column("path", "path", "code"),
@@ -119,9 +119,8 @@ def _spaces(workload: Workload, prefix: str) -> Table:
 
 def _tuned(workload: Workload, prefix: str) -> Table:
     """Returns how many hyperparameters each arm tunes, with how many trials for each."""
-    tuned, searches, trials = tunings(workload), None, "trials"
-    if workload.searches > 1:
-        searches, trials = workload.searches, "trials of each search"
+    searches = workload.searches if workload.searches > 1 else None
+    trials = "trials of each search" if searches else "trials"
     columns: Columns[tuple[str, Tuning]] = {
         Column("arm", "arm"): lambda r: r[0],
         Column("hyperparameters", "hyperparameters tuned", "integer"): lambda r: r[1].count,
@@ -141,7 +140,7 @@ def _tuned(workload: Workload, prefix: str) -> Table:
         " is untuned in this sweep. Whether its values were tuned before is not known."
     )
     title = "How many hyperparameters each arm tuned"
-    made = Table.of(f"{prefix}tuned", title, tuned.items(), columns, note)
+    made = Table.of(f"{prefix}tuned", title, tunings(workload).items(), columns, note)
     return made.compact(["trials_each"])
 
 
@@ -163,20 +162,18 @@ def _revisions(workload: Workload, prefix: str) -> Table:
     return Table.of(f"{prefix}revisions", title, workload.revisions, columns, note).compact()
 
 
-def _warnings(workload: Workload) -> list[str]:
-    lines = []
-    replaced = list(dict.fromkeys(run.arm for run in workload.replaced))
-    if replaced:
-        lines.append(
+def _warnings(workload: Workload) -> Iterator[str]:
+    if replaced := list(dict.fromkeys(run.arm for run in workload.replaced)):
+        yield (
             f"The winner of {joined(replaced)} changed after it had final runs: results on the"
             " reported split were known when the sweep was extended."
         )
     points = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
     if workload.trials and len(set(points.values())) > 1:
         listed = joined([f"{arm} {count:,}" for arm, count in points.items()])
-        lines.append(f"The arms had different numbers of trials ({listed}): budgets are unequal.")
+        yield f"The arms had different numbers of trials ({listed}): budgets are unequal."
     elif workload.budgets != "equal":
-        lines.append(
+        yield (
             "The file of the sweep allows the arms unequal budgets: compare their steps and their"
             " FLOPs."
         )
@@ -185,10 +182,9 @@ def _warnings(workload: Workload) -> list[str]:
         ended = [run for run in runs if run.end != "missing"]
         failed = [run for run in (*runs, *workload.finals_of(arm)) if run.end == "failed"]
         if ended and len(ended) == len(runs) and all(run.end == "diverged" for run in ended):
-            lines.append(f"Every trial of {arm} diverged ({len(ended):,}).")
+            yield f"Every trial of {arm} diverged ({len(ended):,})."
         if failed:
-            lines.append(
+            yield (
                 f"{plural(len(failed), 'run')} of {arm} failed, such as {failed[0].name}:"
                 f" {failed[0].summary.why or 'no reason was recorded'}"
             )
-    return lines

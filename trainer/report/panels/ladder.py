@@ -36,12 +36,10 @@ def speedup_sentences(workloads: Sequence[Workload]) -> list[str]:
         return []
     if climb.why_not_judged:
         return [climb.why_not_judged]
-    texts = []
-    for arm in climb.others:
-        found = [each for each in climb.speedups if each.arm == arm]
-        if found:
-            listed = joined([f"{_factor(each)} on {each.rung}" for each in found])
-            texts.append(f"{arm} {listed}")
+    found: dict[str, list[str]] = {}
+    for each in climb.speedups:
+        found.setdefault(each.arm, []).append(f"{_factor(each)} on {each.rung}")
+    texts = [f"{arm} {joined(listed)}" for arm, listed in found.items()]
     whose = "" if climb.unit == "search" else " of the configurations that one search found"
     what = f"Speed-ups over {climb.planned.baseline} in {climb.cost[0]} to an equal result{whose}"
     over = f"over {climb.chain_words()}, simultaneous 95% intervals"
@@ -57,10 +55,9 @@ def _factor(each: Speedup) -> str:
     value, bounds = shown(mean), each.bounds
     if bounds["least"] and bounds["most"]:
         return "unknown (some at least, some at most)"
-    if bounds["least"]:
-        return f"at least {value} (no interval: {bounds['least']} of {each.chains} are bounds)"
-    if bounds["most"]:
-        return f"at most {value} (no interval: {bounds['most']} of {each.chains} are bounds)"
+    for bound, words in _BOUNDS.items():
+        if count := bounds[bound]:
+            return f"{words} {value} (no interval: {count} of {each.chains} are bounds)"
     if low is None or high is None:
         return f"{value} (no interval)"
     return f"{value} ({shown(low)} to {shown(high)})"
@@ -194,8 +191,7 @@ def _results_figure(climb: Climb) -> Figure:
             if finite and len(finite) == len(values):
                 means[arm, x] = mean = mean_interval(list(finite.values()))
                 rows.append((arm, each.rung, len(finite), mean.value, mean.low, mean.high))
-        line = [(x, mean.value) for (a, x), mean in means.items() if a == arm]
-        if line:
+        if line := [(x, mean.value) for (a, x), mean in means.items() if a == arm]:
             series.append(Series("line", arm, *map(list, zip(*line, strict=True)), label=arm))
         if points:
             at, values = map(list, zip(*points, strict=True))

@@ -42,9 +42,8 @@ def to_target(workload: Workload, arm: str, target: float, clock: bool) -> list[
     for run in workload.finals_of(arm):
         curve = workload.curve(run)
         axis = curve.seconds if clock else curve.steps
-        recorded = not clock or np.isfinite(axis).all()
         first = steps_to_target(axis, curve.values, target, workload.goal.better)
-        reached.append(first if recorded else math.nan)
+        reached.append(first if not clock or np.isfinite(axis).all() else math.nan)
     return reached
 
 
@@ -57,11 +56,12 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     steps = {arm: to_target(workload, arm, target, clock=False) for arm in arms}
     missed = all(not math.isfinite(x) for each in steps.values() for x in each)
     warnings = (f"No run met the target {shown(target)}.",) if missed else ()
-    warnings += tuple(_uneven(workload, arms))
-    figures = () if missed else (_figure(workload, steps, target, prefix),)
-    table = _table(workload, steps, target, prefix)
-    text = (sentence, *_by_rule(workload))
-    return Block(text=text, warnings=warnings, figures=figures, tables=(table,))
+    return Block(
+        text=(sentence, *_by_rule(workload)),
+        warnings=(*warnings, *_uneven(workload, arms)),
+        figures=() if missed else (_figure(workload, steps, target, prefix),),
+        tables=(_table(workload, steps, target, prefix),),
+    )
 
 
 def _by_rule(workload: Workload) -> Iterator[str]:
@@ -162,28 +162,19 @@ def _final_p(workload: Workload, arm: str, target: float) -> float | None:
 
 def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
     """Returns the time at which all runs of the arm with the shortest median time had ended."""
-    times: list[list[float]] = []
-    for arm in arms:
-        runs = [run for run in workload.finals_of(arm) if run.end == "done"]
-        of_arm = [run.summary.seconds for run in runs if run.summary.seconds is not None]
-        times += [of_arm] if of_arm else []
-    return max(min(times, key=statistics.median)) if times else None
+    done = [[run.summary for run in workload.finals_of(arm) if run.end == "done"] for arm in arms]
+    times = [[each.seconds for each in of_arm if each.seconds is not None] for of_arm in done]
+    return max(min(filter(None, times), key=statistics.median)) if any(times) else None
 
 
 def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
     """Returns the mean of the metric at the end of runs, None unless all had ended by a time."""
-    if limit is None:
+    runs = workload.finals_of(arm)
+    times = [run.summary.seconds if run.end == "done" else None for run in runs]
+    values = [workload.curve(run).values for run in runs]
+    if limit is None or any(x is None or x > limit for x in times) or not all(map(len, values)):
         return None
-    values = []
-    for run in workload.finals_of(arm):
-        curve = workload.curve(run)
-        ended = (
-            run.end == "done" and run.summary.seconds is not None and run.summary.seconds <= limit
-        )
-        if not ended or not len(curve.values):
-            return None
-        values.append(float(curve.values[-1]))
-    return math.fsum(values) / len(values)
+    return math.fsum(float(each[-1]) for each in values) / len(values)
 
 
 def _figure(

@@ -153,15 +153,13 @@ def _series(
     return (*bands, *lines)
 
 
-def _warnings(arms: dict[str, list[float]]) -> list[str]:
-    lines = []
+def _warnings(arms: dict[str, list[float]]) -> Iterator[str]:
     for arm, values in arms.items():
         diverged = sum(map(math.isinf, values))
         if diverged == len(values):
-            lines.append(f"No point of {arm} has a finite value.")
+            yield f"No point of {arm} has a finite value."
         elif diverged:
-            lines.append(
+            yield (
                 f"{diverged} of {len(values)} points of {arm} have no finite value: its expected"
                 " best is infinite until k is so large that one of the others is always drawn."
             )
-    return lines

@@ -18,15 +18,7 @@ from trainer.report.document import (
 )
 from trainer.report.panels.targets import target_of, to_target, why_not_clocked
 from trainer.report.results import Workload
-from trainer.report.statistics.scores import (
-    Speedup,
-    algoperf_score,
-    leave_one_out,
-    performance_profile,
-    score_intervals,
-    speedups,
-    time_of_studies,
-)
+from trainer.report.statistics import scores
 from trainer.report.wording import joined
 
 _LARGEST_RATIO = 4.0  # the r_max of AlgoPerf's score
@@ -55,7 +47,7 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
     # The times to the target of each compared run, [arm][workload], and the medians over these,
     # each of which is a study with one trial.
     runs = [[to_target(each, arm, x, clock=not why) for each, x in goals] for arm in arms]
-    times = np.asarray([[time_of_studies([[x] for x in xs]) for xs in own] for own in runs])
+    times = np.asarray([[scores.time_of_studies([[x] for x in xs]) for xs in own] for own in runs])
     if any(each.goal.target is None for each in workloads):
         warnings.append(
             "Targets that were not given are those that the runner-up reached, so that they depend"
@@ -82,12 +74,12 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
 def _scores(
     arms: Sequence[str], times: NDArray, runs: Sequence[Sequence[Sequence[float]]]
 ) -> Table:
-    scores = algoperf_score(times, _LARGEST_RATIO)
-    low, high = score_intervals(runs, _LARGEST_RATIO)
-    without = leave_one_out(times, _LARGEST_RATIO)
+    means = scores.algoperf_score(times, _LARGEST_RATIO)
+    low, high = scores.score_intervals(runs, _LARGEST_RATIO)
+    without = scores.leave_one_out(times, _LARGEST_RATIO)
     columns: Columns[int] = {
         Column("arm", "arm"): lambda i: arms[i],
-        Column("score", "score", "number"): lambda i: float(scores[i]),
+        Column("score", "score", "number"): lambda i: float(means[i]),
         Column("low", "95% from", "number"): lambda i: float(low[i]),
         Column("high", "to", "number"): lambda i: float(high[i]),
     }
@@ -98,14 +90,14 @@ def _scores(
         "AlgoPerf's score (arXiv:2306.07179), without its qualification rules: the mean over ratios"
         " from 1 to 4 of the share of workloads on which an arm needs at most that many times the"
         " fastest arm's time. The intervals are of a bootstrap over the runs of each workload; they"
-        f" say nothing about other workloads. {_swaps(arms, scores, without)}"
+        f" say nothing about other workloads. {_swaps(arms, means, without)}"
     )
     return Table.of("workloads_scores", "AlgoPerf score", range(len(arms)), columns, note)
 
 
-def _swaps(arms: Sequence[str], scores: NDArray, without: dict[int, NDArray]) -> str:
+def _swaps(arms: Sequence[str], means: NDArray, without: dict[int, NDArray]) -> str:
     """Says whether leaving an arm out changes the order of the first two of the others."""
-    order = [int(i) for i in np.argsort(-scores, kind="stable")]
+    order = [int(i) for i in np.argsort(-means, kind="stable")]
     for gone, rest in without.items():
         left = [i for i in order if i != gone]
         if len(left) > 1 and rest[left[0]] < max(rest[i] for i in left[1:]):
@@ -115,8 +107,8 @@ def _swaps(arms: Sequence[str], scores: NDArray, without: dict[int, NDArray]) ->
 
 
 def _pairs(arms: Sequence[str], times: NDArray) -> Table:
-    found = [(arms[a], arms[b], each) for (a, b), each in speedups(times).items() if a < b]
-    columns: Columns[tuple[str, str, Speedup]] = {
+    found = [(arms[a], arms[b], each) for (a, b), each in scores.speedups(times).items() if a < b]
+    columns: Columns[tuple[str, str, scores.Speedup]] = {
         Column("arm", "arm"): lambda r: r[0],
         Column("other", "over"): lambda r: r[1],
         Column("speedup", "speedup", "number"): lambda r: r[2].factor,
@@ -139,7 +131,7 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
     finite = ratios[np.isfinite(ratios)]
     end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
     taus = np.unique([1.0, *finite[finite <= end], end])
-    shares = performance_profile(times, taus)
+    shares = scores.performance_profile(times, taus)
     series = [
         Series("steps", arm, taus.tolist(), shares[i].tolist(), label=arm)
         for i, arm in enumerate(arms)

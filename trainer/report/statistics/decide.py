@@ -291,16 +291,8 @@ def decide(
     ]
     stacked: list[Any] = [np.stack(each, 1) for each in zip(*columns, strict=True)]
     difference, low, high, p, decided, test = (each[0] if single else each for each in stacked)
-    low, high = (low, high) if sign > 0 else (-high, -low)
-    return Decisions(
-        pairs=pairs,
-        difference=sign * difference,
-        low=low,
-        high=high,
-        p=p,
-        decided=(sign * decided).astype(np.int8),
-        test=test,
-    )
+    ends = (low, high) if sign > 0 else (-high, -low)
+    return Decisions(pairs, sign * difference, *ends, p, (sign * decided).astype(np.int8), test)
 
 
 def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.str_]:
@@ -321,13 +313,13 @@ def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.st
     ['more', 'less', 'better', 'equivalent', 'open']
     """
     start, end = np.asarray(low, np.float64), np.asarray(high, np.float64)
-    kinds = [
-        (start > relevant, "more"),
-        ((start > 0) & (end < relevant), "less"),
-        (start > 0, "better"),
-        ((-relevant < start) & (end < relevant), "equivalent"),
-    ]
-    return np.select([where for where, _ in kinds], [kind for _, kind in kinds], "open")
+    kinds = {
+        "more": start > relevant,
+        "less": (start > 0) & (end < relevant),
+        "better": start > 0,
+        "equivalent": (-relevant < start) & (end < relevant),
+    }
+    return np.select([*kinds.values()], [*kinds], "open")
 
 
 def _check(array: NDArray, looks: Looks) -> None:
@@ -335,7 +327,7 @@ def _check(array: NDArray, looks: Looks) -> None:
         raise ValueError(f"Give values [draws, arms, units] of two arms or more: {array.shape}.")
     if np.isnan(array).any():
         raise ValueError("A value is NaN: give a diverged unit as inf, or as -inf for 'max'.")
-    counts = [*([looks.planned] if looks.planned is not None else []), *looks.later]
+    counts = [count for count in (looks.planned, *looks.later) if count is not None]
     if any(not 2 <= count <= array.shape[2] for count in counts):
         raise ValueError(f"The looks {counts} need 2 units or more, and have {array.shape[2]}.")
 
@@ -350,8 +342,9 @@ def _pair(
     p, decided = np.full(draws, np.nan), np.zeros(draws)
     difference, test = np.full(draws, np.nan), np.full(draws, "", "<U8")
     counted = looks.deciding(m)
-    counts = [(n, False) for n in ([] if counted.planned is None else [counted.planned])]
-    for n, later in [*counts, *((n, True) for n in counted.later)]:
+    for n, later in [(counted.planned, False), *((n, True) for n in counted.later)]:
+        if n is None:
+            continue
         level = looks.later_level if later else looks.planned_level
         look = _look(*ranked(a[:, :n], b[:, :n], start), level / m, later)
         difference, test = look.difference, look.test
@@ -380,6 +373,8 @@ class _Look:
 def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
     # Units that diverged or collapsed are inf.
+    from scipy.special import stdtr
+
     n = a.shape[1]
     bad_a, bad_b = np.logical_not(np.isfinite(a)), np.logical_not(np.isfinite(b))
     with np.errstate(invalid="ignore"):
@@ -391,9 +386,12 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     scale = np.where(finite, np.maximum(np.abs(a).max(1), np.abs(b).max(1)), 0.0)
     normal = finite & (deviation > 1e-12 * scale)
     error = np.where(normal, deviation / math.sqrt(n), 1.0)
-    half, p = (_e_of_t if later else _t_test)(mean / error, n, level)
-    wins, losses = (d < 0).sum(1), (d > 0).sum(1)
-    by_signs = 1 / e_of_signs(wins, losses) if later else _sign_test(wins, losses)
+    t, wins, losses = mean / error, (d < 0).sum(1), (d > 0).sum(1)
+    if later:  # reciprocals of e-values are p values for every look
+        half, p, by_signs = limit_of_e(n, level), 1 / e_of_t(t, n), 1 / e_of_signs(wins, losses)
+    else:
+        half, p = limit_of_t(n, level), 2 * stdtr(n - 1, -np.abs(t))
+        by_signs = _sign_test(wins, losses)
     count_a, count_b = bad_a.sum(1), bad_b.sum(1)
     signs = ~normal & (n >= _FEWEST_SIGNS)
     p = np.where(normal, p, np.where(signs, by_signs, np.nan))
@@ -413,23 +411,15 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     side = np.where(fisher, np.sign(count_a - count_b), side)
     decided = np.where(p < level, side, 0.0) + 0.0
     decided = np.where(all_a, 1.0, np.where(all_b, -1.0, decided))
-    kinds = [(all_a | all_b, "diverged"), (normal, "t"), (fisher, "fisher"), (signs, "signs")]
-    test = np.select([where for where, _ in kinds], [name for _, name in kinds], "")
+    kinds = {"diverged": all_a | all_b, "t": normal, "fisher": fisher, "signs": signs}
     return _Look(
         difference=np.where(finite, mean, np.nan),
         low=np.where(normal, mean - half * error, -np.inf),
         high=np.where(normal, mean + half * error, np.inf),
         p=np.where(all_a | all_b, np.nan, p),
         decided=decided,
-        test=test,
+        test=np.select([*kinds.values()], [*kinds], ""),
     )
-
-
-def _t_test(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
-    """Returns the half width of the interval in standard errors, and the two-sided p."""
-    from scipy.special import stdtr
-
-    return limit_of_t(n, level), 2 * stdtr(n - 1, -np.abs(t))
 
 
 def limit_of_t(n: int, level: float) -> float:
@@ -437,11 +427,6 @@ def limit_of_t(n: int, level: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 1 - level / 2))
-
-
-def _e_of_t(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
-    """Returns what `_t_test` does, from e-values: their reciprocals are p values for every look."""
-    return limit_of_e(n, level), 1 / e_of_t(t, n)
 
 
 def limit_of_e(n: int, level: float) -> float:
