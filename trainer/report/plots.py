@@ -132,13 +132,8 @@ def _band(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def describe_bands(lines: Iterable[Line]) -> str:
     """Returns what the bands of lines are, such as "band: 95% t interval of the mean", or ""."""
-    kinds = {
-        "95% t interval of the mean"
-        if line.runs >= T_RUNS
-        else "from the smaller to the larger of 2"
-        for line in lines
-        if line.low is not None
-    }
+    texts = ("from the smaller to the larger of 2", "95% t interval of the mean")
+    kinds = {texts[line.runs >= T_RUNS] for line in lines if line.low is not None}
     return f"band: {', or '.join(sorted(kinds))}" if kinds else ""
 
 
@@ -180,11 +175,10 @@ def save_figure(
     from matplotlib.figure import Figure
 
     title = printable(title, keep="\n")
-    x_label, y_label = printable(x_label), printable(y_label)
     with figure_file(file) as write:
         figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
         axes = figure.add_subplot()
-        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        axes.set(title=title, xlabel=printable(x_label), ylabel=printable(y_label))
         axes.title.set_fontsize("medium")
         _show_as_written(axes.title, axes.xaxis.label, axes.yaxis.label)
         # Set scales before drawing curves: markers are spaced by their positions in the figure.
@@ -230,9 +224,8 @@ def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:
     for curve in line.faint:
         axes.plot(*curve, color=look.color, linewidth=0.6, alpha=0.35)
     if line.low is not None and line.high is not None:
-        axes.fill_between(
-            np.asarray(line.x), line.low, line.high, color=look.color, alpha=0.15, linewidth=0
-        )
+        band = {"color": look.color, "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(np.asarray(line.x), line.low, line.high, **band)
     few = np.size(line.y) <= _MARKED
     axes.plot(
         *line.curve,
@@ -267,17 +260,13 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
 
     handles = []
     for index, name in enumerate(names[:_NAMED]):
-        look = style(index)
-        dash: Any = (0, look.dash) if look.dash else "-"
+        color, _, dash, marker = style(index)
         # Matplotlib hides labels that begin with an underscore.
         label = printable(f" {name}" if name.startswith("_") else name)
-        handles.append(
-            Line2D([], [], color=look.color, linestyle=dash, marker=look.marker, label=label)
-        )
+        line: dict[str, Any] = {"linestyle": (0, dash) if dash else "-", "markersize": 4}
+        handles.append(Line2D([], [], color=color, marker=marker, label=label, **line))
     if len(names) > _NAMED:
         handles.append(Line2D([], [], color=_GREY, label=f"and {len(names) - _NAMED} more"))
-    for handle in handles:
-        handle.set_markersize(4)
     legend = figure.legend(
         handles=handles,
         frameon=False,
@@ -382,7 +371,7 @@ def _interpolated(x: np.ndarray, y: np.ndarray, columns: np.ndarray) -> np.ndarr
     # Interpolation loses a finite point between values that are not finite: add it.
     for at, value in zip(x, y, strict=True):
         nearest = int(np.abs(columns - at).argmin())
-        if np.isfinite(value) and not np.isfinite(values[nearest]):
+        if not np.isfinite(values[nearest]):
             values[nearest] = value
     return values
 

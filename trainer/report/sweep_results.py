@@ -130,6 +130,9 @@ def on_rungs(workload: Workload) -> list[Workload]:
     ]
 
 
+_OF_ARMS = ("spaces", "configs", "warnings", "initial", "linked")  # fields of a workload, by arm
+
+
 def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload:
     """Returns what a ladder has on one rung, whose arms end in a suffix of the plan."""
     names = {arm: split_name(arm)[0] for arm in workload.arms if rung_of(arm) == suffix}
@@ -143,11 +146,9 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
     revisions = tuple(
         replace(
             each,
-            trials=of_arms(each.trials),
             arms=tuple(names[arm] for arm in each.arms if arm in names),
             new_winners=tuple(names[arm] for arm in each.new_winners if arm in names),
-            points=of_arms(each.points),
-            spaces=of_arms(each.spaces),
+            **{field: of_arms(getattr(each, field)) for field in ("trials", "points", "spaces")},
         )
         for each in workload.revisions
     )
@@ -159,14 +160,10 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
         arms=tuple(names.values()),
         trials=of_runs(workload.trials),
         finals=of_runs(workload.finals),
-        spaces=of_arms(workload.spaces),
         winners={(names[a], s): number for (a, s), number in winners if a in names},
         revisions=revisions,
         replaced=of_runs(workload.replaced),
-        configs=of_arms(workload.configs),
-        warnings=of_arms(workload.warnings),
-        initial=of_arms(workload.initial),
-        linked=of_arms(workload.linked),
+        **{field: of_arms(getattr(workload, field)) for field in _OF_ARMS},
         rung=suffix,
         chosen_from={
             names[arm]: len({run.number for run in workload.trials_of(source)})

@@ -9,7 +9,6 @@ import numpy as np
 
 from trainer.messages import printable
 from trainer.report.document import Figure, Series
-from trainer.report.figures.axes import Scale
 from trainer.report.figures.style import missing_glyphs_ignored, style
 from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
 
@@ -68,12 +67,10 @@ def save(
     paths = {name: Path(f"{os.fspath(stem)}.{name}") for name in formats}
     # TrueType instead of Type 3 fonts, which journals refuse; no date, so that equal data make
     # equal files.
+    about = {"pdf": {"Title": _plain(figure.title), "CreationDate": None}}
     with matplotlib.rc_context({"pdf.fonttype": 42}), missing_glyphs_ignored():
-        if "pdf" in paths:
-            about = {"Title": _plain(figure.title), "CreationDate": None}
-            drawing.savefig(paths["pdf"], metadata=about)
-        if "png" in paths:
-            drawing.savefig(paths["png"], dpi=150)
+        for name, path in paths.items():
+            drawing.savefig(path, metadata=about.get(name), dpi=150)
     return list(paths.values())
 
 
@@ -95,8 +92,11 @@ def _prepare(axes: "Axes", at: Frame) -> None:
         name("log" if scale.log else "linear")
         limit(scale.low, scale.high)
         ticks = scale.ticks()
-        shown = [tick for tick in ticks if tick.text]
-        axis.set_ticks([t.value for t in shown], labels=[_label(t.text, scale, at) for t in shown])
+        shown = {tick.value: tick.text for tick in ticks if tick.text}
+        labels = list(shown.values())
+        if scale.labels and scale is at.x:
+            labels = [shortened(x) if at.turned else "\n".join(wrap(x, at.slot)) for x in labels]
+        axis.set_ticks(list(shown), labels=list(map(_escaped, labels)))
         axis.set_ticks([t.value for t in ticks if not t.text], labels=[], minor=True)
         axis.set_tick_params(which="both", labelsize=_TEXT, color=_GREY, labelcolor="#444444")
     axes.grid(axis="y", which="major", color="#000000", alpha=0.12, linewidth=0.6)
@@ -110,12 +110,6 @@ def _prepare(axes: "Axes", at: Frame) -> None:
         axes.set_xticks(axes.get_xticks(), [t.get_text() for t in axes.get_xticklabels()], **turned)
 
 
-def _label(text: str, scale: Scale, at: Frame) -> str:
-    if scale.labels and scale is at.x:
-        text = shortened(text) if at.turned else "\n".join(wrap(text, at.slot))
-    return _escaped(text)
-
-
 def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame) -> None:
     color = _GREY if arm is None else style(arm).color
     look: dict[str, Any] = {"color": color, "zorder": 2 + order / 1e4}
@@ -126,8 +120,7 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame
         return
     x, y = _placed(series.x, at.x.log), _placed(series.y, at.y.log)
     high = _placed(series.high, at.y.log)
-    mark = "o" if arm is None else style(arm).marker
-    edge = {"marker": mark, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    edge = _marked("o" if arm is None else style(arm).marker)
     if series.kind == "band":
         y, high = at.y.limited(series.y), at.y.limited(series.high)
         axes.fill_between(x, y, high, **look, alpha=0.08 if series.faint else 0.16, linewidth=0)
@@ -144,13 +137,16 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame
             axes.plot(x, y, linewidth=0.4, alpha=0.35, drawstyle=drawstyle, **look)
             return
         finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-        few = finite[
-            np.unique(np.linspace(0, len(finite) - 1, 9).round().astype(int))[: len(finite)]
-        ]
+        spread = np.unique(np.linspace(0, len(finite) - 1, 9).round().astype(int))
+        few = finite[spread[: len(finite)]]
         dash = () if arm is None else style(arm).dash
         line = {"linewidth": 1.4, "linestyle": (0, dash) if dash else "-", "drawstyle": drawstyle}
         shown = edge if arm is not None else {}
         axes.plot(x, y, markevery=few.tolist() or None, **line, **shown, **look)
+
+
+def _marked(mark: str) -> dict[str, Any]:
+    return {"marker": mark, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def _placed(values: Sequence[float], log: bool) -> np.ndarray:
@@ -172,10 +168,8 @@ def _explained(kind: str, label: str, faint: bool) -> "Line2D | Patch":
         "points": {"linestyle": "none", "marker": "o", "markersize": 4.5},
         "interval": {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.2},
     }
-    line = {"linewidth": 0.4 if faint else 1.4}
-    return Line2D(
-        [], [], color=_GREY, alpha=0.4 if faint else 1.0, label=text, **looks.get(kind, line)
-    )
+    look = looks.get(kind, {"linewidth": 0.4 if faint else 1.4})
+    return Line2D([], [], color=_GREY, alpha=0.4 if faint else 1.0, label=text, **look)
 
 
 def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"], int]:
@@ -186,15 +180,10 @@ def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"]
     present = {series.arm for series in figure.series}
     handles: list[Line2D | Patch] = []
     for index, arm in enumerate(arms):
-        if arm not in present:
-            continue
-        each = style(index)
-        line = {"linestyle": (0, each.dash) if each.dash else "-", "linewidth": 1.4}
-        edge = {"markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 4.5}
-        label = _escaped(arm)
-        handles.append(
-            Line2D([], [], color=each.color, marker=each.marker, label=label, **line, **edge)
-        )
+        if arm in present:
+            color, _, dash, mark = style(index)
+            line = {"linestyle": (0, dash) if dash else "-", "linewidth": 1.4, "color": color}
+            handles.append(Line2D([], [], label=_escaped(arm), **line, **_marked(mark)))
     handles += [_explained(kind, label, faint) for (kind, label), faint in figure.legend.items()]
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     return handles, max(1, min(len(handles), 76 // (9 + longest)))

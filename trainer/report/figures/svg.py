@@ -32,10 +32,8 @@ def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...
     left, top, right, bottom = box
     if series.kind == "rule":
         if len(series.y):
-            x = x[:0]
-        across = [f"M{left} {round(at)}H{right}" for at in y if np.isfinite(at)]
-        along = [f"M{round(at)} {top}V{bottom}" for at in x if np.isfinite(at)]
-        return "".join(across or along)
+            return "".join(f"M{left} {round(at)}H{right}" for at in y if np.isfinite(at))
+        return "".join(f"M{round(at)} {top}V{bottom}" for at in x if np.isfinite(at))
     if series.kind == "interval":
         return "".join(
             f"M{round(a) - _CAP} {round(b)}h{2 * _CAP}m{-_CAP} 0V{round(c)}m{-_CAP} 0h{2 * _CAP}"
@@ -100,14 +98,12 @@ def _simplify(points: NDArray[np.float64], tolerance: float) -> NDArray[np.float
             continue
         way = points[last] - points[first]
         apart = points[first + 1 : last] - points[first]
-        length = float(np.hypot(*way))
-        if length:
+        if length := float(np.hypot(*way)):
             distance = np.abs(way[0] * apart[:, 1] - way[1] * apart[:, 0]) / length
         else:
             distance = np.hypot(apart[:, 0], apart[:, 1])
-        far = int(distance.argmax())
-        if distance[far] > tolerance:
-            middle = first + 1 + far
+        if distance.max() > tolerance:
+            middle = first + 1 + int(distance.argmax())
             keep[middle] = True
             spans += [(first, middle), (middle, last)]
     return points[keep]

@@ -43,7 +43,7 @@ def arms_block(workload: Workload, prefix: str) -> Block:
     }
     title = f"{goal.words.capitalize()}, by arm"
     table = Table.of(f"{prefix}arms", title, ordered, columns).compact()
-    tables = (table, *([_searches(workload, prefix)] if several else []))
+    tables = (table, _searches(workload, prefix)) if several else (table,)
     figures = (_arms_figure(workload, ordered, prefix),)
     return Block(warnings=tuple(warnings), figures=figures, tables=tables)
 
@@ -114,9 +114,8 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
         series.append(Series("points", each.arm, x, list(known.values()), trials=names))
         mean = each.mean
         if mean.low is not None and mean.high is not None:
-            label = "95% interval of the mean"
-            low, high = [mean.low], [mean.high]
-            series.append(Series("interval", each.arm, [index], low, high, label=label))
+            ends, label = ([mean.low], [mean.high]), "95% interval of the mean"
+            series.append(Series("interval", each.arm, [index], *ends, label=label))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
     best = ordered[0]

@@ -55,12 +55,8 @@ def _figure(workload: Workload, paths: Collection[str], name: str, stem: str) ->
     at: list[float] = [x for x in numbers if x is not None]
     series = []
     for arm in workload.arms:
-        of_arm = [
-            (x, each.goal, each.run.name)
-            for x, each in zip(at, points, strict=True)
-            if each.run.arm == arm
-        ]
-        if of_arm:
+        pairs = zip(at, points, strict=True)
+        if of_arm := [(x, p.goal, p.run.name) for x, p in pairs if p.run.arm == arm]:
             xs, ys, trials = zip(*of_arm, strict=True)
             series.append(Series("points", arm, xs, ys, label=arm, trials=trials))
     columns: Columns[_Point] = {

@@ -24,9 +24,7 @@ def curves_block(workload: Workload, prefix: str) -> Block:
 def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
     compared = {run.name for run in workload.finals}
     faint: list[Series] = []
-    for run in workload.trials:
-        if run.name in compared:
-            continue
+    for run in (each for each in workload.trials if each.name not in compared):
         curve, name = workload.curve(run), run.name
         x = curve.seconds if clock else curve.steps
         drawn = np.isfinite(x) & np.isfinite(curve.values)

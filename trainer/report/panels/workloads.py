@@ -26,8 +26,7 @@ _LARGEST_RATIO = 4.0  # the r_max of AlgoPerf's score
 
 def workloads_block(workloads: Sequence[Workload]) -> Block:
     """Returns the panel across workloads, of which there are at least two."""
-    arms = [a for a in workloads[0].arms if all(a in each.arms for each in workloads)]
-    arms = [a for a in arms if all(each.finals_of(a) for each in workloads)]
+    arms = [a for a in workloads[0].arms if all(each.finals_of(a) for each in workloads)]
     left_out = dict.fromkeys(a for each in workloads for a in each.arms if a not in arms)
     warnings = []
     if left_out:
@@ -35,13 +34,13 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
             f"{joined(list(left_out))} {'is' if len(left_out) == 1 else 'are'} left out, because"
             " not every workload has compared runs of that arm."
         )
-    targets = [target_of(each) for each in workloads]
-    if len(arms) < 2 or any(value is None for value, _ in targets):
+
+    values = [value for value, _ in map(target_of, workloads) if value is not None]
+    if len(arms) < 2 or len(values) < len(workloads):
         text = (
             "Scores across workloads need two arms that every workload has, and a target for each."
         )
         return Block(text=(text,), warnings=tuple(warnings))
-    values = [value for value, _ in targets if value is not None]
     why = next(filter(None, map(why_not_clocked, workloads)), "")
     goals = list(zip(workloads, values, strict=True))
     # The times to the target of each compared run, [arm][workload], and the medians over these,
@@ -132,15 +131,9 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
     end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
     taus = np.unique([1.0, *finite[finite <= end], end])
     shares = scores.performance_profile(times, taus)
-    series = [
-        Series("steps", arm, taus.tolist(), shares[i].tolist(), label=arm)
-        for i, arm in enumerate(arms)
-    ]
-    rows = tuple(
-        (arm, float(tau), float(share))
-        for arm, line in zip(arms, shares, strict=True)
-        for tau, share in zip(taus, line, strict=True)
-    )
+    lines = dict(zip(arms, shares.tolist(), strict=True))
+    x = taus.tolist()
+    rows = tuple((arm, *each) for arm, y in lines.items() for each in zip(x, y, strict=True))
     return Figure(
         name="workloads_profile",
         title="Performance profile",
@@ -150,7 +143,7 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
         ),
         x=Axis("multiple of the fastest time"),
         y=Axis("share of workloads"),
-        series=tuple(series),
+        series=tuple(Series("steps", arm, x, y, label=arm) for arm, y in lines.items()),
         table=Table(
             "workloads_profile",
             "Performance profile",
