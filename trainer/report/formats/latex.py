@@ -353,15 +353,8 @@ def _results(panel: Panel) -> str | None:
     return _float(combined, columns, _caption(combined, Block()))
 
 
-_ASCII = {
+_ASCII = {c: rf"\{c}" for c in "{}$&#%_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -378,37 +371,14 @@ _ASCII = {
     "!": "!{}",
     "?": "?{}",
 }
-_MATH = {
-    "−": "-",
-    "±": r"\pm",
-    "×": r"\times",
-    "·": r"\cdot",
-    "≤": r"\leq",
-    "≥": r"\geq",
-    "≈": r"\approx",
-    "≠": r"\neq",
-    "→": r"\rightarrow",
-    "←": r"\leftarrow",
-    "∞": r"\infty",
-    "Δ": r"\Delta",
-    "Σ": r"\Sigma",
-    "Ω": r"\Omega",
-    "ϵ": r"\epsilon",
-    "ϕ": r"\phi",
-    "µ": r"\mu",  # the micro sign, which is not the Greek letter
-} | dict(
-    zip(
-        "αβγδεζηθικλμνξπρστυφχψω",
-        (
-            rf"\{name}"
-            for name in (
-                "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi "
-                "rho sigma tau upsilon varphi chi psi omega"
-            ).split()
-        ),
-        strict=True,
-    )
-)
+# Characters, each with its command; the first \mu is of the micro sign, not of the Greek letter.
+_COMMANDS = r"""
+− - ± \pm × \times · \cdot ≤ \leq ≥ \geq ≈ \approx ≠ \neq → \rightarrow ← \leftarrow ∞ \infty
+Δ \Delta Σ \Sigma Ω \Omega ϵ \epsilon ϕ \phi µ \mu
+α \alpha β \beta γ \gamma δ \delta ε \varepsilon ζ \zeta η \eta θ \theta ι \iota κ \kappa λ \lambda
+μ \mu ν \nu ξ \xi π \pi ρ \rho σ \sigma τ \tau υ \upsilon φ \varphi χ \chi ψ \psi ω \omega
+""".split()
+_MATH = dict(zip(_COMMANDS[::2], _COMMANDS[1::2], strict=True))
 _MATH |= {chr(0x2080 + digit): f"_{digit}" for digit in range(10)}
 _TYPES = {"–": "--", "—": "---", "‘": "`", "’": "'", "“": "``", "”": "''", "…": r"\ldots{}"}
 _PART = r".+?(?:\s+|(?<=\w)[./=_-](?=[^\W\d_])|$)"  # of a text, after which a line may end
