@@ -17,10 +17,8 @@ def point_values(workload: Workload, arm: str) -> dict[Place, float]:
     """Returns the goal of each point of an arm's searches, the mean over its seeds."""
     # Only points with all results have a value; it is infinite, as the worst value, if any seed
     # diverged or failed.
-    return {
-        place: math.fsum(values) / len(values)
-        for place, values in seed_values(workload, arm).items()
-    }
+    of_seeds = seed_values(workload, arm).items()
+    return {place: math.fsum(values) / len(values) for place, values in of_seeds}
 
 
 def seed_values(workload: Workload, arm: str) -> dict[Place, list[float]]:
@@ -48,8 +46,7 @@ def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
     # The peak of a schedule and a constant in the same place have the same name, because they are
     # the same axis of two arms.
     spaces = [space for workload in workloads for space in workload.spaces.values()]
-    paths = dict.fromkeys(path for space in spaces for path in space.axes)
-    names = {path: _plain(path) for path in paths}
+    names = {path: _plain(path) for space in spaces for path in space.axes}
     for space in spaces:
         within = [names[path] for path in space.axes]
         for path in space.axes:

@@ -21,14 +21,7 @@ from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, tr
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
 from trainer.sweep.ledger import compared_known
-from trainer.sweep.plan import (
-    TO_FINAL_SEEDS,
-    Plan,
-    SharedProgram,
-    Trial,
-    point_name,
-    searches_of,
-)
+from trainer.sweep.plan import TO_FINAL_SEEDS, Plan, SharedProgram, Trial, point_name, searches_of
 from trainer.sweep.plan_file import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
@@ -123,11 +116,9 @@ def on_rungs(workload: Workload) -> list[Workload]:
     order = [label + again for label in ladder.labels for again in ("", RETUNED)]
     rungs = [_on_rung(workload, ladder, each) for each in order if each in suffixes]
     families = max(1, sum(len(each.arms) > 1 for each in rungs))
-    return [
-        # What is missing concerns the whole sweep, and is said once.
-        replace(each, families=families, missing=workload.missing if n == 0 else ())
-        for n, each in enumerate(rungs)
-    ]
+    first, *others = (replace(each, families=families) for each in rungs)
+    # What is missing concerns the whole sweep, and is said once.
+    return [first, *(replace(each, missing=()) for each in others)]
 
 
 _OF_ARMS = ("spaces", "configs", "warnings", "initial", "linked")  # fields of a workload, by arm

@@ -42,11 +42,8 @@ def other_test_sets(
         return None
     first = kept[0]
     weights = first.weights[goal.metric]
-    same = all(
-        run.sha256 == first.sha256 and np.array_equal(run.weights[goal.metric], weights)
-        for run in kept
-    )
-    if not same:
+    same = all(run.sha256 == first.sha256 for run in kept)
+    if not same or not all(np.array_equal(run.weights[goal.metric], weights) for run in kept):
         return OtherTestSets(None)
     means = []  # over the final seeds of each unit, [units, examples]
     for of_units in found.values():

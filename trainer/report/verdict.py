@@ -153,6 +153,7 @@ class _Writer:
     def ablation(self) -> str:
         """Returns the verdict on an arm that was compared with itself without each part."""
         whole = self._workload.ablated
+        unit = self._workload.unit
         texts = "It is better than", "It is worse than", "Not decided:", "No interval:"
         found: dict[str, list[str]] = {text: [] for text in texts}
         better, worse, undecided, lost = found.values()
@@ -160,10 +161,7 @@ class _Writer:
             ours = pair.better == whole
             name, at = (pair.worse, 1) if ours else (pair.better, 0)
             if pair.without_mean or pair.low is None or pair.high is None:
-                bad, of = (
-                    pair.diverged[at] + pair.collapsed[at],
-                    plural(pair.n, self._workload.unit),
-                )
+                bad, of = pair.diverged[at] + pair.collapsed[at], plural(pair.n, unit)
                 lost.append(f"{name} (diverged or collapsed in {bad} of {of})" if bad else name)
                 continue
             low, high = self._goal.gain(pair.low, pair.high)
@@ -171,7 +169,7 @@ class _Writer:
             gain = abs(pair.difference) if ours else -abs(pair.difference)
             kind = undecided if not pair.decided else better if ours else worse
             kind.append(f"{name} {shown(gain)} ({shown(low)} to {shown(high)})")
-        tests = f"paired t tests over {plural(max(p.n for p in self._pairs), self._workload.unit)}"
+        tests = f"paired t tests over {plural(max(p.n for p in self._pairs), unit)}"
         parts = [
             f"By how much {self._subject(whole)} has a better mean {self._goal.words} than without"
             f" a part, with simultaneous 95% intervals ({tests})."
@@ -387,12 +385,11 @@ class _Writer:
         if self._workload.looks == "any":
             words = f"The results may be judged after any number of {units}, as the file says."
             return words if len(pair.looks) > 1 else ""
+        steps = itertools.pairwise(self._workload.revisions)
+        added = [x for before, x in steps if x.units > before.units and x.compared_known]
         known = ""
-        for before, now in itertools.pairwise(self._workload.revisions):
-            if now.units > before.units and now.compared_known and not now.winners_known:
-                known = (
-                    f"When {units} were added, trials of earlier ones had ended, which is a look."
-                )
+        if any(not each.winners_known for each in added):
+            known = f"When {units} were added, trials of earlier ones had ended, which is a look."
         if not self._workload.revisions or len(pair.looks) < 2:
             return known
         looks = joined([f"{n:,}" for n in pair.looks])

@@ -105,16 +105,11 @@ def _rows(blocks: Sequence[Block]) -> list[tuple[Sequence[Block], bool]]:
 
 def _characters(shown: Table) -> int:
     """Returns how wide a table is, in characters, with the space between columns."""
-    return sum(
-        4
-        + max(
-            [
-                max(map(len, column.title.split()), default=0),
-                *(len(text_of(column.kind, cell)) for cell in cells),
-            ]
-        )
+    lengths = (
+        [*map(len, column.title.split()), *(len(text_of(column.kind, cell)) for cell in cells)]
         for column, cells in shown.by_column
     )
+    return sum(4 + max(each, default=0) for each in lengths)
 
 
 def _block(block: Block, panel: Panel, report: Report, numbers: Iterator[int]) -> str:
@@ -162,9 +157,9 @@ def _trials(trials: Trials, number: int, report: Report) -> str:
 
 def _widths(trials: Trials) -> str:
     """Returns the widths of columns, fixed so that they do not change while rows scroll by."""
-    widths = []
+    columns = ""
     for column, cells in trials.table.by_column:
         lengths = [len(text_of(column.kind, cell)) for cell in cells]
-        room = 4 if column.name == "arm" else 0
-        widths.append(round(0.95 * min(max([len(column.title) + 4, *lengths]) + room, 28) + 3, 1))
-    return "".join(f'<col style="width:{width}ch">' for width in widths)
+        longest = max([len(column.title) + 4, *lengths]) + (4 if column.name == "arm" else 0)
+        columns += f'<col style="width:{round(0.95 * min(longest, 28) + 3, 1)}ch">'
+    return columns

@@ -118,6 +118,9 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             series.append(Series("interval", each.arm, [index], *ends, label=label))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
+    value = Column("value", workload.goal.metric, "number")
+    columns = Column("arm", "arm"), Column("unit", workload.unit), value
+    rows = tuple((each.arm, str(unit), v) for each in ordered for unit, v in each.values.items())
     best = ordered[0]
     ends = f"; {best.arm} has the best mean, {shown(best.mean.value)}" if not best.valueless else ""
     return Figure(
@@ -130,14 +133,5 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
         x=Axis("", labels=tuple(each.arm for each in ordered)),
         y=Axis(f"{workload.goal.metric}, {workload.goal.report_on}"),
         series=tuple(series),
-        table=Table(
-            f"{prefix}arms_points",
-            f"Every compared {what}",
-            (
-                Column("arm", "arm"),
-                Column("unit", workload.unit),
-                Column("value", workload.goal.metric, "number"),
-            ),
-            tuple((each.arm, str(unit), v) for each in ordered for unit, v in each.values.items()),
-        ),
+        table=Table(f"{prefix}arms_points", f"Every compared {what}", columns, rows),
     )

@@ -49,9 +49,7 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         planned = [run for run in (*workload.trials, *workload.finals) if run.steps]
         steps = sorted({run.planned for run in planned})
         given = (workload.configs[arm].kwargs.get("data") for arm in arms)
-        sizes = [
-            data.kwargs.get("batch_size") if isinstance(data, Call) else None for data in given
-        ]
+        sizes = [x.kwargs.get("batch_size") if isinstance(x, Call) else None for x in given]
         size = sizes[0] if isinstance(sizes[0], int) and len(set(map(repr, sizes))) == 1 else None
         if steps:
             ended = all(run.end == "done" for run in planned)

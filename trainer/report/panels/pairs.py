@@ -140,6 +140,13 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
     drawn = [_to(best, p) for p in pairs if best in p.arms and not p.without_mean]
     if not drawn:
         return None
+    columns = (
+        Column("arm", "arm"),
+        Column("difference", "difference", "number"),
+        Column("low", "95% from", "number"),
+        Column("high", "to", "number"),
+    )
+    title = f"Differences to {best}"
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
     for index, (arm, value, low, high) in enumerate(drawn):
         if low is not None and high is not None:
@@ -156,17 +163,7 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
         x=Axis("", labels=tuple(row[0] for row in drawn)),
         y=Axis(f"{workload.goal.metric} minus that of {best}"),
         series=tuple(series),
-        table=Table(
-            f"{prefix}pairs_differences",
-            f"Differences to {best}",
-            (
-                Column("arm", "arm"),
-                Column("difference", "difference", "number"),
-                Column("low", "95% from", "number"),
-                Column("high", "to", "number"),
-            ),
-            tuple(drawn),
-        ),
+        table=Table(f"{prefix}pairs_differences", title, columns, tuple(drawn)),
     )
 
 

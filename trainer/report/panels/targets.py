@@ -201,6 +201,12 @@ def _figure(
                 xs, names = zip(*of_kind, strict=True)
                 more = {"label": label, "faint": not drawn, "trials": names}
                 series.append(Series("points", arm, spread, xs, **more))
+    columns = Column("arm", "arm"), Column("seed", "seed"), Column("steps", "steps", "integer")
+    rows = tuple(
+        (arm, str(run.seed), finite(x))
+        for arm, reached in steps.items()
+        for x, run in zip(reached, workload.finals_of(arm), strict=True)
+    )
     labels = [f"{a} ({n} of {len(steps[a])} missed)" if n else a for a, n in missed.items()]
     misses = sum(missed.values())
     return Figure(
@@ -214,14 +220,5 @@ def _figure(
         x=Axis("", labels=tuple(labels)),
         y=Axis("steps"),
         series=tuple(series),
-        table=Table(
-            f"{prefix}target_points",
-            "Steps to the target of every run",
-            (Column("arm", "arm"), Column("seed", "seed"), Column("steps", "steps", "integer")),
-            tuple(
-                (arm, str(run.seed), finite(x))
-                for arm, reached in steps.items()
-                for x, run in zip(reached, workload.finals_of(arm), strict=True)
-            ),
-        ),
+        table=Table(f"{prefix}target_points", "Steps to the target of every run", columns, rows),
     )

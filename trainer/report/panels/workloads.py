@@ -131,6 +131,8 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
     end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
     taus = np.unique([1.0, *finite[finite <= end], end])
     shares = scores.performance_profile(times, taus)
+    multiple, share = Column("multiple", "multiple", "number"), Column("share", "share", "share")
+    columns = Column("arm", "arm"), multiple, share
     lines = dict(zip(arms, shares.tolist(), strict=True))
     x = taus.tolist()
     rows = tuple((arm, *each) for arm, y in lines.items() for each in zip(x, y, strict=True))
@@ -144,14 +146,5 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
         x=Axis("multiple of the fastest time"),
         y=Axis("share of workloads"),
         series=tuple(Series("steps", arm, x, y, label=arm) for arm, y in lines.items()),
-        table=Table(
-            "workloads_profile",
-            "Performance profile",
-            (
-                Column("arm", "arm"),
-                Column("multiple", "multiple", "number"),
-                Column("share", "share", "share"),
-            ),
-            rows,
-        ),
+        table=Table("workloads_profile", "Performance profile", columns, rows),
     )

@@ -5,6 +5,7 @@ arm missed the target. A function raises ValueError if they are anything else. A
 workloads depends on which arms take part, so the report shows it with each arm left out in turn.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -126,19 +127,16 @@ def speedups(times: ArrayLike) -> dict[tuple[int, int], Speedup]:
     table = _table(times)
     met = np.isfinite(table)
     result = {}
-    for arm in range(len(table)):
-        for other in range(len(table)):
-            if arm == other:
-                continue
-            both = met[arm] & met[other]
-            logs = np.log(table[other, both]) - np.log(table[arm, both])
-            result[arm, other] = Speedup(
-                factor=float(np.exp(logs.mean())) if both.any() else None,
-                both=int(both.sum()),
-                only_first=int((met[arm] & ~met[other]).sum()),
-                only_second=int((~met[arm] & met[other]).sum()),
-                neither=int((~met[arm] & ~met[other]).sum()),
-            )
+    for arm, other in itertools.permutations(range(len(table)), 2):
+        both = met[arm] & met[other]
+        logs = np.log(table[other, both]) - np.log(table[arm, both])
+        result[arm, other] = Speedup(
+            factor=float(np.exp(logs.mean())) if both.any() else None,
+            both=int(both.sum()),
+            only_first=int((met[arm] & ~met[other]).sum()),
+            only_second=int((~met[arm] & met[other]).sum()),
+            neither=int((~met[arm] & ~met[other]).sum()),
+        )
     return result
 
 
