@@ -353,32 +353,27 @@ def _results(panel: Panel) -> str | None:
     return _float(combined, columns, _caption(combined, Block()))
 
 
-_ASCII = {c: rf"\{c}" for c in "{}$&#%_"} | {
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "`": r"\textasciigrave{}",
-    '"': r"\textquotedbl{}",
-    "'": r"\textquotesingle{}",
-    "-": "-{}",  # two hyphens would be a dash
-    "[": "{[}",  # after \\ it would begin an argument, as * would
-    "]": "{]}",
-    "*": "{*}",
-    ",": ",{}",  # two commas, and ! or ? before `, would become another character
-    "!": "!{}",
-    "?": "?{}",
-}
-# Characters, each with its command; the first \mu is of the micro sign, not of the Greek letter.
-_COMMANDS = r"""
+def _commands(text: str) -> dict[str, str]:
+    """Reads characters, each with its command behind it."""
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+_TEXT = r"""
+\ backslash ^ asciicircum ~ asciitilde < less > greater | bar ` asciigrave " quotedbl ' quotesingle
+"""
+_ASCII = {c: rf"\text{name}{{}}" for c, name in _commands(_TEXT).items()}
+_ASCII |= {c: rf"\{c}" for c in "{}$&#%_"}
+# Two hyphens would be a dash; two commas, and ! or ? before `, would become another character.
+_ASCII |= {c: f"{c}{{}}" for c in "-,!?"}
+_ASCII |= {c: f"{{{c}}}" for c in "[]*"}  # after \\ they would begin an argument
+# The first \mu is of the micro sign, which is not the Greek letter.
+_MATH = _commands(r"""
 − - ± \pm × \times · \cdot ≤ \leq ≥ \geq ≈ \approx ≠ \neq → \rightarrow ← \leftarrow ∞ \infty
 Δ \Delta Σ \Sigma Ω \Omega ϵ \epsilon ϕ \phi µ \mu
 α \alpha β \beta γ \gamma δ \delta ε \varepsilon ζ \zeta η \eta θ \theta ι \iota κ \kappa λ \lambda
 μ \mu ν \nu ξ \xi π \pi ρ \rho σ \sigma τ \tau υ \upsilon φ \varphi χ \chi ψ \psi ω \omega
-""".split()
-_MATH = dict(zip(_COMMANDS[::2], _COMMANDS[1::2], strict=True))
+""")
 _MATH |= {chr(0x2080 + digit): f"_{digit}" for digit in range(10)}
 _TYPES = {"–": "--", "—": "---", "‘": "`", "’": "'", "“": "``", "”": "''", "…": r"\ldots{}"}
 _PART = r".+?(?:\s+|(?<=\w)[./=_-](?=[^\W\d_])|$)"  # of a text, after which a line may end
