@@ -99,8 +99,7 @@ def read_pilot(folder: str, plan: Plan) -> Pilot:
         )
     runs = [run for run in pilot.finals if (run.arm, run.search) == (arms[0], 0)]
     trials = trials_of_search(pilot, arms[0])
-    words = pilot.goal.words
-    return Pilot(folder, pilot.searches, trials, len(runs), arms, deviation, words)
+    return Pilot(folder, pilot.searches, trials, len(runs), arms, deviation, pilot.goal.words)
 
 
 def _goal(metric: str, better: str, select_on: str) -> str:

@@ -366,11 +366,11 @@ class _Writer:
                 unlike = True
             elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
                 of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
-                first = "" if known.complete else "the first "
+                over = plural(found.examples, "example")
+                over = over if known.complete else f"the first {over}"
                 sentences.append(
                     f"On another test set of this size the order{of} may change (two-way interval"
-                    f" {self._ends(found.low, found.high)} over {first}"
-                    f"{plural(found.examples, 'example')})."
+                    f" {self._ends(found.low, found.high)} over {over})."
                 )
         if unlike:
             sentences.append(

@@ -128,12 +128,11 @@ def aligned(columns: Sequence[Column]) -> str:
 def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
     if column.name == "arm" and cell in arms:
         return arm_name(arms.index(str(cell)), arms)
-    text = xml(text_of(column.kind, cell))
+    text = text_of(column.kind, cell)
     if column.name == "folder" and cell:
-        return f'<a href="{link(str(cell))}">{text}</a>'
-    if column.kind == "code" and cell is not None:
-        return f"<code>{_breakable(text_of(column.kind, cell), 1)}</code>"
-    return text
+        return f'<a href="{link(str(cell))}">{xml(text)}</a>'
+    coded = column.kind == "code" and cell is not None
+    return f"<code>{_breakable(text, 1)}</code>" if coded else xml(text)
 
 
 def link(path: str) -> str:

@@ -61,9 +61,7 @@ def trials_data(trials: Trials, arms: Sequence[str]) -> dict[str, Any]:
             [_plain(x, column.kind) for x in cells] for column, cells in trials.table.by_column
         ],
         "arms": list(arms),
-        "trial": names.index("trial"),
-        "arm": names.index("arm"),
-        "end": names.index("end"),
+        **{name: names.index(name) for name in ("trial", "arm", "end")},
         "folder": names.index("folder") if "folder" in names else -1,
         "goal": names.index(trials.goal),
         "better": trials.better,

@@ -114,8 +114,9 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
         series.append(Series("points", each.arm, x, list(known.values()), trials=names))
         mean = each.mean
         if mean.low is not None and mean.high is not None:
-            ends, label = ([mean.low], [mean.high]), "95% interval of the mean"
-            series.append(Series("interval", each.arm, [index], *ends, label=label))
+            label = "95% interval of the mean"
+            low, high = [mean.low], [mean.high]
+            series.append(Series("interval", each.arm, [index], low, high, label=label))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
     value = Column("value", workload.goal.metric, "number")
