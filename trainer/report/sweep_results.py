@@ -53,7 +53,8 @@ def read_sweep(
     # The status has only the outcomes of the plan's last revision.
     new = {each.folder for each in chosen} - {*status.outcomes}
     read = {name: found for name in new if (found := read_outcome(folder / name)) is not None}
-    finals = tuple(_result(reader, {**status.outcomes, **read}, trial) for trial in chosen)
+    outcomes = {**status.outcomes, **read}
+    finals = tuple(_result(reader, outcomes, trial) for trial in chosen)
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     if metric is not None and metric != plan.goal.metric:

@@ -34,7 +34,6 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
             f"{joined(list(left_out))} {'is' if len(left_out) == 1 else 'are'} left out, because"
             " not every workload has compared runs of that arm."
         )
-
     values = [value for value, _ in map(target_of, workloads) if value is not None]
     if len(arms) < 2 or len(values) < len(workloads):
         text = (
