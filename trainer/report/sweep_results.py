@@ -66,12 +66,12 @@ def read_sweep(
         _revision(plan, n, choices, in_order, tested) for n in range(1, plan.revision + 1)
     )
     planned = plan.revisions[results.planned_revision(revisions).number - 1]
-    relevant = None if goal.primary else planned["goal"].get("relevant")
+
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
         path=folder,
-        goal=replace(goal, relevant=relevant),
+        goal=replace(goal, relevant=None if goal.primary else planned["goal"].get("relevant")),
         arms=tuple(plan.arms),
         trials=trials,
         finals=finals,
