@@ -66,7 +66,6 @@ def read_sweep(
         _revision(plan, n, choices, in_order, tested) for n in range(1, plan.revision + 1)
     )
     planned = plan.revisions[results.planned_revision(revisions).number - 1]
-
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
