@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainer.engine.holdings import BATCH, GRADIENTS, ROLES, Holdings, Parameter
 from trainer.engine.memory import in_words
@@ -91,7 +91,7 @@ def _memory(axes: "Axes", holdings: Holdings, limit: int | None) -> None:
     axes.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
     if limit is not None and total > limit:
         axes.axvline(limit / whole, color="black", linewidth=2)
-    _keys(axes, keys, (0, -0.1), "upper left")
+    _keys(axes, keys, below=True)
 
 
 def _dimensions(axes: "Axes", rows: Sequence[Parameter], holdings: Holdings) -> None:
@@ -118,7 +118,7 @@ def _dimensions(axes: "Axes", rows: Sequence[Parameter], holdings: Holdings) -> 
             axes.text((first + i + 0.5) / most, index, text, **middle)
     sizes = {names: math.prod(holdings.mesh[name] for name in names) for names in used}
     keys = [(used[names], f"{' + '.join(names)} ({sizes[names]})") for names in used]
-    _keys(axes, [*keys, (_WHOLE, "not split")], (0, 1), "lower left")
+    _keys(axes, [*keys, (_WHOLE, "not split")])
 
 
 def _bytes(axes: "Axes", rows: Sequence[Parameter]) -> None:
@@ -132,24 +132,19 @@ def _bytes(axes: "Axes", rows: Sequence[Parameter]) -> None:
             start += size / longest
         axes.text(start + 0.02, index, in_words(_size(one)), va="center", fontsize=_SMALL)
     words = "parameter", "its state", "gradient"
-    _keys(axes, list(zip(map(_ROLES.__getitem__, roles), words, strict=True)), (0, 1), "lower left")
+    _keys(axes, [(_ROLES[role], word) for role, word in zip(roles, words, strict=True)])
 
 
-def _keys(
-    axes: "Axes",
-    keys: Sequence[tuple[str, str]],
-    at: tuple[float, float],
-    corner: Literal["upper left", "lower left"],
-) -> None:
-    """Draws a row of colors with what they mean, outside of the axes."""
+def _keys(axes: "Axes", keys: Sequence[tuple[str, str]], below: bool = False) -> None:
+    """Draws a row of colors with what they mean, above the axes or below them."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=color, edgecolor="#888888", linewidth=0.4) for color, _ in keys]
     axes.legend(
         handles,
         [text for _, text in keys],
-        loc=corner,
-        bbox_to_anchor=at,
+        loc="upper left" if below else "lower left",
+        bbox_to_anchor=(0, -0.1 if below else 1),
         ncols=len(keys),
         frameon=False,
         fontsize=_SMALL,
