@@ -58,7 +58,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     warnings = (f"No run met the target {shown(target)}.",) if missed else ()
     return Block(
         text=(sentence, *_by_rule(workload)),
-        warnings=(*warnings, *_uneven(workload, arms)),
+        warnings=(*warnings, *_uneven(workload)),
         figures=() if missed else (_figure(workload, steps, target, prefix),),
         tables=(_table(workload, steps, target, prefix),),
     )
@@ -131,13 +131,12 @@ def why_not_clocked(workload: Workload) -> str:
         return "runs were computed side by side, and share the time of their wave equally."
     if any(run.load is not None and run.load > _MOST_LOAD for run in runs):
         return "the machine was busy with other work."
-    arms = [arm for arm in workload.arms if workload.finals_of(arm)]
-    return next(_uneven(workload, arms), "")
+    return next(_uneven(workload), "")
 
 
-def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:
+def _uneven(workload: Workload) -> Iterator[str]:
     """Yields warnings about arms of which a run took much longer for a step than the others."""
-    for arm in arms:
+    for arm in workload.arms:
         times = {
             run.name: run.summary.seconds / run.updates
             for run in workload.finals_of(arm)
