@@ -1,8 +1,6 @@
-"""Writes figures as SVG, for the page or alone. Lengths are integers, in half pixels.
+"""Writes figures as SVG for the page, whose stylesheet has the colors and which has the legends.
 
-Start with `svg`. `prefix` is what ids begin with in the page, whose stylesheet has the colors;
-without one, the drawing is `alone`: a file of its own, in the colors for white paper and with a
-legend.
+Start with `svg`. Lengths are integers, in half pixels; ids begin with a `prefix`.
 """
 
 import re
@@ -178,46 +176,34 @@ def wrap(label: str, width: float) -> list[str]:
     return [label[:at].rstrip(), label[at:]]
 
 
-def svg(figure: Figure, arms: Sequence[str], prefix: str = "") -> str:
+def svg(figure: Figure, arms: Sequence[str], prefix: str) -> str:
     """Returns a figure as SVG; `arms` are all arms of the report, in the order of their styles."""
-    alone = not prefix
-    prefix = prefix or "figure"
     at = frame(figure)
     indices = {arm: i for i, arm in enumerate(arms)}
-    present = sorted({indices[s.arm] for s in figure.series if s.arm in indices})
     left, top, right, bottom = at.box
-    rows = _legend(figure, arms, present, at.height) if alone else ([], 0)
     parts = [
-        _opening(figure, prefix, at, at.height + rows[1], alone),
+        _opening(figure, prefix, at),
         f'<clipPath id="{prefix}-c"><path d="M{left - 8} {top - 8}H{right + 9}V{bottom + 8}'
         f'H{left - 8}z"/></clipPath>',
-        *(marker(arm, f"{prefix}-m{arm}", True) for arm in present if alone),
         *_axes(figure, at),
         f'<g class="data" fill="none" stroke-width="4" stroke-linejoin="round" '
         f'clip-path="url(#{prefix}-c)">',
     ]
-    for series in figure.series:
-        arm = indices.get(series.arm)
-        parts.append(draw(series, arm, (*at.places(series), at.box), "" if alone else prefix))
-    return "".join([*parts, "</g>", *rows[0], "</svg>"])
+    drawn = (draw(each, indices.get(each.arm), at.places(each), at.box) for each in figure.series)
+    return "".join([*parts, *drawn, "</g></svg>"])
 
 
-def _opening(figure: Figure, prefix: str, at: Frame, height: int, alone: bool) -> str:
-    size = f' width="{WIDTH // 2}" height="{height // 2}"' if alone else ""
+def _opening(figure: Figure, prefix: str, at: Frame) -> str:
     left, top, right, bottom = at.box
-    data = (
-        ""
-        if alone
-        else f' class="plot" data-box="{left} {top} {right} {bottom}"'
-        + "".join(
-            f' data-{name}="{scale.low:.8g} {scale.high:.8g} {int(scale.log)}"'
-            for name, scale in (("x", at.x), ("y", at.y))
-        )
+    data = "".join(
+        f' data-{name}="{scale.low:.8g} {scale.high:.8g} {int(scale.log)}"'
+        for name, scale in (("x", at.x), ("y", at.y))
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {at.height}" '
         f'role="group" aria-labelledby="{prefix}-t {prefix}-d" '
-        f'font-family="system-ui, sans-serif" font-size="{TEXT}" fill="currentColor"{data}>'
+        f'font-family="system-ui, sans-serif" font-size="{TEXT}" fill="currentColor" '
+        f'class="plot" data-box="{left} {top} {right} {bottom}"{data}>'
         f'<title id="{prefix}-t">{xml(figure.title)}</title>'
         f'<desc id="{prefix}-d">{xml(figure.description)}</desc>'
     )
@@ -268,29 +254,6 @@ def _text(text: str, x: int, y: int, anchor: str, kind: str = "", more: str = ""
     return f'<text{said} x="{x}" y="{y}"{anchored}{more}>{xml(text)}</text>'
 
 
-def _legend(
-    figure: Figure, arms: Sequence[str], present: Sequence[int], height: int
-) -> tuple[list[str], int]:
-    parts, x, y = [], 0.0, height + 34
-    for each in (*present, *figure.legend.items()):
-        label = arms[each] if isinstance(each, int) else each[0][1]
-        width = 90 + len(label) * _EM * TEXT
-        if x and x + width > WIDTH:
-            x, y = 0.0, y + 38
-        if isinstance(each, int):
-            parts.append(
-                f'<path d="M{x:.0f} {y - 9}h30h30" fill="none" stroke="{paint(each, True)}" '
-                f'stroke-width="4"{dashes(each)} marker-mid="url(#figure-m{each})"/>'
-            )
-        else:
-            (kind, _), faint = each
-            shown = sample(kind, faint, paint(None, True))
-            parts.append(f'<g transform="translate({x:.0f} {y - 21})">{shown}</g>')
-        parts.append(_text(label, round(x + 72), y, "start"))
-        x += width + 30
-    return parts, y + 20 - height if parts else 0
-
-
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 MARKERS = {
@@ -309,88 +272,74 @@ def xml(text: str) -> str:
     return escape(_FORBIDDEN.sub("�", text))
 
 
-def paint(arm: int | None, alone: bool) -> str:
-    """Returns the color of an arm in SVG, of no arm for None; the page uses variables."""
-    if arm is None:
-        return "#666" if alone else "var(--soft)"
-    return style(arm).color if alone else f"var(--a{arm})"
-
-
 def dashes(arm: int) -> str:
     """Returns the attribute for the dashes of an arm's lines; "" if these are solid."""
     lengths = " ".join(f"{4 * length:g}" for length in style(arm).dash)
     return f' stroke-dasharray="{lengths}"' if lengths else ""
 
 
-def marker(arm: int, name: str, alone: bool) -> str:
-    """Returns the definition of an arm's marker with the id `name`, for `marker-mid` and so on."""
-    edge = "#fff" if alone else "var(--paper)"
+def marker(arm: int) -> str:
+    """Returns the definition of an arm's marker, for `marker-mid` and so on."""
     return (
-        f'<marker id="{name}" markerUnits="userSpaceOnUse" markerWidth="24" markerHeight="24" '
-        f'viewBox="-12 -12 24 24"><path d="{MARKERS[style(arm).marker]}" stroke="{edge}" '
-        f'stroke-width="1.5" fill="{paint(arm, alone)}"/></marker>'
+        f'<marker id="m{arm}" markerUnits="userSpaceOnUse" markerWidth="24" markerHeight="24" '
+        f'viewBox="-12 -12 24 24"><path d="{MARKERS[style(arm).marker]}" stroke="var(--paper)" '
+        f'stroke-width="1.5" fill="var(--a{arm})"/></marker>'
     )
 
 
 def draw(
     series: Series,
     arm: int | None,
-    places: tuple[Pixels, Pixels, Pixels, tuple[int, ...]],
-    prefix: str,
+    places: tuple[Pixels, Pixels, Pixels],
+    box: tuple[int, ...],
 ) -> str:
     """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none."""
-    # `places` are those of its x, y and high values, and the frame of the axes.
-    alone = not prefix
+    # `places` are those of its x, y and high values, and `box` is the frame of the axes.
+    x, y, high = places
     mine = "" if arm is None else f' data-a="{arm}"'
-    if series.faint and series.kind in {"line", "steps"} and not alone:
+    is_line = series.kind in {"line", "steps"}
+    if series.faint and is_line:
         # There are hundreds of these: use a grid of whole pixels, and leave the look to the
         # stylesheet.
-        x, y, high, box = places
         data = path(series, x / 2, y / 2, high, tuple(side // 2 for side in box))
         return f'<path class="s f"{mine} d="{data}"/>'
-    data = path(series, *places)
-    drawn = f'<path d="{data}"{_look(series, arm, alone)}/>'
-    x, y = places[:2]
-    if series.kind in {"line", "steps"} and not series.faint and arm is not None:
-        drawn += f'<path stroke="none" d="{marks(x, y)}"{_marked(arm, alone)}/>'
-    if alone:
-        return drawn
+    drawn = f'<path d="{path(series, x, y, high, box)}"{_look(series, arm)}/>'
+    if is_line and arm is not None:
+        drawn += f'<path stroke="none" d="{marks(x, y)}"{_marked(arm)}/>'
     name = xml(": ".join(filter(None, [series.arm, series.label])))
     kind = "s f" if series.faint else "s"
     return f'<g class="{kind}" tabindex="0" role="img" aria-label="{name}"{mine}>{drawn}</g>'
 
 
-def _look(series: Series, arm: int | None, alone: bool) -> str:
-    color = paint(arm, alone)
+def _look(series: Series, arm: int | None) -> str:
+    color = "var(--soft)" if arm is None else f"var(--a{arm})"
     if series.kind == "points":
         stands = ' opacity=".4"' if series.faint else ""
         if arm is None:
             return f' stroke="{color}" stroke-width="14" stroke-linecap="round"{stands}'
-        return f' stroke="none"{_marked(arm, alone)}{stands}'
+        return f' stroke="none"{_marked(arm)}{stands}'
     if series.kind == "band":
         return f' fill="{color}" opacity="{0.08 if series.faint else 0.16}"'
     if series.kind == "rule":
         return f' stroke="{color}" stroke-width="3" stroke-dasharray="3 7" stroke-linecap="round"'
     if series.kind == "interval":
         return f' stroke="{color}"'
-    if series.faint:
-        return f' stroke="{color}" stroke-width="1.5" opacity=".35"'
     return f' stroke="{color}"{"" if arm is None else dashes(arm)}'
 
 
-def _marked(arm: int, alone: bool) -> str:
-    name = f"url(#figure-m{arm})" if alone else f"url(#m{arm})"
+def _marked(arm: int) -> str:
+    name = f"url(#m{arm})"
     return f' marker-start="{name}" marker-mid="{name}" marker-end="{name}"'
 
 
-def sample(kind: str, faint: bool, color: str = "var(--soft)") -> str:
+def sample(kind: str, faint: bool) -> str:
     """Returns what a legend shows of a kind of series, in a box of 60 by 24."""
     opacity = ' opacity=".5"' if faint else ""
-    line = f'fill="none" stroke="{color}"'
+    line = 'fill="none" stroke="var(--soft)"'
     if kind == "band":
-        return f'<path d="M4 3H56V21H4z" fill="{color}" opacity=".3"/>'
+        return '<path d="M4 3H56V21H4z" fill="var(--soft)" opacity=".3"/>'
     if kind == "points":
-        return f'<circle cx="30" cy="12" r="7" fill="{color}"{opacity}/>'
+        return f'<circle cx="30" cy="12" r="7" fill="var(--soft)"{opacity}/>'
     if kind == "interval":
         return f'<path d="M30 1v22M23 1h14M23 23h14" {line} stroke-width="4"/>'
     dash = ' stroke-dasharray="3 7" stroke-linecap="round"' if kind == "rule" else ""

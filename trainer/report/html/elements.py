@@ -54,7 +54,7 @@ def _with_arms(text: str, arms: Sequence[str]) -> str:
 
 def marks(arms: Sequence[str]) -> str:
     """Returns the markers that all figures and legends of the page use, in a drawing of no size."""
-    markers = "".join(marker(arm, f"m{arm}", False) for arm in range(len(arms)))
+    markers = "".join(map(marker, range(len(arms))))
     keys = "".join(map(_key, range(len(arms))))
     return (
         '<svg width="0" height="0" class="defs" aria-hidden="true">'
