@@ -17,19 +17,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim import factories
 from optim.automatic_axes import explicit_mesh, with_automatic_axes
 from optim.dtypes import compute_dtype
-from optim.factories import (
-    ArgumentError,
-    Recipe,
-    at_step,
-    declared_dtypes,
-    float_paths,
-    instantiate,
-    map_floats,
-    name_of,
-    separate_arrays,
-)
+from optim.factories import ArgumentError, Recipe, at_step, float_paths, name_of, separate_arrays
 from optim.matrices import scatter
 from optim.shard_map_checks import require_whole
 from optim.tracing import reads_of_leaves
@@ -81,7 +72,7 @@ def update(
             )
     # float64 hyperparameters may widen the state of float32 parameters beside float64 parameters.
     mixed = [jnp.float32] if compute_dtype(params) == jnp.float64 else []
-    kept = match_avals(new_state, state, [*declared_dtypes(recipe), *mixed])
+    kept = match_avals(new_state, state, [*factories.declared_dtypes(recipe), *mixed])
     return updates, own_buffers(kept, (params, grads))
 
 
@@ -102,7 +93,7 @@ def _refuse_schedules_of_init(
     }
 
     def given(values: Mapping[str, Any]) -> Recipe:
-        return map_floats(recipe, lambda path, x: values.get(path, x))
+        return factories.map_floats(recipe, lambda path, x: values.get(path, x))
 
     from_init = reads_of_leaves(lambda values: _first_state(given(values), params), scheduled)
     # The usual case: init makes zeros, and the update need not be traced.
@@ -129,7 +120,7 @@ def _first_state(recipe: Recipe, params: Any) -> Any:
     """Runs the init of a recipe, with schedules at step 0."""
     now = at_step(recipe, 0, compute_dtype(params))
     try:
-        return instantiate(now, 0, compute_dtype(params)).init(params)
+        return factories.instantiate(now, 0, compute_dtype(params)).init(params)
     except Exception:
         if explicit_mesh(params) is None:
             raise

@@ -33,14 +33,25 @@ def with_automatic_axes(
         sharding = jax.typeof(x).sharding
         return whole if sharding.mesh.empty else sharding
 
-    places = whole if like is None else jax.tree.map(place, like)
+    places: Any = whole if like is None else jax.tree.map(place, like)
     # Inside a shard_map over some axes of the mesh, those are manual and stay so.
     axes = tuple(
         name
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Explicit
     )
-    as_given = {name: _with_explicit_axes(x, axes, places) for name, x in functions.items()}
+
+    def with_explicit_axes(given: Callable[..., Any]) -> Callable[..., Any]:
+        # wraps copies __signature__, which optax's line searches read.
+        @functools.wraps(given)
+        def call(first: Any, *others: Any, **kwargs: Any) -> Any:
+            specs = (places[0], *(PartitionSpec() for _ in others))
+            explicit = jax.sharding.explicit_axes(given, axes=axes, in_sharding=specs)
+            return explicit(first, *others, **kwargs)
+
+        return call
+
+    as_given = {name: with_explicit_axes(x) for name, x in functions.items()}
 
     def of_operands(*operands: Any) -> Any:
         return function(*operands, as_given)
@@ -64,19 +75,3 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
     """Returns the mesh with explicit axes that an array of a pytree is on, or None."""
     meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
     return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
-
-
-def _with_explicit_axes(
-    function: Callable[..., Any], axes: tuple[str, ...], places: Any
-) -> Callable[..., Any]:
-    """Wraps a function that is called with automatic axes, and runs with explicit ones."""
-    # The first item of `places` has the shardings of the function's first argument.
-
-    # wraps copies __signature__, which optax's line searches read.
-    @functools.wraps(function)
-    def call(first: Any, *others: Any, **kwargs: Any) -> Any:
-        given = (places[0], *(PartitionSpec() for _ in others))
-        explicit = jax.sharding.explicit_axes(function, axes=axes, in_sharding=given)
-        return explicit(first, *others, **kwargs)
-
-    return call

@@ -6,7 +6,6 @@ an optimizer that compares trees, or evaluates the loss at other parameters (lin
 in a group as it does alone.
 """
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from optim.lookahead import EmaNesterov, Lookahead
 from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
+from optim.patterns import did_you_mean
 from optim.readout import WeightEma
 from optim.rounding import LowPrecision, round_to
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
@@ -281,13 +281,6 @@ class BoundOptimizer(NamedTuple):
         keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(groups)}
         return {n: store_leaves(x, leaves[n], step, keys[n]) for n, x in groups.items()}
 
-    def _computing(self, groups: dict[str, Any]) -> dict[str, Any]:
-        """Widens what `_stored` has rounded."""
-        if self.states is None:
-            return groups
-        leaves = self.stored_leaves()
-        return {name: widen_leaves(x, leaves[name]) for name, x in groups.items()}
-
     def _init_groups(self, trainable: dict[str, Any]) -> dict[str, Any]:
         groups = {}
         with model_of(self.params):
@@ -308,8 +301,7 @@ class BoundOptimizer(NamedTuple):
     def _wrong_schedule_of(self, name: str) -> str | None:
         """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
         if name not in self.groups:
-            near = difflib.get_close_matches(name, self.groups, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, self.groups)
             return f", and there is no such group.{hint} The groups are {', '.join(self.groups)}."
         try:
             learning_rate_of(self.groups[name].optimizer)
@@ -373,9 +365,12 @@ class BoundOptimizer(NamedTuple):
         step = old.step
         grads = widen(grads)
         scales = self.layer_scales({**flatten(self.params), **wide})
+        before = old.groups
+        if self.states is not None:  # `_stored` has rounded them
+            leaves = self.stored_leaves()
+            before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
-        before = self._computing(old.groups)
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:
@@ -461,20 +456,18 @@ def extra_arguments(
 def negated(extra: Any) -> Any:
     """Reverses the sign of the loss, its gradient and their functions, for maximize=True."""
 
-    def negative(name: str, x: Any) -> Any:
-        if name not in _NEGATED_IF_MAXIMIZED:
-            return x
+    def negative(x: Any) -> Any:
         if not callable(x):
             return jax.tree.map(jnp.negative, x)
 
         # wraps copies __signature__, which optax's line searches read.
         @functools.wraps(x)
         def function(*args: Any, **kwargs: Any) -> Any:
-            return jax.tree.map(jnp.negative, x(*args, **kwargs))
+            return negative(x(*args, **kwargs))
 
         return function
 
-    return {name: negative(name, x) for name, x in extra.items()}
+    return {name: negative(x) if name in _NEGATED_IF_MAXIMIZED else x for name, x in extra.items()}
 
 
 # Averages of parameters, for evaluation.

@@ -10,17 +10,10 @@ import optax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from optim import factories
 from optim.descent import Updated, scalar
 from optim.dtypes import compute_dtype, widen
-from optim.factories import (
-    Recipe,
-    at_step,
-    float_paths,
-    instantiate,
-    learning_rate_of,
-    map_floats,
-    name_of,
-)
+from optim.factories import Recipe, float_paths, instantiate, learning_rate_of, name_of
 from optim.tracing import reads
 
 
@@ -155,7 +148,7 @@ def _masked(
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
         step = state.count if scheduled else 0
-        recipe = at_step(base, step, compute_dtype(updates if params is None else params))
+        recipe = factories.at_step(base, step, compute_dtype(updates if params is None else params))
         steps, decay, inner = _split(recipe, updates, state.base, params, extra, name)
         if decays:
             rate = learning_rate_of(recipe)
@@ -195,7 +188,7 @@ def _split(
     decays = _weight_decays(recipe)
 
     def run(decays: dict[str, Any]) -> tuple[Any, Any]:
-        given = map_floats(recipe, lambda path, value: decays.get(path, value))
+        given = factories.map_floats(recipe, lambda path, value: decays.get(path, value))
         return instantiate(given, 0, compute_dtype(updates)).update(updates, state, params, **extra)
 
     def slope(decays: dict[str, Any], direction: dict[str, Any]) -> Any:
@@ -204,7 +197,14 @@ def _split(
     if not decays:
         steps, inner = run({})
         if not isinstance(recipe, partial) and params is not None:
-            _check_finished(recipe, updates, state, params, extra, name)
+            update: Callable[..., Any] = optax.with_extra_args_support(recipe).update
+            if reads(lambda p: update(updates, state, p["params"], **extra), {"params": params}):
+                raise ValueError(
+                    f"The base of {name} is a finished optax transformation that reads the "
+                    f"parameters: if it does so for weight decay, that would be masked, too. "
+                    f"Give the base as a functools.partial of its factory: partial(optax.adamw, "
+                    f"learning_rate=..., weight_decay=...)."
+                )
         return steps, None, inner
     ones = {path: jnp.ones_like(value) for path, value in decays.items()}
     # Decoupled decay is linear: neither its derivative nor the state depends on it.
@@ -244,25 +244,6 @@ def _check_weight_decay(base: Recipe, name: str) -> None:
             f"is {described}. Set one of the two to 0."
         )
     learning_rate_of(base)
-
-
-def _check_finished(
-    tx: Any,
-    updates: optax.Updates,
-    state: Any,
-    params: optax.Params,
-    extra: dict[str, Any],
-    name: str,
-) -> None:
-    """Raises ValueError if a finished base reads the parameters: it might mask weight decay."""
-    update: Callable[..., Any] = optax.with_extra_args_support(tx).update
-    if reads(lambda p: update(updates, state, p["params"], **extra), {"params": params}):
-        raise ValueError(
-            f"The base of {name} is a finished optax transformation that reads the parameters: "
-            f"if it does so for weight decay, that would be masked, too. "
-            f"Give the base as a functools.partial of its factory: partial(optax.adamw, "
-            f"learning_rate=..., weight_decay=...)."
-        )
 
 
 def _weight_decays(recipe: Recipe) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Checks the arguments and the parameters of a group before the first step."""
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -13,22 +12,9 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from optim import factories
 from optim.chain import chain
-from optim.factories import (
-    ArgumentError,
-    Recipe,
-    bound,
-    declared_dtypes,
-    evaluate,
-    floats,
-    instantiate,
-    name_of,
-    named_floats,
-    parameters,
-    recipes_with_paths,
-    recipes_within,
-    takes_float,
-)
+from optim.factories import Recipe, bound, floats, name_of, recipes_within, takes_float
 from optim.matrices import Matrices
 from optim.muon import muon
 from optim.newton_schulz import polynomials, range_of_results
@@ -36,6 +22,7 @@ from optim.parts.base import Part
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
 from optim.parts.shampoo import shampoo as shampoo_part
+from optim.patterns import did_you_mean
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -87,11 +74,10 @@ def check_arguments(recipe: Recipe) -> None:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], parameters, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(unknown[0], parameters)
             raise ValueError(
-                f"{name_of(inner)} has no argument {unknown[0]!r}. {hint}"
-                f"It has: {', '.join(parameters)}."
+                f"{name_of(inner)} has no argument {unknown[0]!r}.{hint} It has: "
+                f"{', '.join(parameters)}."
             )
         given = bound(inner).arguments
         lacking = [
@@ -179,11 +165,11 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     # Returns its path below the recipe, such as "base_optimizer.b1", and a whole sentence, or None.
     # Of a schedule, which may be meant for any number of steps, only step 0 is checked. Traced
     # values pass. Raises ValueError if a schedule fails, or returns no scalar.
-    for path, inner in recipes_with_paths(recipe):
+    for path, inner in factories.recipes_with_paths(recipe):
         for name, value, default in floats(inner):
             what = f"{name} of {name_of(inner)}"
             if callable(value):
-                value = evaluate(value, 0, name)
+                value = factories.evaluate(value, 0, name)
                 what = f"the schedule of {what} goes wrong at step 0: it"
             why = _wrong_value(inner.func, name, value, default)
             if why is not None:
@@ -221,7 +207,7 @@ def _wrong_polynomial(recipe: partial) -> Iterator[tuple[str, str]]:
             coefficients = jax.tree.map(lambda x: float(np.asarray(x)), coefficients)
         try:
             triples = polynomials(coefficients, steps, _POLYNOMIALS[recipe.func])
-        except ArgumentError as error:
+        except factories.ArgumentError as error:
             yield error.argument, f"The {name_of(recipe)} cannot be computed: {error}"
             return
         least, most = range_of_results(triples)
@@ -254,7 +240,8 @@ def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
         and not part.lets_decay
         and part.around is None
     ]
-    for path, inner in recipes_with_paths(given.get("before", ()), "before") if pins else ():
+    before = given.get("before", ()) if pins else ()
+    for path, inner in factories.recipes_with_paths(before, "before"):
         for name, value, _ in floats(inner):
             # A traced value was checked as a number before.
             known = not isinstance(value, Tracer)
@@ -273,8 +260,8 @@ def _whole_optimizer(recipe: partial) -> Iterator[tuple[str, str]]:
         return
     given = bound(recipe).arguments
     for side in ("before", "after"):
-        for path, inner in recipes_with_paths(given.get(side, ()), side):
-            if "learning_rate" not in parameters(inner.func):
+        for path, inner in factories.recipes_with_paths(given.get(side, ()), side):
+            if "learning_rate" not in factories.parameters(inner.func):
                 continue
             name = name_of(inner)
             direction = f"optax.scale_by_{name.removeprefix('optax.')}"
@@ -290,7 +277,7 @@ def _whole_optimizer(recipe: partial) -> Iterator[tuple[str, str]]:
 
 def _part(recipe: partial) -> Part | None:
     """Returns what a recipe makes at step 0, if it is a part of a chain."""
-    made = instantiate(recipe, 0, jnp.float32)
+    made = factories.instantiate(recipe, 0, jnp.float32)
     return made if isinstance(made, Part) else None
 
 
@@ -338,7 +325,7 @@ def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str]
     """Finds a schedule with values outside the range of its argument, or returns None."""
     # `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
     # the argument, and the end of a sentence that begins with the schedule.
-    for key, inner, name, _, default in named_floats(recipe):
+    for key, inner, name, _, default in factories.named_floats(recipe):
         if key in values and (why := _wrong_value(inner.func, name, values[key], default)):
             return key, why
     return None
@@ -368,7 +355,7 @@ def _right_for_complex(recipe: Recipe) -> bool:
     # A state in a real dtype would lose the imaginary parts, as Adafactor's momentum does.
     given = bound(recipe).arguments
     drops = recipe.func is optax.adafactor and given.get("momentum") is not None
-    dtypes = declared_dtypes(recipe) or ([jnp.float32] if drops else [])
+    dtypes = factories.declared_dtypes(recipe) or ([jnp.float32] if drops else [])
     return recipe.func in _COMPLEX and all(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.paths import flatten
-from optim.patterns import fullmatch
+from optim.patterns import did_you_mean, fullmatch
 
 MatrixSpec = str | Mapping[str, str] | None
 
@@ -147,9 +147,9 @@ def _parse(spec: Any) -> Rule:
 
 
 def _unreadable(spec: Any) -> ValueError:
-    near = difflib.get_close_matches(spec, PRESETS, n=1) if isinstance(spec, str) else []
+    hint = did_you_mean(spec, PRESETS) if isinstance(spec, str) else ""
     return ValueError(
-        f"matrices has {spec!r}. {f'Did you mean {near[0]!r}? ' if near else ''}It must be one of "
+        f"matrices has {spec!r}.{hint} It must be one of "
         f"{', '.join(PRESETS)}; or a spec like {_QUERY!r}, where the left side names the last axes "
         "of a parameter, each once, and the last two items of the right side are the rows (inputs) "
         "and the columns (outputs) of its matrices; or a dict {pattern of paths: name or spec}."

@@ -5,7 +5,6 @@ a s + b s^3 + c s^5. Several steps on a matrix of norm 1 approximate U V^T, wher
 is its singular value decomposition.
 """
 
-import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from optim.descent import scalar
 from optim.division import Axes, divide
 from optim.factories import ArgumentError
 from optim.matrices import product, transpose
+from optim.patterns import did_you_mean
 
 __all__ = ["orthogonalize", "polynomials"]
 
@@ -85,11 +85,9 @@ def polynomials(
             ],
         }
         if ns_coefficients not in known:
-            near = difflib.get_close_matches(ns_coefficients, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(
                 f"{names[0]} must be one of {', '.join(known)} or a triple (a, b, c), got"
-                f" {ns_coefficients!r}.{hint}",
+                f" {ns_coefficients!r}.{did_you_mean(ns_coefficients, known)}",
                 names[0],
             )
         triples: Sequence[Any] = known[ns_coefficients]

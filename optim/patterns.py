@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
+from typing import Any
 
 _SECONDS = 1.0  # of processor time; an ordinary pattern takes microseconds
 
@@ -46,6 +47,12 @@ def near_paths(pattern: re.Pattern[str], paths: Iterable[str]) -> tuple[list[str
     # With a cutoff of 0, difflib names some paths even if none is like the pattern.
     near = difflib.get_close_matches(pattern.pattern, known, n=3, cutoff=0.0)
     return partly[:3] or near, bool(partly)
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """Returns " Did you mean 'adamw'?", or "" if no known name is near another."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 @contextmanager

@@ -4,7 +4,6 @@ A rule of `optim.optimizer(states=...)` names them by the field of the state tha
 "mu" of Adam, or by group and field, "matrices/momentum".
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optim.groups import GroupError
-from optim.patterns import SlowPattern, fullmatch, occurs
+from optim.patterns import SlowPattern, did_you_mean, fullmatch, occurs
 from optim.rounding import stochastic_round
 from optim.shard_map_checks import require_whole
 
@@ -45,14 +44,12 @@ def wrong_states(states: Any) -> str | None:
         except (re.error, TypeError) as error:
             return f"In states, {pattern!r} is not a regular expression: {error}."
         if stored not in STORED:
-            float16 = ""
+            hint = did_you_mean(stored, STORED)
             if stored == "float16":
-                float16 = " Its smallest number is 6e-8: squares of gradients below it would be 0."
-            near = difflib.get_close_matches(str(stored), STORED, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near and not float16 else ""
+                hint = " Its smallest number is 6e-8: squares of gradients below it would be 0."
             return (
-                f"In states, {pattern!r} has the value {stored!r}, which is not supported.{float16}"
-                f"{hint} There is: {', '.join(map(repr, STORED))}."
+                f"In states, {pattern!r} has the value {stored!r}, which is not supported.{hint}"
+                f" There is: {', '.join(map(repr, STORED))}."
             )
     return None
 
@@ -103,10 +100,8 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
                 argument="states",
             )
         fields = [x.partition("/")[2] for x in names]
-        near = difflib.get_close_matches(text, [*fields, *names], n=1)
-        partly = [x for x in names if occurs(pattern, x)]
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        if not near and partly:
+        hint = did_you_mean(text, [*fields, *names])
+        if not hint and any(occurs(pattern, x) for x in names):
             hint = " A pattern matches a whole name: add .* where other text may follow or precede."
         raise GroupError(
             f"In states, {text!r} matches no array of a state.{hint} The arrays are"

@@ -108,7 +108,6 @@ FAULTS = (
         """\
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
-        before = self._computing(old.groups)
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:
@@ -117,7 +116,6 @@ FAULTS = (
 """,
         """\
         moves, groups = {}, {}
-        before = self._computing(old.groups)
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:

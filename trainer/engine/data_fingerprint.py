@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.data.absent import DeclaredData
-from trainer.engine.contracts import (
-    Batch,
-    ComponentError,
-    calling,
-    check_batch,
-    check_eval_batch,
-    check_values,
-    endless,
-)
+from trainer.engine import contracts
+from trainer.engine.contracts import Batch, ComponentError, calling
 from trainer.engine.data_shards import WHOLE, eval_batches, takes_shard, train_batches
 from trainer.engine.splits import split_sizes
 
@@ -64,10 +57,10 @@ def read_batch(data: Any, index: int) -> Batch:
     # Of a data set that takes no part of a batch, it is this process's shard. Raises if the data
     # set raises, ends, or yields a batch that does not fit its element_spec.
     with calling("data"):
-        batch = next(endless(train_batches(data, index, _SEED, WHOLE)))
+        batch = next(contracts.endless(train_batches(data, index, _SEED, WHOLE)))
     shards = 1 if takes_shard(data.train) else jax.process_count()
-    check_batch(batch, data.element_spec, shards)
-    check_values(batch, "train()")
+    contracts.check_batch(batch, data.element_spec, shards)
+    contracts.check_values(batch, "train()")
     return batch
 
 
@@ -114,5 +107,5 @@ def _hash_batches(data: Any) -> str:
     for split in split_sizes(data):
         with calling("data"):
             batch = next(eval_batches(data, split, WHOLE), None)
-        parts.append(f"{split} {digest_batch(check_eval_batch(batch))}")
+        parts.append(f"{split} {digest_batch(contracts.check_eval_batch(batch))}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -6,7 +6,6 @@ lookahead and before rounding to low precision; G is the gradient of the loss at
 the batch, before clipping. All are at least float32. The methods of `Group` are the definitions.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -23,6 +22,7 @@ from optim.dtypes import widen
 from optim.layouts import Layout, layouts, rules
 from optim.matrices import product, transpose
 from optim.paths import flatten
+from optim.patterns import did_you_mean
 
 Diagnostic = Literal[
     "update_rms",
@@ -57,11 +57,9 @@ def check_diagnostics(
         return
     for name in [asked] if isinstance(asked, str) else asked:
         if name not in NAMES:
-            near = difflib.get_close_matches(str(name), NAMES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"diagnostics has {name!r}, which is not one.{hint} They are {', '.join(NAMES)}; "
-                f"or 'all' in place of the list."
+                f"diagnostics has {name!r}, which is not one.{did_you_mean(name, NAMES)} They are "
+                f"{', '.join(NAMES)}; or 'all' in place of the list."
             )
     if isinstance(asked, str):
         raise ValueError(f"diagnostics must be a list of names, or 'all': write [{asked}].")

@@ -14,16 +14,8 @@ import jax
 import jax.numpy as jnp
 
 import optim
-from optim import checks
-from optim.factories import (
-    ArgumentError,
-    bound,
-    float_paths,
-    floats,
-    instantiate,
-    map_floats,
-    recipes_with_paths,
-)
+from optim import checks, factories
+from optim.factories import ArgumentError, recipes_with_paths
 from trainer.engine.flops import count_flops, equations, reading
 
 # A kernel of a transformer's perceptron, [inputs, outputs] in float32.
@@ -92,7 +84,7 @@ def measure(recipe: partial) -> Cost:
     """
     per_example = checks.needs_examples(recipe) is not None
     # The floats of the optimizer are inputs, as they are in a run.
-    values = {path: x for path, x in float_paths(recipe).items() if isinstance(x, float)}
+    values = {path: x for path, x in factories.float_paths(recipe).items() if isinstance(x, float)}
     try:
         traced = _trace(recipe, {"kernel": KERNEL}, values)
     except ValueError:  # a factory decides by one of them in Python
@@ -125,7 +117,7 @@ def measure_part(recipe: partial) -> Cost:
         >>> measure_part(partial(optax.trace, decay=0.9)).flops
         2.0
     """
-    part = instantiate(recipe, 0, jnp.float32)
+    part = factories.instantiate(recipe, 0, jnp.float32)
 
     def trace(shape: tuple[int, ...]) -> _Traced:
         x = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -154,10 +146,10 @@ def follows_schedules(recipe: partial, factory: Callable[..., Any]) -> dict[str,
     # `recipe` is the optimizer of a group, a partial of `factory` or with one inside.
     prefix, inner = next(each for each in recipes_with_paths(recipe) if each[1].func is factory)
     found = {}
-    for name, value, _ in floats(inner):
+    for name, value, _ in factories.floats(inner):
         argument, _, index = name.partition("[")
         # A tuple that is a default must be bound before one of its elements can be replaced.
-        whole = bound(inner)
+        whole = factories.bound(inner)
         whole.apply_defaults()
         tuples = {argument: whole.arguments[argument]} if index else {}
         path = f"{prefix}.{name}".lstrip(".")
@@ -181,7 +173,7 @@ def _accepts_schedule(recipe: partial, path: str, value: Any) -> bool:
     def schedule(step: Any) -> Any:
         return value * (1 - 0.01 * step)
 
-    scheduled = map_floats(recipe, lambda each, x: schedule if each == path else x)
+    scheduled = factories.map_floats(recipe, lambda each, x: schedule if each == path else x)
     try:
         _trace(scheduled, {"kernel": (4, 3)}, {})
     except (ValueError, TypeError) as error:
@@ -209,7 +201,7 @@ def _trace(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Tra
     asked: dict[str, None] = {}
 
     def update(values: Any, grads: Any, state: Any, params: Any, value: Any) -> Any:
-        given = map_floats(recipe, lambda path, x: values.get(path, x))
+        given = factories.map_floats(recipe, lambda path, x: values.get(path, x))
         return alone(given).update(grads, state, params, **_loss(grads, value, asked))
 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)

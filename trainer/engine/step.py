@@ -21,19 +21,12 @@ from optim.layouts import Layout
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.constraints import APART
+from trainer.engine import metric_sums
 from trainer.engine.contracts import Batch, calling
 from trainer.engine.diagnostics import OF_HALVES, compute, compute_noise
 from trainer.engine.experiment import Experiment
 from trainer.engine.mesh import batch_axes, batch_parts
-from trainer.engine.metric_sums import (
-    TrainMetrics,
-    compute_losses,
-    mask_mean,
-    merge_microbatches,
-    train_metrics,
-    train_rows,
-    with_ignored,
-)
+from trainer.engine.metric_sums import TrainMetrics, train_metrics, train_rows, with_ignored
 from trainer.engine.padding import size_of
 from trainer.engine.precision import in_precision, summed_apart
 
@@ -237,7 +230,7 @@ def _gradients(
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
     # Of the whole batch: a microbatch with fewer examples that count has a smaller weight.
-    share = mask_mean(with_ignored(experiment.loss, batch))
+    share = metric_sums.mask_mean(with_ignored(experiment.loss, batch))
 
     def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
         params = unflatten(state.params, {**by_path, **trainable})
@@ -268,7 +261,7 @@ def _gradients(
     microbatches = (_split(batch, count), jnp.arange(count))
     (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
     grads = jax.tree.map(lambda g: g / count, grads)
-    return (loss / count, model_state, merge_microbatches(stacked)), grads
+    return (loss / count, model_state, metric_sums.merge_microbatches(stacked)), grads
 
 
 def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
@@ -288,7 +281,7 @@ def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..
         keys = jax.random.split(key, count)
         (losses, (_, computed)), grads = of_all(trainable, model_state, parts, keys)
         grads = jax.tree.map(lambda g: g.mean(axis=0), widen(jax.tree.map(divide, grads)))
-        return (losses.mean(), (model_state, merge_microbatches(computed))), grads
+        return (losses.mean(), (model_state, metric_sums.merge_microbatches(computed))), grads
 
     return by_device
 
@@ -329,7 +322,7 @@ def _loss(
     # is None if no metrics are needed, for a whole batch or a single example.
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
     batch = with_ignored(experiment.loss, batch)
-    losses = compute_losses(experiment.loss, outputs, batch)
+    losses = metric_sums.compute_losses(experiment.loss, outputs, batch)
     new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
     computed = TrainMetrics({}, {})
     if share is not None:
