@@ -22,8 +22,7 @@ from optim.automatic_axes import explicit_mesh, with_automatic_axes
 from optim.dtypes import compute_dtype
 from optim.factories import ArgumentError, Recipe, at_step, float_paths, name_of, separate_arrays
 from optim.matrices import scatter
-from optim.shard_map_checks import require_whole
-from optim.tracing import reads_of_leaves
+from optim.tracing import reads_of_leaves, require_whole
 
 
 def init(recipe: Recipe, params: optax.Params) -> optax.OptState:

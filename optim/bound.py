@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from optim import adapter, checks
 from optim.declarations import model_of
-from optim.dtypes import widen
+from optim.dtypes import LowPrecision, round_to, widen
 from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales
@@ -29,7 +29,6 @@ from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.patterns import did_you_mean
 from optim.readout import WeightEma
-from optim.rounding import LowPrecision, round_to
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
 from optim.transformations import SlowParams, nodes_of
 

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from optim import factories
 from optim.chain import chain
+from optim.dtypes import LowPrecision
 from optim.factories import Recipe, bound, floats, name_of, recipes_within, takes_float
 from optim.matrices import Matrices
 from optim.muon import muon
@@ -23,7 +24,6 @@ from optim.parts.directions import polar
 from optim.parts.lengths import floor
 from optim.parts.shampoo import shampoo as shampoo_part
 from optim.patterns import did_you_mean
-from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo

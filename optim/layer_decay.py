@@ -10,7 +10,7 @@ import optax
 
 from optim.groups import GroupError
 from optim.patterns import fullmatch
-from optim.shard_map_checks import require_whole
+from optim.tracing import require_whole
 from optim.transformations import SlowParams, nodes_of
 
 Layers = Mapping[str, str | int]

@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optim.factories import evaluate
-from optim.shard_map_checks import require_whole
+from optim.tracing import require_whole
 
 
 def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:

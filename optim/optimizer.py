@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from optim import checks, factories, interop
 from optim.bound import BoundOptimizer, Updates, own_floats
+from optim.dtypes import LowPrecision
 from optim.factories import evaluate
 from optim.groups import Group, GroupError, assign, wrong_groups
 from optim.layer_decay import Layers, wrong_layers
@@ -16,7 +17,6 @@ from optim.lookahead import EmaNesterov, Lookahead, OuterNesterov
 from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten
 from optim.readout import WeightEma
-from optim.rounding import LowPrecision
 from optim.state_dtypes import wrong_states
 
 Params = TypeVar("Params")  # any pytree of arrays

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from optim.dtypes import stochastic_round
 from optim.groups import GroupError
 from optim.patterns import SlowPattern, did_you_mean, fullmatch, occurs
-from optim.rounding import stochastic_round
-from optim.shard_map_checks import require_whole
+from optim.tracing import require_whole
 
 STORED = ("float32", "bfloat16", "bfloat16 stochastic")
 """How an array may be stored: unchanged, rounded to the nearest number, or at random, unbiased."""

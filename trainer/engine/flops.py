@@ -4,12 +4,13 @@ Nothing is run or compiled.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.interpreters import partial_eval
 
+from optim.tracing import equations, inner_jaxprs
 from trainer.logits.cross_entropy import AGAIN
 
 # The products of attention in a call of `jax.nn.dot_product_attention(implementation="cudnn")`,
@@ -37,15 +38,6 @@ def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_count_equation(equation, elementwise) for equation in jaxpr.eqns)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr and of those inside it, the outer ones first."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in _jaxprs(value):
-                yield from equations(inner)
 
 
 def has_convolution(jaxpr: Any) -> bool:
@@ -79,7 +71,7 @@ def _count_equation(equation: Any, elementwise: bool) -> int:
         return 2 * _CUDNN_PRODUCTS[name] * query.size * positions
     if name == "while" and AGAIN in str(equation.source_info.name_stack):
         return 0
-    inner = [count_flops(sub, elementwise) for x in params.values() for sub in _jaxprs(x)]
+    inner = [count_flops(sub, elementwise) for x in params.values() for sub in inner_jaxprs(x)]
     if not inner and elementwise:
         return sum(math.prod(getattr(x.aval, "shape", ())) for x in equation.outvars)
     if name == "cond":
@@ -89,9 +81,3 @@ def _count_equation(equation: Any, elementwise: bool) -> int:
         sizes = [params["mesh"].shape[axis] for axis in params["newly_manual_axes"]]
         return sum(inner) * math.prod(sizes)
     return sum(inner) * (params["length"] if name == "scan" else 1)
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    # `cond` has a tuple of branches.
-    values = value if isinstance(value, list | tuple) else [value]
-    return [x for x in values if hasattr(getattr(x, "jaxpr", x), "eqns")]

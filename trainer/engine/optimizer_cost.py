@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import optim
 from optim import checks, factories
 from optim.factories import ArgumentError, recipes_with_paths
-from trainer.engine.flops import count_flops, equations, reading
+from optim.tracing import equations
+from trainer.engine.flops import count_flops, reading
 
 # A kernel of a transformer's perceptron, [inputs, outputs] in float32.
 KERNEL = (768, 3072)
