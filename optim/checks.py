@@ -323,7 +323,7 @@ def zero_matrix(recipe: Recipe, norms: Mapping[str, Any]) -> str | None:
 
 def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str] | None:
     """Finds a schedule with values outside the range of its argument, or returns None."""
-    # `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
+    # `values` are arrays by argument, named as by `factories.named_floats`. Returns the name of
     # the argument, and the end of a sentence that begins with the schedule.
     for key, inner, name, _, default in factories.named_floats(recipe):
         if key in values and (why := _wrong_value(inner.func, name, values[key], default)):

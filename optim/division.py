@@ -123,8 +123,7 @@ def divide(
         if whole or not together:
             found.append(_on_shares(function, [x[:whole] for x in stacks], share, mesh))
         if by_rows is not None and together:
-            mine = partial(by_rows, axes=together)
-            found.append(_by_rows(mine, [x[whole:] for x in stacks], together, mesh))
+            found.append(_by_rows(by_rows, [x[whole:] for x in stacks], together, mesh))
         # Arrays [matrices of the kind, ...], in the order of `places`.
         joined = _concatenated(found)
         ends = np.cumsum([sizes[place] for place in places])
@@ -227,14 +226,14 @@ def _by_rows(
     mesh: AbstractMesh,
 ) -> Any:
     """Applies a function to stacks [n, ...]; devices along `axes` compute a matrix together."""
-    # `function` returns this device's rows of the results.
+    # `function` takes the axes, too, and returns this device's rows of the results.
     others = tuple(name for name in mesh.axis_names if name not in axes)
     groups, count = math.prod(mesh.shape[name] for name in others), stacks[0].shape[0]
     # Every group has as many slots as the fullest one; a slot too many repeats a matrix.
     at = np.minimum(np.arange(-(-count // groups) * groups), count - 1)
     dealt = [jnp.take(_split_first_axis(x, ()), at, axis=0) for x in stacks]
     run = jax.shard_map(
-        function,
+        partial(function, axes=axes),
         mesh=mesh,
         in_specs=PartitionSpec(others or None),
         out_specs=PartitionSpec(others or None, axes),

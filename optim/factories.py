@@ -71,18 +71,13 @@ def name_of(recipe: Recipe) -> str:
     return f"{next(has, recipe.func.__module__)}.{name}"
 
 
-def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Returns the float arguments of a recipe and of those inside it, by name."""
-    # They are floats, traced scalars or schedules, defaults included, without arguments that are
-    # None. Items of a tuple are called "betas[0]". If several recipes have an argument of one name,
-    # the outermost has the name and the others have their path, "base_optimizer.learning_rate".
-    return {key: value for key, _, _, value, _ in named_floats(recipe)}
-
-
 def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
-    """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`."""
+    """Yields the float arguments of a recipe and of those inside it, each with a unique name."""
     # Each is the unique name, the recipe with the argument, the argument's name, its value, its
-    # default.
+    # default. Values are floats, traced scalars or schedules, defaults included, without those that
+    # are None. Items of a tuple are called "betas[0]". If several recipes have an argument of one
+    # name, the outermost has the name and the others have their path,
+    # "base_optimizer.learning_rate".
     found: set[str] = set()
     for path, inner in recipes_with_paths(recipe):
         for name, value, default in floats(inner):

@@ -32,17 +32,13 @@ class Matrices:
         params: optax.Params,
         doubts: Sequence[str] = (),
         length: Callable[[Layout], float] | None = None,
+        again: bool = True,
     ) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`."""
         # Raises ValueError if a parameter is not a real matrix or does not fit the spec, or a
-        # pattern of the spec matches no parameter. For `doubts` and `length`, see
+        # pattern of the spec matches no parameter. For the other arguments, see
         # `declarations.declare`.
-        declare(params, self._rules, self._optimizer, doubts, length)
-
-    def check(self, params: optax.Params) -> None:
-        """Checks the parameters at init as `declare` does."""
-        # Reports their layouts only if no other part of the chain before it has done so.
-        declare(params, self._rules, self._optimizer, again=False)
+        declare(params, self._rules, self._optimizer, doubts, length, again)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds every parameter's layout, in the order of the leaves; raises as `declare` does."""

@@ -7,10 +7,10 @@ import jax
 import optax
 from jax.typing import ArrayLike
 
-from optim import checks, factories, interop
+from optim import checks, interop
 from optim.bound import BoundOptimizer, Updates, own_floats
 from optim.dtypes import LowPrecision
-from optim.factories import evaluate
+from optim.factories import evaluate, named_floats
 from optim.groups import Group, GroupError, assign, wrong_groups
 from optim.layer_decay import Layers, wrong_layers
 from optim.lookahead import EmaNesterov, Lookahead, OuterNesterov
@@ -135,7 +135,7 @@ class Optimizer(NamedTuple):
         Raises:
             KeyError: if there is no group of that name.
         """
-        return factories.hyperparameters(self.groups[name].optimizer)
+        return {key: x for key, _, _, x, _ in named_floats(self.groups[name].optimizer)}
 
     def own_floats(self) -> dict[str, Any]:
         """Returns the float arguments of the optimizer itself, its lookahead and its readout.

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from optim.descent import Updated, map_unzip, moving_average, scalar
 from optim.descent import bias_correction as correction
 from optim.dtypes import compute_dtype, wide_zeros
-from optim.parts.base import Part, check_dtype, learning_rate_of
+from optim.parts.base import Part, check_dtype, passed
 
 
 class AdamState(NamedTuple):
@@ -165,7 +165,7 @@ def laprop(
         return LapropState(jnp.zeros((), jnp.int32), rate, mean, variance)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
-        given = scalar(learning_rate_of(extra, "parts.laprop"), state.rate)
+        given = scalar(passed(extra, "learning_rate", "parts.laprop"), state.rate)
         count = optax.safe_increment(state.count)
         rate = moving_average(state.rate, given, scalar(b1, given))
 
@@ -270,7 +270,7 @@ def prodigy(
         if params is None:
             raise ValueError("parts.prodigy needs parameters: call update(updates, state, params).")
         d, count = state.estimate, optax.safe_increment(state.count)
-        rate = scalar(learning_rate_of(extra, "parts.prodigy"), d)
+        rate = scalar(passed(extra, "learning_rate", "parts.prodigy"), d)
         factor = d
         if bias_correction:
             factor = d * jnp.sqrt(correction(b2, count, d)) / correction(b1, count, d)

@@ -131,7 +131,7 @@ def of_matrices(
     over = Matrices(matrices, f"optim.{name}")
 
     def init(params: optax.Params) -> optax.EmptyState:
-        over.check(params)
+        over.declare(params, again=False)
         return optax.EmptyState()
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
@@ -155,16 +155,18 @@ def at_least(x: jax.Array, eps: ArrayLike) -> jax.Array:
     return jnp.maximum(x, scalar(eps, x))
 
 
-def learning_rate_of(extra: Mapping[str, Any], name: str, where: Place = "before") -> ArrayLike:
-    """Returns the learning rate that a chain passes; raises ValueError if none did."""
+_PASSED = {"learning_rate": "the learning rate", "grad": "the gradient"}
+
+
+def passed(extra: Mapping[str, Any], what: str, name: str, where: Place = "before") -> Any:
+    """Returns "learning_rate" or "grad" as a chain passes it; raises ValueError if none did."""
     # `name` is that of the part, such as "parts.laprop", and `where` its place.
-    return _passed(extra, "learning_rate", "the learning rate", name, where)
-
-
-def gradient_of(extra: Mapping[str, Any], name: str) -> optax.Updates:
-    """Returns the gradient that a chain passes to its parts; raises ValueError if none did."""
-    # `name` is that of the part, such as "parts.soap".
-    return _passed(extra, "grad", "the gradient", name, "before")
+    if what not in extra:
+        raise ValueError(
+            f"{name} is a part of optim.chain, which passes it {_PASSED[what]}: name it in"
+            f" `{where}`."
+        )
+    return extra[what]
 
 
 def check_option(name: str, value: str, known: Sequence[str]) -> None:
@@ -183,11 +185,3 @@ def check_count(name: str, value: int) -> None:
     """Raises ValueError if a number of updates is below 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
-
-
-def _passed(extra: Mapping[str, Any], key: str, what: str, name: str, where: Place) -> Any:
-    if key not in extra:
-        raise ValueError(
-            f"{name} is a part of optim.chain, which passes it {what}: name it in `{where}`."
-        )
-    return extra[key]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import Updated, scalar
-from optim.parts.base import Part, learning_rate_of
+from optim.parts.base import Part, passed
 from optim.transformations import with_known_extras
 
 
@@ -32,7 +32,7 @@ def cautious_decay(
     inner = with_known_extras(around or optax.identity())
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
-        learning_rate = learning_rate_of(extra, "parts.cautious_decay", "after")
+        learning_rate = passed(extra, "learning_rate", "parts.cautious_decay", "after")
         steps, state = inner.update(updates, state, params, **extra)
 
         def decay(given: jax.Array, step: jax.Array, w: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ def decay(rate: float, peak: float | None = None) -> optax.GradientTransformatio
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("parts.decay needs parameters: call update(updates, state, params).")
-        learning_rate = learning_rate_of(extra, "parts.decay", "after")
+        learning_rate = passed(extra, "learning_rate", "parts.decay", "after")
 
         def shrink(step: jax.Array, w: jax.Array) -> jax.Array:
             lost = scalar(learning_rate, w) * scalar(rate, w)

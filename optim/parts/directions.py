@@ -247,7 +247,7 @@ def normalize(
     over = Matrices(matrices, "optim.parts.normalize")
 
     def init(params: optax.Params) -> NormalizeState:
-        over.check(params)
+        over.declare(params, again=False)
         zeros = jax.tree.map(wide_zeros, params)
         _, variance = over.map(lambda arrays: (arrays, list(map(_mean_square, arrays))), [zeros])
         return NormalizeState(variance)

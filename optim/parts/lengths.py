@@ -21,9 +21,9 @@ from optim.parts.base import (
     check_count,
     check_option,
     dot,
-    gradient_of,
     norm,
     of_matrices,
+    passed,
 )
 from optim.transformations import with_known_extras
 
@@ -186,11 +186,11 @@ def graft(
     over = Matrices(matrices, "optim.parts.graft")
 
     def init(params: optax.Params) -> GraftState:
-        over.check(params)
+        over.declare(params, again=False)
         return GraftState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
-        grads = gradient_of(extra, "parts.graft")
+        grads = passed(extra, "grad", "parts.graft")
         others, kept = inner.update(grads, state.onto, params, **extra)
         count = jnp.asarray(optax.safe_increment(state.count))
 
@@ -273,12 +273,11 @@ def pin_radius(
         raise ValueError("radial=True moves the norm, and radius='initial' keeps it: choose one.")
     over = Matrices(matrices, "optim.parts.pin_radius")
 
-    def first(arrays: list[jax.Array]) -> Sequence[list[jax.Array]]:
-        return arrays, [norm(x)[:, 0, 0] for x in arrays]
-
     def init(params: optax.Params) -> PinState:
-        over.check(params)
-        return PinState(over.map(first, [widen(params)])[1] if radius == "initial" else ())
+        over.declare(params, again=False)
+        if radius == "current":
+            return PinState(())
+        return PinState(over.map(lambda x: (x, [norm(w)[:, 0, 0] for w in x]), [widen(params)])[1])
 
     def pin(step: jax.Array, w: jax.Array, kept: jax.Array) -> jax.Array:
         to = at_least(kept, eps)

@@ -14,7 +14,7 @@ from optim.division import divide
 from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, scatter, solve_triangular, transpose
-from optim.parts.base import Part, check_option, gradient_of
+from optim.parts.base import Part, check_option, passed
 
 
 class PsgdState(NamedTuple):
@@ -138,7 +138,7 @@ def psgd(
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         fitted = updates
         if whiten == "gradient":
-            fitted = widen(gradient_of(extra, "parts.psgd with whiten='gradient'"))
+            fitted = widen(passed(extra, "grad", "parts.psgd with whiten='gradient'"))
         rule = partial(_triangular, precond_lr)
         if not triangular:
             small = 1e-9 if damping is None else damping

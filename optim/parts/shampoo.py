@@ -13,7 +13,7 @@ from optim.eigenvectors import Sides, first_sides, grams_of_sides, of_sides
 from optim.inverse_roots import average_or_add, correction, inverse_roots, is_due, precondition
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.parts.base import Part, check_count, check_option, gradient_of
+from optim.parts.base import Part, check_count, check_option, passed
 
 
 class ShampooState(NamedTuple):
@@ -134,7 +134,7 @@ def shampoo(
             )
             return list(map(precondition, moves, *roots)), grads, *grams, *roots
 
-        trees = [updates, gradient_of(extra, "parts.shampoo")]
+        trees = [updates, passed(extra, "grad", "parts.shampoo")]
         moves, _, *fields = over.map(one_by_one(move), trees, state[1:])
         return moves, ShampooState(count, *fields)
 

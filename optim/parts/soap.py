@@ -36,8 +36,8 @@ from optim.parts.base import (
     check_count,
     check_option,
     dot,
-    gradient_of,
     norm,
+    passed,
 )
 from optim.transformations import with_known_extras
 
@@ -374,12 +374,12 @@ def trust_gate(
 
     def init(params: optax.Params) -> Any:
         state = inner.init(params)
-        over.check(params)
+        over.declare(params, again=False)
         return state
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         found, state = inner.update(updates, state, params, **extra)
-        return over.each(blend, updates, found, gradient_of(extra, "parts.trust_gate")), state
+        return over.each(blend, updates, found, passed(extra, "grad", "parts.trust_gate")), state
 
     return Part(init, update, name="parts.trust_gate", around=around)
 
@@ -489,7 +489,7 @@ def _update_of(
             sides = [grams, bases, [value for _, value in found]][: len(sides)]
             return [x for x, _ in rows], grads, *means, *(y for x in sides for y in of_sides(x))
 
-        trees = [updates, gradient_of(extra, name), *present]
+        trees = [updates, passed(extra, "grad", name), *present]
         moves, _, *fields = over.map(one_by_one(move), trees, state[at:])
         absent = state[1 : at - len(present)]
         return moves, type(state)(jnp.asarray(optax.safe_increment(count)), *absent, *fields)

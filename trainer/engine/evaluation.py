@@ -79,16 +79,19 @@ class Evaluation:
             self._trace(given, padded_shapes(self._mesh, resized(first, size)), size)
             batches = itertools.chain([first], batches)
         total = self._empty()
-        for group, places in _of_one_shape(batches, self._places):
-            size = size_of(group[0]) * self._shard.size
-            if places == 1:
-                sent = meshes.to_devices(self._mesh, pad(self._mesh, group[0]))
-                total = self._evaluate(total, given, sent, size=size)
-            else:
-                count = np.int32(len(group))
-                total = self._evaluate_all(total, given, _stack(group, places), count, size=size)
-            # Without this, all batches would queue on the devices and fill their memory.
-            jax.block_until_ready(total)
+        groups = itertools.groupby(map(check_eval_batch, batches), _shapes)
+        for same in (same for _, same in groups):
+            for batch in same:
+                size, places = size_of(batch) * self._shard.size, self._places(batch)
+                if places == 1:
+                    sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
+                    total = self._evaluate(total, given, sent, size=size)
+                else:
+                    group = [batch, *itertools.islice(same, places - 1)]
+                    stacked, count = _stack(group, places), np.int32(len(group))
+                    total = self._evaluate_all(total, given, stacked, count, size=size)
+                # Without this, all batches would queue on the devices and fill their memory.
+                jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
 
     def _places(self, batch: Batch) -> int:
@@ -216,19 +219,6 @@ class Evaluation:
                 batch = without_padding(batch, shapes, self._shard.size)
             batch = with_ignored(experiment.loss, batch)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
-
-
-def _of_one_shape(
-    batches: Iterable[Batch], places_for: Callable[[Batch], int]
-) -> Iterator[tuple[list[Batch], int]]:
-    """Checks the batches; yields lists of consecutive ones of equal shapes, and their places."""
-    # The places are from `places_for` of the first batch of a list, which has at most as many
-    # batches.
-    runs = (same for _, same in itertools.groupby(map(check_eval_batch, batches), _shapes))
-    for same in runs:
-        for first in same:
-            places = places_for(first)
-            yield [first, *itertools.islice(same, places - 1)], places
 
 
 def _shapes(batch: Batch) -> dict[str, Any]:
