@@ -50,7 +50,6 @@ def update(
     # Schedules are evaluated where they were made: they may hold arrays with explicit axes.
     now = at_step(recipe, step, compute_dtype(params))
     require_whole(lambda g: _run(now, g, state, params, extra), (grads, params), name_of(recipe))
-    updates: Any
     updates, new_state = _run(now, grads, state, params, extra)
     if not isinstance(updates, Mapping):
         raise ValueError(

@@ -35,11 +35,8 @@ def with_automatic_axes(
 
     places: Any = whole if like is None else jax.tree.map(place, like)
     # Inside a shard_map over some axes of the mesh, those are manual and stay so.
-    axes = tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    )
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
 
     def with_explicit_axes(given: Callable[..., Any]) -> Callable[..., Any]:
         # wraps copies __signature__, which optax's line searches read.

@@ -204,18 +204,12 @@ def _choose_rows(
             np.full(mesh.size, number // mesh.size) if fit else share
             for fit, number, share in zip(fits, numbers, dealt, strict=True)
         ]
+        others = [number % mesh.size * fit for fit, number in zip(fits, numbers, strict=True)]
         # Every group of devices has as many of the other matrices as the one that has the most.
-        load = largest(equal) + sum(
-            one * -(-(number % mesh.size) // groups) / devices
-            for fit, number, one in zip(fits, numbers, costs, strict=True)
-            if fit
-        )
+        pairs = zip(costs, others, strict=True)
+        load = largest(equal) + sum(one * -(-other // groups) / devices for one, other in pairs)
         if load < best:
-            best, shares = load, equal
-            chosen = [
-                axes if fit and number % mesh.size else ()
-                for fit, number in zip(fits, numbers, strict=True)
-            ]
+            best, shares, chosen = load, equal, [axes if other else () for other in others]
     return shares, chosen
 
 

@@ -14,12 +14,8 @@ def compute_dtype(params: optax.Params) -> DTypeLike:
     """Returns the dtype of hyperparameters: float64 if any parameter has 64 bits, else float32."""
     # finfo describes the parts of a complex dtype: complex128 has 64 bits here, complex64 has 32.
     # It raises for integers, which are left out.
-    has_64_bits = any(
-        jnp.finfo(x.dtype).bits == 64
-        for x in jax.tree.leaves(params)
-        if jnp.issubdtype(x.dtype, jnp.inexact)
-    )
-    return jnp.float64 if has_64_bits else jnp.float32
+    dtypes = [x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.float64 if any(jnp.finfo(x).bits == 64 for x in dtypes) else jnp.float32
 
 
 def widen(tree: Any, integers: bool = False) -> Any:

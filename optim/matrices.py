@@ -50,10 +50,8 @@ class Matrices:
 
         def of_path(path: str, layout: Layout) -> tuple[Axes, Axes]:
             of = split_of(path) or [()] * len(layout.shape)
-            rows, columns = (
-                tuple(name for axis in axes for name in of[axis])
-                for axes in (layout.rows, layout.columns)
-            )
+            sides = layout.rows, layout.columns
+            rows, columns = (tuple(name for axis in axes for name in of[axis]) for axes in sides)
             return rows, columns
 
         found = layouts(params, self._rules, self._optimizer)

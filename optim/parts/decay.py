@@ -1,5 +1,6 @@
 """Parts that make weights smaller."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import optax
 from optim.descent import Updated, scalar
 from optim.parts.base import Part, passed
 from optim.transformations import with_known_extras
+
+_shrinking = partial(Part, place="after", once=True, decays=True)
 
 
 def cautious_decay(
@@ -41,15 +44,7 @@ def cautious_decay(
 
         return jax.tree.map(decay, updates, steps, params), state
 
-    return Part(
-        inner.init,
-        update,
-        name="parts.cautious_decay",
-        place="after",
-        once=True,
-        decays=True,
-        around=around,
-    )
+    return _shrinking(inner.init, update, name="parts.cautious_decay", around=around)
 
 
 def decay(rate: float, peak: float | None = None) -> optax.GradientTransformationExtraArgs:
@@ -98,11 +93,4 @@ def decay(rate: float, peak: float | None = None) -> optax.GradientTransformatio
 
         return jax.tree.map(shrink, updates, params), state
 
-    return Part(
-        lambda params: optax.EmptyState(),
-        update,
-        name="parts.decay",
-        place="after",
-        once=True,
-        decays=True,
-    )
+    return _shrinking(lambda params: optax.EmptyState(), update, name="parts.decay")

@@ -127,12 +127,7 @@ def compiled_memory(compiled: Any) -> StepMemory | None:
         # in use at the same time (XLA accepted a step with 18.6 GB of it for a TPU of 16.9 GB), and
         # the peak those on the chip, of some MB. On CPUs, the peak has no temporary memory.
         temporary = min(temporary, found.peak_memory_in_bytes - arguments - results)
-    return StepMemory(
-        arguments=arguments,
-        results=results,
-        temporary=temporary,
-        code=found.generated_code_size_in_bytes,
-    )
+    return StepMemory(arguments, results, temporary, code=found.generated_code_size_in_bytes)
 
 
 def memory_asked_for(error: str, held: int) -> StepMemory | None:

@@ -369,11 +369,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         fingerprint=describe_fingerprint(experiment.data),
         mode=mode,
-        schedules={
-            name: values["learning_rate"]
-            for name, values in sampled.items()
-            if "learning_rate" in values
-        },
+        schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},
         hyperparameters=hyperparameters,
         wrappers=_wrappers(optimizer, state.opt_state),
         precision=describe_precision(experiment.roles, optimizer, state, program.mesh),

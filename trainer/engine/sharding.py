@@ -5,6 +5,7 @@ it matches. `ShardingRules` has those of an experiment, which come first, and th
 model.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -324,12 +325,8 @@ def _merged(side: str, size: int, of: Sequence[int], axes: Sequence[Axes]) -> li
     """Returns the axes of a parameter's dimensions that are merged to one of a size."""
     # They follow each other, and are the last ones for columns, and those before the last dimension
     # for rows, or else the only ones whose product is the size.
-    runs = [
-        (start, end)
-        for start in range(len(of))
-        for end in range(start + 1, len(of) + 1)
-        if math.prod(of[start:end]) == size
-    ]
+    places = itertools.combinations(range(len(of) + 1), 2)  # of a first dimension and the one after
+    runs = [run for run in places if math.prod(of[slice(*run)]) == size]
     wanted = len(of) if side == "right" else len(of) - 1
     there = [run for run in runs if run[1] == wanted] or runs
     if len(there) != 1:
