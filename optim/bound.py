@@ -145,7 +145,7 @@ class BoundOptimizer(NamedTuple):
         norms = self.kept_norms()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
             self.refuse_zeros(norms)
-        return packed(unpacked)._replace(master=self.copies())
+        return packed(unpacked, self.copies())
 
     def update(
         self,
@@ -161,9 +161,9 @@ class BoundOptimizer(NamedTuple):
         old = self.unpacked(state)
         # The copies of low_precision="master" replace the rounded parameters.
         wide = {**widen(trainable), **state.master}
-        moves, groups = self._updates(grads, old, wide, extra)
+        found, groups = self._updates(grads, old, wide, extra)
         groups = self._stored(groups, old.step, key)
-        after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
+        after = {path: w + found.updates[path] for path, w in wide.items()}
         after, lookahead, readout = self._wrapped(after, old)
         back = round_to(after, trainable, self.low_precision, old.step, key)
         master = {path: after[path] for path in state.master}
@@ -179,14 +179,14 @@ class BoundOptimizer(NamedTuple):
             count = count + skip.astype(jnp.int32)
         new_params = unflatten(self.params, {**flatten(self.params), **back})
         new = Unpacked(groups, lookahead, readout, count, old.step + 1)
-        return new_params, packed(new)._replace(master=master)
+        return new_params, packed(new, master)
 
     def updates(
         self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
     ) -> Updates:
         """Computes what `update` adds to the parameters; see `Optimizer.updates`."""
         wide = {**widen(self.trainable()), **state.master}
-        return self._not_applied(grads, self.unpacked(state), wide, extra)[0]
+        return self._updates(grads, self.unpacked(state), wide, extra)[0]
 
     def follow(
         self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
@@ -194,17 +194,9 @@ class BoundOptimizer(NamedTuple):
         """Computes updates along the path of another optimizer; see `Optimizer.follow`."""
         old = self.unpacked(state)
         self._refuse_another_path(old)
-        found, groups = self._not_applied(grads, old, widen(self.trainable()), extra)
+        found, groups = self._updates(grads, old, widen(self.trainable()), extra)
         new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
-        return found, packed(new)._replace(master=self.copies())
-
-    def _not_applied(
-        self, grads: optax.Updates, old: Unpacked, wide: dict, extra: Mapping[str, Any]
-    ) -> tuple[Updates, dict[str, Any]]:
-        """Computes the updates of the weights `wide`, and the widened states after them."""
-        moves, groups = self._updates(grads, old, wide, extra)
-        updates = {path: moves[path].astype(w.dtype) for path, w in wide.items()}
-        return Updates(updates, wide), groups
+        return found, packed(new, self.copies())
 
     def _refuse_another_path(self, state: Unpacked) -> None:
         """Raises GroupError if the state depends on a path of the parameters that is its own."""
@@ -357,8 +349,8 @@ class BoundOptimizer(NamedTuple):
 
     def _updates(
         self, grads: Any, old: Unpacked, wide: dict, extra: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Runs every group's optimizer; returns updates by path and new states by group."""
+    ) -> tuple[Updates, dict[str, Any]]:
+        """Runs every group's optimizer on the weights `wide`; returns new, widened states, too."""
         given = flatten(grads)
         grads = {path: given[path] for path in wide}
         step = old.step
@@ -387,7 +379,8 @@ class BoundOptimizer(NamedTuple):
                 path: u * scales[path] if path in scales else u
                 for path, u in updates.items()
             }
-        return moves, groups
+        moves = {path: moves[path].astype(w.dtype) for path, w in wide.items()}
+        return Updates(moves, wide), groups
 
 
 def own_floats(optimizer: Any) -> dict[str, Any]:

@@ -124,8 +124,7 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
     )
     low = bound.copies()
     master = select(low, state.master) if low else {}
-    new = packed(Unpacked(groups, lookahead, readout, state.skipped, state.step))
-    return new._replace(master=master)
+    return packed(Unpacked(groups, lookahead, readout, state.skipped, state.step), master)
 
 
 def _map_dicts(change: Callable[..., Any], like: Mapping[str, Any] | None, *states: Any) -> Any:

@@ -23,6 +23,7 @@ from optim.layouts import Layout, layouts, rules
 from optim.matrices import product, transpose
 from optim.paths import flatten
 from optim.patterns import did_you_mean
+from trainer.engine.contracts import ComponentError
 
 Diagnostic = Literal[
     "update_rms",
@@ -93,12 +94,13 @@ def counts_clipped(asked: Sequence[str] | str, clip_norm: Any) -> bool:
 
 
 def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> None:
-    """Raises ValueError for diagnostics of matrices, if no trainable parameter is one."""
+    """Raises ComponentError for diagnostics of matrices, if no trainable parameter is one."""
     wanted = [name for name in asked if name in _OF_MATRICES]  # none if it is "all"
     if wanted and not found:
-        raise ValueError(
+        raise ComponentError(
+            "diagnostics",
             f"diagnostics has {wanted[0]!r}, which is that of matrices, but no trainable parameter "
-            f"is a matrix. Remove {', '.join(map(repr, wanted))}."
+            f"is a matrix. Remove {', '.join(map(repr, wanted))}.",
         )
 
 

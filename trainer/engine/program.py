@@ -16,7 +16,7 @@ from optim.layouts import Layout
 from optim.norms import all_finite
 from trainer.engine import mesh as meshes
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
-from trainer.engine.contracts import Batch, ComponentError, calling, check_components
+from trainer.engine.contracts import Batch, calling, check_components
 from trainer.engine.diagnostics import check_matrices, computed, find_layouts
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
@@ -253,10 +253,7 @@ class Program:
         """The matrices to diagnose, by path name; raises ComponentError if there are none."""
         # The error is raised only if the experiment asks for diagnostics of matrices.
         found = find_layouts(self.experiment.optimizer, self.abstract_state().params)
-        try:
-            check_matrices(self.experiment.diagnostics, found)
-        except ValueError as error:
-            raise ComponentError("diagnostics", str(error)) from error
+        check_matrices(self.experiment.diagnostics, found)
         return found
 
     def diagnose(self, state: State, batch: Batch) -> StepMetrics:
