@@ -353,8 +353,7 @@ def _right_for_complex(recipe: Recipe) -> bool:
     if not isinstance(recipe, partial):
         return True
     # A state in a real dtype would lose the imaginary parts, as Adafactor's momentum does.
-    given = bound(recipe).arguments
-    drops = recipe.func is optax.adafactor and given.get("momentum") is not None
+    drops = recipe.func is optax.adafactor and bound(recipe).arguments.get("momentum") is not None
     dtypes = factories.declared_dtypes(recipe) or ([jnp.float32] if drops else [])
     return recipe.func in _COMPLEX and all(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 

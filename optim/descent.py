@@ -47,8 +47,7 @@ def descend(
     decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
     def init(params: optax.Params) -> DescentState:
-        count = jnp.zeros((), jnp.int32) if scheduled else ()
-        return DescentState(count, direction.init(params))
+        return DescentState(jnp.zeros((), jnp.int32) if scheduled else (), direction.init(params))
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None and decays:
@@ -63,8 +62,7 @@ def descend(
             return (-scalar(rate, step) * step).astype(like.dtype)
 
         moves = jax.tree.map(one, steps, updates if params is None else params)
-        count = optax.safe_increment(state.count) if scheduled else ()
-        return moves, DescentState(count, inner)
+        return moves, DescentState(optax.safe_increment(state.count) if scheduled else (), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -295,8 +295,7 @@ def one_by_one(function: Callable[..., Sequence[list[Any]]]) -> Callable[..., Se
     def each(*lists: list[Any]) -> Sequence[list[Any]]:
         if is_divided() or not lists[0]:
             return function(*lists)
-        rows = ([[x] for x in row] for row in zip(*lists, strict=True))
-        made = [function(*row) for row in rows]
+        made = [function(*([x] for x in row)) for row in zip(*lists, strict=True)]
         return [[x for of_one in column for x in of_one] for column in zip(*made, strict=True)]
 
     return each

@@ -74,8 +74,7 @@ def rprop(
 
     def init(params: optax.Params) -> RpropState:
         zeros = jax.tree.map(wide_zeros, params)
-        sizes = jax.tree.map(lambda x: x + scalar(learning_rate, x), zeros)
-        return RpropState(sizes, zeros)
+        return RpropState(jax.tree.map(lambda x: x + scalar(learning_rate, x), zeros), zeros)
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         def one(

@@ -160,8 +160,7 @@ def scion(
 
         moments = jax.tree.map(follow, widen(updates), state.momentum)
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
-        steps = jax.tree.map(lambda x: scalar(radius, x) * x, directions(moments))
-        return steps, ScionState(kept)
+        return jax.tree.map(lambda x: scalar(radius, x) * x, directions(moments)), ScionState(kept)
 
     tx = optax.GradientTransformation(init, update)
     # (1 - learning_rate) * W is weight decay with a factor of 1.

@@ -159,8 +159,8 @@ def shampoo(
             steps = list(map(step_along, mean, variance, *roots))
             return steps, mean, variance, left, right, *roots
 
-        grads = widen(updates)
-        steps, *fields = over.map(move, [grads, state.mean, state.variance], state[3:])
+        trees = [widen(updates), state.mean, state.variance]
+        steps, *fields = over.map(move, trees, state[3:])
         return steps, ShampooState(count, *fields)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

@@ -157,8 +157,7 @@ def psgd(
 
         kept = state[1:3] if triangular else state[1:]
         steps, _, *fields = over.map(move, [updates, fitted], kept)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return steps, PsgdState(count, *fields)
+        return steps, PsgdState(jnp.asarray(optax.safe_increment(state.count)), *fields)
 
     return Part(init, update, name="parts.psgd", once=True)
 

@@ -329,8 +329,7 @@ class FirstState:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work."""
         # Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
         # argument is out of range, and ComponentError if a rule of `sharding` does not fit them.
-        arguments = self._run_state(0), self._inputs.pack(), _draw(0)
-        shapes = jax.eval_shape(self._initial, *arguments)
+        shapes = jax.eval_shape(self._initial, self._run_state(0), self._inputs.pack(), _draw(0))
         shardings = state_shardings(self._sharding, shapes, shapes.params)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
