@@ -48,12 +48,10 @@ def first_sides(
     # zeros like the parameters, then the Gram matrices of the left and of the right sides, then the
     # bases of both.
 
-    def eye(s: jax.Array) -> jax.Array:
-        return jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype)
-
     def start(zeros: list[jax.Array]) -> Sequence[Any]:
         grams = of_sides(list(map(grams_of, zeros)))
-        return zeros, *grams, *jax.tree.map(eye, grams)
+        eye = jax.tree.map(lambda s: jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype), grams)
+        return zeros, *grams, *eye
 
     return over.map(start, [jax.tree.map(wide_zeros, params)])
 

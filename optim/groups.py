@@ -225,7 +225,7 @@ def _dead_group(
         advice = "Change min_ndim or max_ndim."
     else:
         near, partly = near_paths(group.match, by_path)
-        why = f"The nearest parameters are {', '.join(near)}"
+        why = f"The nearest parameters are {near}"
         advice = "A pattern matches a whole path: add .* where other text may follow or precede."
         if not partly:
             advice = "Correct the pattern, or remove the group."

@@ -1,6 +1,5 @@
 """Layer-wise learning-rate decay: smaller steps for lower layers."""
 
-import difflib
 import re
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.groups import GroupError
-from optim.patterns import fullmatch
+from optim.patterns import fullmatch, nearest
 from optim.tracing import require_whole
 from optim.transformations import SlowParams, nodes_of
 
@@ -168,10 +167,10 @@ def _check_places(
     used = {place.pattern for place in known}
     for pattern in layers:
         if pattern not in used:
-            near = difflib.get_close_matches(pattern, by_path, n=3, cutoff=0.0)
             raise GroupError(
                 f"The pattern {pattern!r} of layers matches no parameter that earlier patterns do "
-                f"not match. A pattern matches a whole path; the nearest are {', '.join(near)}.",
+                f"not match. A pattern matches a whole path; the nearest are "
+                f"{nearest(pattern, by_path)}.",
                 argument="layers",
             )
     # A model with blocks/... may have parameters there that are not stacked.

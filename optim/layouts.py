@@ -11,7 +11,6 @@ the rows and the columns. Items before them, and axes of the parameter that the 
 name, such as a leading axis of stacked layers, are batch.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.paths import flatten
-from optim.patterns import did_you_mean, fullmatch
+from optim.patterns import did_you_mean, fullmatch, nearest
 
 MatrixSpec = str | Mapping[str, str] | None
 
@@ -166,11 +165,10 @@ def layouts(params: optax.Params, known: list[Rule], optimizer: str) -> dict[str
     for rule in known:
         if rule.patterns and not any(rule.takes(path) for path in by_path):
             texts = [pattern.pattern for pattern in rule.patterns]
-            near = difflib.get_close_matches(texts[-1], by_path, n=3, cutoff=0.0)
             raise ValueError(
                 f"In matrices of {optimizer}, the pattern {' and '.join(map(repr, texts))} "
                 f"matches none of its parameters. A pattern matches a whole path; the nearest are "
-                f"{', '.join(near)}. Correct the pattern, or remove it."
+                f"{nearest(texts[-1], by_path)}. Correct the pattern, or remove it."
             )
     return found
 

@@ -8,7 +8,7 @@ import difflib
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
@@ -39,14 +39,16 @@ def occurs(pattern: re.Pattern[str], path: str) -> bool:
         return False
 
 
-def near_paths(pattern: re.Pattern[str], paths: Iterable[str]) -> tuple[list[str], bool]:
+def near_paths(pattern: re.Pattern[str], paths: Collection[str]) -> tuple[str, bool]:
     """Returns up to three path names nearest to a pattern that matches none of them."""
     # The second result is whether the pattern occurs within them, so that .* is probably missing.
-    known = list(paths)
-    partly = [path for path in known if occurs(pattern, path)]
-    # With a cutoff of 0, difflib names some paths even if none is like the pattern.
-    near = difflib.get_close_matches(pattern.pattern, known, n=3, cutoff=0.0)
-    return partly[:3] or near, bool(partly)
+    partly = [path for path in paths if occurs(pattern, path)]
+    return ", ".join(partly[:3]) or nearest(pattern.pattern, paths), bool(partly)
+
+
+def nearest(text: str, paths: Collection[str]) -> str:
+    """Returns the three path names nearest to a text, also if none is like it."""
+    return ", ".join(difflib.get_close_matches(text, paths, n=3, cutoff=0.0))
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

@@ -1,6 +1,5 @@
 """Readouts: averages of the weights, which evaluation uses in place of the weights."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import optax
 from optim import checks
 from optim.factories import evaluate
 from optim.lookahead import copied, like
-from optim.patterns import fullmatch
+from optim.patterns import fullmatch, nearest
 from optim.schedules import Steps, step_count
 
 ByPath = dict[str, jax.Array]  # path name -> array, at least float32
@@ -55,10 +54,9 @@ class WeightEma(NamedTuple):
         if not averaged:
             return f"{what} matches every parameter: nothing would be averaged."
         if len(averaged) == len(by_path):
-            near = difflib.get_close_matches(self.exclude.pattern, by_path, n=3, cutoff=0.0)
             return (
                 f"{what} matches no parameter that is trained. A pattern matches a whole path; "
-                f"the nearest are {', '.join(near)}."
+                f"the nearest are {nearest(self.exclude.pattern, by_path)}."
             )
         return None
 

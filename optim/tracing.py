@@ -24,11 +24,8 @@ def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]
 
 def _trace(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Returns the jaxpr of a function, and the argument's name of each of its inputs."""
-
-    def of_values(*values: Any) -> Any:
-        return function(dict(zip(arguments, values, strict=True)))
-
-    jaxpr = jax.make_jaxpr(of_values)(*arguments.values()).jaxpr
+    trace = jax.make_jaxpr(lambda *values: function(dict(zip(arguments, values, strict=True))))
+    jaxpr = trace(*arguments.values()).jaxpr
     return jaxpr, [name for name, x in arguments.items() for _ in jax.tree.leaves(x)]
 
 

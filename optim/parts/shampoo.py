@@ -1,6 +1,7 @@
 """Shampoo: preconditions matrices by inverse roots of the covariances of gradients."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import optax
 
 from optim.descent import Updated
 from optim.division import one_by_one
-from optim.eigenvectors import Sides, first_sides, grams_of_sides, of_sides
+from optim.eigenvectors import first_sides, grams_of_sides, of_sides
 from optim.inverse_roots import average_or_add, correction, inverse_roots, is_due, precondition
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
@@ -107,9 +108,7 @@ def shampoo(
     if tolerance is not None and eps is not None:
         raise ValueError("tolerance is that of pseudo-inverses: set eps to None, or remove it.")
     over = Matrices(matrices, "optim.parts.shampoo")
-
-    def grams_of(x: jax.Array) -> Sides:
-        return grams_of_sides(x, max_precond_dim, sides)
+    grams_of = partial(grams_of_sides, max_size=max_precond_dim, sides=sides)
 
     def init(params: optax.Params) -> ShampooState:
         over.declare(params)

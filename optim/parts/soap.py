@@ -149,9 +149,7 @@ def soap_of(
     check_option("length", length, ("gram", "frobenius", "free"))
     check_option("sides", sides, ("both", "shorter"))
     check_count("every", every)
-
-    def grams_of(x: jax.Array) -> Sides:
-        return grams_of_sides(x, max_precond_dim, sides)
+    grams_of = partial(grams_of_sides, max_size=max_precond_dim, sides=sides)
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
@@ -398,14 +396,12 @@ def _kl_part(
     check_count("every", every)
     over = Matrices(matrices, f"optim.parts.{name}")
 
-    def fill(basis: jax.Array) -> jax.Array:
-        return jnp.zeros_like(basis[..., 0]) + scalar(first_value, basis)
-
     def init(params: optax.Params) -> KlState:
         over.declare(params)
         zeros, *sides = first_sides(over, params, grams_of_sides)
         variance = zeros if has_variance else ()
-        values = jax.tree.map(fill, sides[2:])
+        bases = sides[2:]
+        values = jax.tree.map(lambda x: jnp.zeros_like(x[..., 0]) + scalar(first_value, x), bases)
         return KlState(jnp.zeros((), jnp.int32), variance, *sides, *values)
 
     def observe(g: jax.Array, bases: Sides, values: Sides, count: jax.Array) -> tuple[Sides, Sides]:

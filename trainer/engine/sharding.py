@@ -8,7 +8,7 @@ model.
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -344,7 +344,7 @@ def _sizes_near(size: int, parts: int) -> str:
     return " or ".join(f"{each:,}" for each in (below, below + parts) if each)
 
 
-def _dead(rule: Rule, paths: Iterable[str], rule_of: Mapping[str, Rule | None]) -> ComponentError:
+def _dead(rule: Rule, paths: Collection[str], rule_of: Mapping[str, Rule | None]) -> ComponentError:
     """Returns the error about a rule by which no parameter is split."""
     taken = next((path for path in paths if rule.takes(path)), None)
     earlier = rule_of[taken] if taken is not None else None
@@ -359,6 +359,4 @@ def _dead(rule: Rule, paths: Iterable[str], rule_of: Mapping[str, Rule | None]) 
         if partly
         else "Correct the pattern, or remove the rule."
     )
-    return rule.wrong(
-        f"It matches no parameter. The nearest parameters are {', '.join(near)}. {advice}"
-    )
+    return rule.wrong(f"It matches no parameter. The nearest parameters are {near}. {advice}")

@@ -342,11 +342,8 @@ def apply_model(
 
 def output_shapes(experiment: Experiment, state: State, batch: Batch) -> Any:
     """Returns the shapes of what the model returns for a batch in evaluation; nothing is run."""
-
-    def apply(params: Any, model_state: Any, batch: Batch) -> Any:
-        return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
-
-    return jax.eval_shape(apply, state.params, state.model_state, batch)
+    given = state.params, state.model_state, batch
+    return jax.eval_shape(lambda *x: apply_model(experiment, *x, key=None, train=False)[0], *given)
 
 
 def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
