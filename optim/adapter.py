@@ -75,11 +75,7 @@ def update(
 
 
 def _refuse_schedules_of_init(
-    recipe: Recipe,
-    grads: optax.Updates,
-    state: optax.OptState,
-    params: optax.Params,
-    extra: Mapping[str, Any],
+    recipe: Recipe, grads: Any, state: Any, params: Any, extra: Mapping[str, Any]
 ) -> None:
     """Raises ArgumentError if an argument whose first value the state keeps is a schedule."""
     # An example is the first step size of Rprop: init stores it in the state, and every update
@@ -138,11 +134,7 @@ def _first_state(recipe: Recipe, params: Any) -> Any:
 
 
 def _run(
-    recipe: Recipe,
-    grads: optax.Updates,
-    state: optax.OptState,
-    params: optax.Params,
-    extra: Mapping[str, Any],
+    recipe: Recipe, grads: Any, state: Any, params: Any, extra: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Runs the update of a recipe without schedules."""
     held, make = separate_arrays(recipe)

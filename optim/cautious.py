@@ -174,12 +174,7 @@ def _masked(
 
 
 def _split(
-    recipe: Recipe,
-    updates: optax.Updates,
-    state: Any,
-    params: optax.Params | None,
-    extra: dict[str, Any],
-    name: str,
+    recipe: Recipe, updates: Any, state: Any, params: Any, extra: dict[str, Any], name: str
 ) -> tuple[Any, Any, Any]:
     """Runs a base without schedules; returns its steps, its weight decay and its new state."""
     # Decoupled weight decay d adds d * v to an update and does not change the state. So v is the

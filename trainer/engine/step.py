@@ -195,9 +195,8 @@ def _differentiate(
     """Computes the loss of a step and the gradients that an optimizer needs."""
     # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
-    (loss, model_state, computed), grads = _gradients(
-        experiment, optimizer, state, batch, key, by_roles=True
-    )
+    found = _gradients(experiment, optimizer, state, batch, key, by_roles=True)
+    (loss, (model_state, computed)), grads = found
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
@@ -221,11 +220,11 @@ def _gradients(
     batch: Batch,
     key: Any,
     by_roles: bool = False,
-) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
+) -> tuple[tuple[Any, tuple[Any, TrainMetrics]], dict[str, Any]]:
     """Computes the gradients of the trainable parameters, averaged over the microbatches."""
     # They are added over devices in the dtype in which the model computes; `by_roles`, in that of
-    # the experiment's precision for reductions. Returns (loss, new model state, metrics of the
-    # batch), and the gradients by path.
+    # the experiment's precision for reductions. Returns (loss, (new model state, metrics of the
+    # batch)), and the gradients by path.
     count = experiment.microbatches
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
@@ -245,15 +244,14 @@ def _gradients(
     if by_roles and summed_apart(experiment.roles, mesh, state.model_state) > 1:
         differentiate = _apart(differentiate, mesh)
     if count == 1:
-        (loss, out), grads = differentiate(trainable, state.model_state, batch, key)
-        return (loss, *out), grads
+        return differentiate(trainable, state.model_state, batch, key)
 
     def one(carry: Any, indexed: Any) -> tuple[Any, TrainMetrics]:
         loss, model_state, grads = carry
         microbatch, index = indexed
         own_key = jax.random.fold_in(key, index)
-        (value, out), more = differentiate(trainable, model_state, microbatch, own_key)
-        model_state, computed = out
+        found, more = differentiate(trainable, model_state, microbatch, own_key)
+        value, (model_state, computed) = found
         return (loss + value, model_state, jax.tree.map(jnp.add, grads, widen(more))), computed
 
     # Sums of many microbatches in bfloat16 would lose small terms.
@@ -261,7 +259,7 @@ def _gradients(
     microbatches = (_split(batch, count), jnp.arange(count))
     (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
     grads = jax.tree.map(lambda g: g / count, grads)
-    return (loss / count, model_state, metric_sums.merge_microbatches(stacked)), grads
+    return (loss / count, (model_state, metric_sums.merge_microbatches(stacked))), grads
 
 
 def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
