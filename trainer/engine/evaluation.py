@@ -20,7 +20,7 @@ from trainer.engine import mesh as meshes
 from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.data_shards import eval_batches
-from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
+from trainer.engine.examples import Examples, ExampleSums, collect_examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import reading
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
@@ -110,14 +110,12 @@ class Evaluation:
         # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
         # Raises ComponentError if a mask does not fit, or a metric cannot be computed.
         given = self._averages(state), state.model_state, state.hyperparams
-        collected = ExampleCollector(most)
-        for batch in batches:
-            size = size_of(check_eval_batch(batch))
-            if collected.is_full(batch):
-                break
+
+        def sums_of(batch: Batch) -> Any:
             sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
-            collected.add(batch, jax.device_get(self._sum_examples(given, sent, size=size)))
-        return collected.result()
+            return jax.device_get(self._sum_examples(given, sent, size=size_of(batch)))
+
+        return collect_examples(map(check_eval_batch, batches), sums_of, most)
 
     def run_splits(
         self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter

@@ -1,7 +1,7 @@
 """The loss and the metrics of single examples, whose weighted means are those of the split."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,69 +37,59 @@ class Examples:
     complete: bool  # whether these are all examples of the split, and not the first ones
 
 
-class ExampleCollector:
+def collect_examples(
+    batches: Iterable[_Batch], sums_of: Callable[[_Batch], Mapping[str, ExampleSums]], most: int
+) -> Examples:
     """Collects the values of the first `most` examples of a split from its batches."""
-
+    # The batches have masks; `sums_of` returns the sums of each metric over one, on the host.
     # A metric is left out if its values for single examples do not add up to those of their
     # batches. So is a loss that is the same number for all examples of each batch, because it is
     # one of the whole batch. Neither is a mean over examples.
-
-    def __init__(self, most: int):
-        self._left = most
-        self._complete = True
-        self._totals: dict[str, list[NDArray]] = {}
-        self._counts: dict[str, list[NDArray]] = {}
-        self._wrong: set[str] = set()
-        self._loss_varies: bool | None = None  # within batches; None if none has two examples
-        self._fields: dict[str, Any] = {}  # header of a field -> hash of its rows
-
-    def is_full(self, batch: _Batch) -> bool:
-        """Returns whether a batch has examples, and none of them is to be kept."""
-        # `result` then says that the examples are not complete.
-        full = not self._left and bool(_counted(batch).any())
-        self._complete &= not full
-        return full
-
-    def add(self, batch: _Batch, found: Mapping[str, ExampleSums]) -> None:
-        """Adds a batch with its mask, on the host, and the sums of each metric over it."""
+    left, complete = most, True
+    totals: dict[str, list[NDArray]] = {}
+    counts: dict[str, list[NDArray]] = {}
+    wrong: set[str] = set()
+    varies: list[bool] = []  # whether the loss does within each batch of two examples or more
+    fields: dict[str, Any] = {}  # header of a field -> hash of its rows
+    for batch in batches:
         kept = np.flatnonzero(_counted(batch))
-        self._complete &= len(kept) <= self._left
-        kept = kept[: self._left]
-        self._left -= len(kept)
-        for name, sums in found.items():
-            totals, counts = np.asarray(sums.totals, float), np.asarray(sums.counts, float)
-            same = float(counts.sum()) == float(sums.count)
-            apart = abs(float(totals.sum()) - float(sums.total))
-            if not (same and apart <= _ROUNDING * float(np.abs(totals).sum())):  # also for NaN
-                self._wrong.add(name)
-            self._totals.setdefault(name, []).append(totals[kept])
-            self._counts.setdefault(name, []).append(counts[kept])
-        if "loss" in found and len(kept) > 1:
-            values = self._totals["loss"][-1] / self._counts["loss"][-1]
-            differ = bool(np.ptp(values) > _EQUAL * abs(values[0]))
-            self._loss_varies = bool(self._loss_varies) or differ
-        self._hash(batch, kept)
+        complete &= len(kept) <= left
+        if len(kept) and not left:
+            break
+        kept = kept[:left]
+        left -= len(kept)
+        for name, sums in sums_of(batch).items():
+            total, count = np.asarray(sums.totals, float), np.asarray(sums.counts, float)
+            same = float(count.sum()) == float(sums.count)
+            apart = abs(float(total.sum()) - float(sums.total))
+            if not (same and apart <= _ROUNDING * float(np.abs(total).sum())):  # also for NaN
+                wrong.add(name)
+            totals.setdefault(name, []).append(total[kept])
+            counts.setdefault(name, []).append(count[kept])
+        if "loss" in totals and len(kept) > 1:
+            losses = totals["loss"][-1] / counts["loss"][-1]
+            varies.append(bool(np.ptp(losses) > _EQUAL * abs(losses[0])))
+        _hash(fields, batch, kept)
+    if varies and not any(varies):
+        wrong.add("loss")
+    values, weights = {}, {}
+    for name in totals:
+        total, count = np.concatenate(totals[name]), np.concatenate(counts[name])
+        if name not in wrong and (count > 0).all():
+            values[name], weights[name] = total / count, count
+    hashed = [f"{header} {x.hexdigest()}" for header, x in sorted(fields.items())]
+    sha256 = hashlib.sha256("\n".join(hashed).encode()).hexdigest()
+    return Examples(values, weights, sha256, complete)
 
-    def _hash(self, batch: _Batch, kept: NDArray) -> None:
-        for name, x in batch.items():
-            rows = np.asarray(x)
-            if name == "mask" and rows.ndim == 1:
-                continue  # 1 for all that are kept
-            header = f"{name} {rows.dtype} {rows.shape[1:]}"
-            digest = self._fields.setdefault(header, hashlib.sha256())
-            digest.update(np.ascontiguousarray(rows[kept]).data)
 
-    def result(self) -> Examples:
-        """Returns what was collected."""
-        values, weights = {}, {}
-        for name in self._totals:
-            totals, counts = (np.concatenate(x[name]) for x in (self._totals, self._counts))
-            of_the_batch = name == "loss" and self._loss_varies is False
-            if name not in self._wrong and not of_the_batch and (counts > 0).all():
-                values[name], weights[name] = totals / counts, counts
-        fields = [f"{header} {x.hexdigest()}" for header, x in sorted(self._fields.items())]
-        sha256 = hashlib.sha256("\n".join(fields).encode()).hexdigest()
-        return Examples(values, weights, sha256, self._complete)
+def _hash(fields: dict[str, Any], batch: _Batch, kept: NDArray) -> None:
+    for name, x in batch.items():
+        rows = np.asarray(x)
+        if name == "mask" and rows.ndim == 1:
+            continue  # 1 for all that are kept
+        header = f"{name} {rows.dtype} {rows.shape[1:]}"
+        digest = fields.setdefault(header, hashlib.sha256())
+        digest.update(np.ascontiguousarray(rows[kept]).data)
 
 
 def _counted(batch: _Batch) -> NDArray[np.bool_]:
