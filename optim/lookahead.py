@@ -236,7 +236,7 @@ def ema_nesterov(
             f"larger than start."
         )
     made = EmaNesterov(step_size, decay, begin, end, scheduled_by)
-    _raise_if_wrong("ema_nesterov", made)
+    raise_if_wrong("lookahead", "ema_nesterov", made)
     return made
 
 
@@ -292,13 +292,14 @@ def outer_nesterov(
     if length < 1:
         raise ValueError(f"every must be at least 1, got {length}.")
     made = OuterNesterov(learning_rate, momentum, length)
-    _raise_if_wrong("outer_nesterov", made)
+    raise_if_wrong("lookahead", "outer_nesterov", made)
     return made
 
 
-def _raise_if_wrong(name: str, made: Lookahead) -> None:
+def raise_if_wrong(kind: str, name: str, made: Any) -> None:
+    """Raises ValueError if a float of a "lookahead" or a "readout" is out of its range."""
     for argument, value in made.floats().items():
-        if (why := checks.wrong_float(f"lookahead.{argument}", value)) is not None:
+        if (why := checks.wrong_float(f"{kind}.{argument}", value)) is not None:
             raise ValueError(f"{argument} of optim.{name} {why}")
 
 

@@ -4,17 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from optim import checks
 from optim.factories import evaluate
-from optim.lookahead import copied, like
+from optim.lookahead import ByPath, copied, like, raise_if_wrong
 from optim.patterns import fullmatch, nearest
 from optim.schedules import Steps, step_count
-
-ByPath = dict[str, jax.Array]  # path name -> array, at least float32
 
 
 class WeightEmaState(NamedTuple):
@@ -171,7 +167,5 @@ def weight_ema(
             f"exclude is {exclude!r}, which is not a regular expression: {error}."
         ) from None
     made = WeightEma(length, begin, end, blend, pattern)
-    for name, value in made.floats().items():
-        if (why := checks.wrong_float(f"readout.{name}", value)) is not None:
-            raise ValueError(f"{name} of optim.weight_ema {why}")
+    raise_if_wrong("readout", "weight_ema", made)
     return made

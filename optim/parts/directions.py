@@ -171,9 +171,8 @@ def polar(
     """
     check_dtype("dtype", dtype)
     over = Matrices(matrices, "optim.parts.polar")
-    return polar_of(
-        over, polynomials(polynomial, steps, ("polynomial", "steps")), scale, eps, dtype, norm
-    )
+    triples = polynomials(polynomial, steps, ("polynomial", "steps"))
+    return polar_of(over, triples, scale, eps, dtype, norm)
 
 
 def polar_of(

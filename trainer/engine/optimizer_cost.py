@@ -41,29 +41,6 @@ class Cost:
     needs: tuple[str, ...]  # besides a gradient, such as "matrices"
 
 
-@dataclass(frozen=True)
-class _Traced:
-    """An update that was traced: the state, the program, and what it asked of the loss."""
-
-    state: Any
-    program: Any
-    asked: tuple[str, ...]
-
-    @property
-    def flops(self) -> float:
-        """The estimate of XLA for each element of the kernel."""
-        estimate: Mapping[str, float] = self.program.lower().cost_analysis() or {}
-        # XLA counts roots and exponentials apart from additions and products.
-        found = estimate.get("flops", 0.0) + estimate.get("transcendentals", 0.0)
-        return found / math.prod(KERNEL)
-
-    @property
-    def state_bytes(self) -> float:
-        """The bytes for each element of the kernel, without scalars and PRNG keys."""
-        arrays = [x for x in jax.tree.leaves(self.state) if x.ndim and max(x.shape) >= min(KERNEL)]
-        return sum(x.size * x.dtype.itemsize for x in arrays) / math.prod(KERNEL)
-
-
 def measure(recipe: partial) -> Cost:
     """Measures an optimizer as the only group of a run.
 
@@ -87,17 +64,17 @@ def measure(recipe: partial) -> Cost:
     # The floats of the optimizer are inputs, as they are in a run.
     values = {path: x for path, x in factories.float_paths(recipe).items() if isinstance(x, float)}
     try:
-        traced = _trace(recipe, {"kernel": KERNEL}, values)
+        state, program, asked = _trace(recipe, {"kernel": KERNEL}, values)
     except ValueError:  # a factory decides by one of them in Python
-        traced = _trace(recipe, {"kernel": KERNEL}, {})
+        state, program, asked = _trace(recipe, {"kernel": KERNEL}, {})
     needs = []  # first which parameters it takes, if not all: it is asked for smaller ones
     if not _accepts(recipe, {"bias": (3,), "scale": ()}):
         needs = ["at least one axis"] if _accepts(recipe, {"bias": (3,)}) else ["matrices"]
     needs += ["whole batches"] if checks.needs_full_batch(recipe) else []
     needs += ["gradients of single examples"] if per_example else []
-    needs += traced.asked
-    why = "it grows with the examples of a batch" if per_example else _unknown(traced)
-    return Cost(traced.state_bytes, None if why else traced.flops, why, tuple(needs))
+    needs += asked
+    why = "it grows with the examples of a batch" if per_example else _unknown(program, asked)
+    return _cost(state, program, why, needs)
 
 
 def measure_part(recipe: partial) -> Cost:
@@ -120,7 +97,7 @@ def measure_part(recipe: partial) -> Cost:
     """
     part = factories.instantiate(recipe, 0, jnp.float32)
 
-    def trace(shape: tuple[int, ...]) -> _Traced:
+    def trace(shape: tuple[int, ...]) -> tuple[Any, Any]:
         x = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
         state = jax.eval_shape(part.init, x)
 
@@ -128,16 +105,28 @@ def measure_part(recipe: partial) -> Cost:
             return part.update(grads, state, params, grad=grads, learning_rate=rate)
 
         rate = jax.ShapeDtypeStruct((), jnp.float32)
-        return _Traced(state, jax.jit(update).trace(x, state, x, rate), ())
+        return state, jax.jit(update).trace(x, state, x, rate)
 
-    traced = trace(KERNEL)
+    state, program = trace(KERNEL)
     needs = ["whole batches"] if checks.needs_full_batch(recipe) else []
     try:
         trace((3,))
     except ValueError:
         needs.append("matrices")
-    why = _unknown(traced)
-    return Cost(traced.state_bytes, None if why else traced.flops, why, tuple(needs))
+    return _cost(state, program, _unknown(program), needs)
+
+
+def _cost(state: Any, program: Any, why: str, needs: list[str]) -> Cost:
+    """Returns the cost of a traced update, of whose operations `why` says why they are unknown."""
+    # Scalars and PRNG keys of the state do not count.
+    arrays = [x for x in jax.tree.leaves(state) if x.ndim and max(x.shape) >= min(KERNEL)]
+    size = sum(x.size * x.dtype.itemsize for x in arrays) / math.prod(KERNEL)
+    if why:
+        return Cost(size, None, why, tuple(needs))
+    estimate: Mapping[str, float] = program.lower().cost_analysis() or {}
+    # XLA counts roots and exponentials apart from additions and products.
+    found = estimate.get("flops", 0.0) + estimate.get("transcendentals", 0.0)
+    return Cost(size, found / math.prod(KERNEL), "", tuple(needs))
 
 
 def follows_schedules(recipe: partial, factory: Callable[..., Any]) -> dict[str, bool]:
@@ -189,8 +178,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _trace(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Traced:
+def _trace(
+    recipe: partial, shapes: Shapes, values: Mapping[str, float]
+) -> tuple[Any, Any, tuple[str, ...]]:
     """Traces an update, in which the floats of the optimizer at some paths are inputs."""
+    # Returns the state, the program, and what it asks of the loss.
 
     def alone(recipe: partial) -> optim.Optimizer:
         return optim.optimizer({"all": optim.group(".*", recipe)})
@@ -210,7 +202,7 @@ def _trace(recipe: partial, shapes: Shapes, values: Mapping[str, float]) -> _Tra
     # The scalars of all groups are packed in vectors, which do not grow with the kernel.
     _, read = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
     found = ["value"] if read[-1] else []
-    return _Traced(state, traced, (*found, *asked))
+    return state, traced, (*found, *asked)
 
 
 def _loss(grads: Any, value: Any, asked: dict[str, None]) -> dict[str, Any]:
@@ -239,18 +231,18 @@ def _accepts(recipe: partial, shapes: Shapes) -> bool:
     return True
 
 
-def _unknown(traced: _Traced) -> str:
+def _unknown(program: Any, asked: tuple[str, ...] = ()) -> str:
     """Returns why the operations of an update are not known; "" if they are."""
-    if functions := [name for name in traced.asked if name != "value"]:
+    if functions := [name for name in asked if name != "value"]:
         return f"it calls {' and '.join(functions)}, the model's own function"
-    found = {each.primitive.name: each for each in equations(traced.program.jaxpr)}
+    found = {each.primitive.name: each for each in equations(program.jaxpr)}
     if factorizations := sorted(_FACTORIZATIONS & found.keys()):
         return f"it factorizes matrices ({', '.join(factorizations)}), which XLA does not count"
     if _RANDOM & found.keys():
         return "it draws random numbers, by operations on integers"
     if "while" in found:
         return "it has a loop whose length depends on the values"
-    branched = [each for each in equations(traced.program.jaxpr) if each.primitive.name == "cond"]
+    branched = [each for each in equations(program.jaxpr) if each.primitive.name == "cond"]
     for each in branched:
         counts = [count_flops(branch, elementwise=True) for branch in each.params["branches"]]
         if max(counts) > min(counts) + math.prod(KERNEL) // 10:
