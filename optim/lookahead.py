@@ -21,12 +21,8 @@ __all__ = ["EmaNesterov", "Lookahead", "OuterNesterov", "ema_nesterov", "outer_n
 ByPath = dict[str, jax.Array]  # path name -> array, at least float32
 
 
-class Ahead(NamedTuple):
-    """The result of a lookahead."""
-
-    params: ByPath  # at which the next gradient is taken
-    weights: ByPath  # that are evaluated
-    state: Any
+Ahead = tuple[ByPath, ByPath, Any]
+"""The parameters at which the next gradient is taken, the weights that are evaluated, the state."""
 
 
 class EmaNesterovState(NamedTuple):
@@ -92,7 +88,7 @@ class EmaNesterov(NamedTuple):
             d = like(decay, x)
             moves[path] = d * state.moves[path] + (1 - d) * (x - state.weights[path])
             params[path] = x + like(size, x) * moves[path]
-        return Ahead(params, after, EmaNesterovState(after, moves, peak))
+        return params, after, EmaNesterovState(after, moves, peak)
 
     def displacement(self, step: Any, peak: Any, rate: Any) -> jax.Array:
         """Returns how far the parameters are ahead after a step, in units of `moves`; a scalar.
@@ -167,7 +163,7 @@ class OuterNesterov(NamedTuple):
             params[path] = jnp.where(acts, moved, x)
             weights[path] = jnp.where(acts, moved, slow)
             momentum[path] = jnp.where(acts, m, state.momentum[path])
-        return Ahead(params, params, OuterNesterovState(weights, momentum))
+        return params, params, OuterNesterovState(weights, momentum)
 
     def weights(self, state: OuterNesterovState) -> ByPath:
         """Returns the weights to evaluate that differ from the parameters of the model: none."""
