@@ -193,20 +193,14 @@ class BoundOptimizer(NamedTuple):
     ) -> tuple[Updates, OptimizerState]:
         """Computes updates along the path of another optimizer; see `Optimizer.follow`."""
         old = self.unpacked(state)
-        self._refuse_another_path(old)
-        found, groups = self._updates(grads, old, widen(self.trainable()), extra)
-        new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
-        return found, packed(new, self.copies())
-
-    def _refuse_another_path(self, state: Unpacked) -> None:
-        """Raises GroupError if the state depends on a path of the parameters that is its own."""
+        # It must not depend on a path of the parameters that is its own.
         if self.lookahead is not None:
             raise GroupError(
                 "The optimizer has a lookahead, whose state follows the parameters that it sets"
                 " itself. It cannot follow those of another optimizer: remove the lookahead.",
                 argument="lookahead",
             )
-        for name, of_group in state.groups.items():
+        for name, of_group in old.groups.items():
             if depends_on_steps(of_group):
                 raise GroupError(
                     f"The state of {name_of(self.groups[name].optimizer)} in group {name!r} has"
@@ -216,6 +210,9 @@ class BoundOptimizer(NamedTuple):
                     name,
                     "optimizer",
                 )
+        found, groups = self._updates(grads, old, widen(self.trainable()), extra)
+        new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
+        return found, packed(new, self.copies())
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""

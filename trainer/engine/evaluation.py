@@ -78,7 +78,11 @@ class Evaluation:
             size = size_of(check_eval_batch(first)) * self._shard.size
             self._trace(given, padded_shapes(self._mesh, resized(first, size)), size)
             batches = itertools.chain([first], batches)
-        total = self._empty()
+        names = self._aux or ()
+        if names not in self._zeros:  # once: making them takes longer than a small evaluation
+            zeros = self._metric_accumulator.empty(names)
+            self._zeros[names] = jax.device_put(zeros, meshes.replicated(self._mesh))
+        total = self._zeros[names]
         groups = itertools.groupby(map(check_eval_batch, batches), _shapes)
         for same in (same for _, same in groups):
             for batch in same:
@@ -147,13 +151,6 @@ class Evaluation:
                 shapes = resized(first[split], size_of(first[split]) * self._shard.size)
             self._trace(given, padded_shapes(self._mesh, shapes), size_of(shapes))
         return first
-
-    def _empty(self) -> Any:
-        names = self._aux or ()
-        if names not in self._zeros:  # once: making them takes longer than a small evaluation
-            total = self._metric_accumulator.empty(names)
-            self._zeros[names] = jax.device_put(total, meshes.replicated(self._mesh))
-        return self._zeros[names]
 
     def _trace(self, given: Any, batch: Any, size: int) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
