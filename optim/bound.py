@@ -353,12 +353,11 @@ class BoundOptimizer(NamedTuple):
         step = old.step
         grads = widen(grads)
         scales = self.layer_scales({**flatten(self.params), **wide})
-        before = old.groups
+        clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
+        moves, groups, before = {}, {}, old.groups
         if self.states is not None:  # `_stored` has rounded them
             leaves = self.stored_leaves()
             before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
-        clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
-        moves, groups = {}, {}
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:

@@ -224,13 +224,7 @@ def ema_nesterov(
         >>> print(optimizer.eval_params(state, params)["w"], params["w"])  # 3, and 3 - 0.5 / 4
         [3.] [2.875]
     """
-    begin = step_count("start", start)
-    end = None if stop is None else step_count("stop", stop)
-    if end is not None and end <= begin:
-        raise ValueError(
-            f"stop is {end} and start is {begin}, so that the lookahead would never act: make stop "
-            f"larger than start."
-        )
+    begin, end = step_range(start, stop, "the lookahead would never act")
     made = EmaNesterov(step_size, decay, begin, end, scheduled_by)
     raise_if_wrong("lookahead", "ema_nesterov", made)
     return made
@@ -290,6 +284,16 @@ def outer_nesterov(
     made = OuterNesterov(learning_rate, momentum, length)
     raise_if_wrong("lookahead", "outer_nesterov", made)
     return made
+
+
+def step_range(start: Steps, stop: Steps | None, then: str) -> tuple[int, int | None]:
+    """Returns two numbers of steps; raises ValueError, saying `then`, if none lies between them."""
+    begin, end = step_count("start", start), None if stop is None else step_count("stop", stop)
+    if end is not None and end <= begin:
+        raise ValueError(
+            f"stop is {end} and start is {begin}, so that {then}: make stop larger than start."
+        )
+    return begin, end
 
 
 def raise_if_wrong(kind: str, name: str, made: Any) -> None:

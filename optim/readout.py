@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.factories import evaluate
-from optim.lookahead import ByPath, copied, like, raise_if_wrong
+from optim.lookahead import ByPath, copied, like, raise_if_wrong, step_range
 from optim.patterns import fullmatch, nearest
 from optim.schedules import Steps, step_count
 
@@ -152,13 +152,7 @@ def weight_ema(
         >>> print(params["w"], optimizer.eval_params(state, params)["w"])  # the average is 3
         [2.] [2.5]
     """
-    begin = step_count("start", start)
-    end = None if stop is None else step_count("stop", stop)
-    if end is not None and end <= begin:
-        raise ValueError(
-            f"stop is {end} and start is {begin}, so that nothing would be averaged: make stop "
-            f"larger than start."
-        )
+    begin, end = step_range(start, stop, "nothing would be averaged")
     length = step_count("horizon", horizon) if isinstance(horizon, str) else horizon
     try:
         pattern = None if exclude is None else re.compile(exclude)

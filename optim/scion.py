@@ -128,8 +128,7 @@ def scion(
         return [list(map(normalized, batches))]
 
     def normalized(m: jax.Array) -> jax.Array:
-        inputs = m.shape[-2]
-        small = scalar(eps, m)
+        inputs, small = m.shape[-2], scalar(eps, m)
         if norm == "sign":
             return jnp.sign(m) / inputs
         # A column of the authors' [outputs, inputs] is a row here: the mean is over the outputs.

@@ -107,7 +107,10 @@ FAULTS = (
         "optim/bound.py",
         """\
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
-        moves, groups = {}, {}
+        moves, groups, before = {}, {}, old.groups
+        if self.states is not None:  # `_stored` has rounded them
+            leaves = self.stored_leaves()
+            before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:
@@ -115,7 +118,10 @@ FAULTS = (
             given = {path: clipped[path] for path in group_params}
 """,
         """\
-        moves, groups = {}, {}
+        moves, groups, before = {}, {}, old.groups
+        if self.states is not None:  # `_stored` has rounded them
+            leaves = self.stored_leaves()
+            before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
         for name, group_params in self.split(wide).items():
             within = extra_arguments(extra, group_params, self.params)
             if "value" in extra:
