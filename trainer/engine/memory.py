@@ -27,11 +27,6 @@ class Memory:
     owner: str  # such as "this machine"
     described: str  # the memory that a compiled step's line is about: "of a device"
 
-    @property
-    def where(self) -> str:
-        """What a size is of, for the end of a clause: "" if all devices share the memory."""
-        return " on a device" if self.owner.startswith("a device") else ""
-
 
 def memory_of(devices: Sequence[Any]) -> Memory:
     """Returns the memory of devices of this process."""
@@ -63,9 +58,11 @@ def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
         sizes[path or ""] += memory.devices * bytes_of(x)
     del sizes[""]
     largest = [f"{path} ({in_words(size)})" for path, size in sizes.most_common(3)]
+    # Devices that are simulated share the memory of one machine.
+    where = " on a device" if memory.owner.startswith("a device") else ""
     has = f"{memory.owner} has {in_words(memory.limit)} of memory"
     return (
-        f"The parameters and the state of the optimizer take {in_words(size)}{memory.where}, a "
+        f"The parameters and the state of the optimizer take {in_words(size)}{where}, a "
         f"batch takes {in_words(needed - size)}, and {has}. The largest parameters, each with its "
         f"state, are {', '.join(largest)}. Make the model or the batch smaller, or split them over "
         f"more devices with mesh."
