@@ -12,7 +12,7 @@ import pytest
 from trainer import data, losses
 from trainer.__main__ import main
 from trainer.config import ConfigError
-from trainer.engine import data_scan
+from trainer.engine import plan_learning
 from trainer.engine.experiment import Experiment
 from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
@@ -182,7 +182,7 @@ def test_unequal_classes_are_a_line():
 
 
 def test_large_arrays_are_read_at_equal_distances_which_is_said(monkeypatch):
-    monkeypatch.setattr(data_scan, "_MOST_EXAMPLES", 50)
+    monkeypatch.setattr(plan_learning, "_MOST_EXAMPLES", 50)
     train, test = arrays()
     train["image"][8:] = np.nan
     train["mask"], test["mask"] = np.ones(200, np.float32), np.ones(80, np.float32)

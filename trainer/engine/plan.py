@@ -26,7 +26,6 @@ from trainer.engine import plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
-from trainer.engine.data_scan import scan
 from trainer.engine.diagnostics import OF_HALVES, computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
@@ -339,7 +338,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
         first = program.evaluation.check(state)
-        found = scan(program, state, first)
+        found = plan_learning.scan(program, state, first)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""

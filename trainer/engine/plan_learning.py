@@ -1,11 +1,13 @@
 """Finds what makes a run learn nothing, or measure something else, before its first step.
 
 Updates that move up the loss, a learning rate that is 0 for most of the run, a loss without a
-gradient, arguments that change nothing, and metrics that count padding.
+gradient, arguments that change nothing, metrics that count padding, and values of the data set.
 """
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,11 +19,16 @@ from optim.factories import instantiate, map_floats, name_of, parameters, recipe
 from optim.paths import flatten
 from trainer.config import Call, Config
 from trainer.config.vocabulary import RUN
-from trainer.engine.contracts import Batch
+from trainer.data.absent import DeclaredData
+from trainer.engine import mesh as meshes
+from trainer.engine.contracts import Batch, ComponentError, calling
+from trainer.engine.data_fingerprint import read_batch
 from trainer.engine.flops import reading
-from trainer.engine.padding import size_of
+from trainer.engine.padding import resized, size_of
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
+from trainer.engine.step import State, output_shapes
+from trainer.messages import plural
 
 _LONGEST = 6  # elements along an axis of the arrays on which updates are measured
 _STEPS = 8  # SAM moves up the loss at every other one, and optax.MultiSteps waits for some
@@ -190,3 +197,255 @@ def mask_warnings(program: Program, first: Mapping[str, Batch]) -> list[str]:
         for name in program.evaluation.unmasked
         if padded
     ]
+
+
+# The values of a data set. Arrays in memory are read once: all of them or, of large ones, examples
+# at equal distances. Of a data set without an attribute `split_arrays`, the first batches are read.
+
+_MOST_BYTES = 2**28  # of a split that are read, which takes a few tenths of a second
+_MOST_EXAMPLES = 200_000
+_MOST_CLASSES = 1_000  # of which numbers of examples are compared
+_SHARED = 0.01  # the share of a split that may be in the training split without a warning
+_UNEQUAL = 10  # how many times as many examples one class may have as another
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Examples of a split."""
+
+    name: str  # "training", "validation" or "test"
+    arrays: Mapping[str, np.ndarray]  # field -> [examples, ...], without examples whose mask is 0
+    numbers: np.ndarray  # of the examples, from 0
+    mask: np.ndarray | None  # [examples, positions]
+    # the distance of these examples in the split; None if they are its first batch
+    apart: int | None
+
+    @property
+    def size(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def what(self) -> str:
+        """What the examples are, such as "the test split"."""
+        if self.apart is None:
+            return f"the first {self.name} batch"
+        return f"{'' if self.apart == 1 else 'a sample of '}the {self.name} split"
+
+
+def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str]:
+    """Looks at a program's data, and returns sentences about what is probably a mistake."""
+    # `first` has the first batch of each split that is evaluated, from `Evaluation.check`. Raises
+    # ComponentError if a label is not the number of a class, and the loss says that it must be one
+    # (see `trainer.protocols.Loss`); or if the first batch of a data set that is not in memory does
+    # not fit its element_spec.
+    experiment = program.experiment
+    if isinstance(experiment.data, DeclaredData):
+        return []
+    splits = [split for split in _splits(experiment.data, first) if split.size]
+    warnings = [text for split in splits for text in _not_finite(split)]
+    with meshes.ambient(program.mesh):
+        outputs = output_shapes(experiment, state, program.feed.abstract_batch())
+    key = getattr(experiment.loss, "class_labels", None)
+    classes = getattr(outputs, "shape", (0,))[-1]
+    for split in splits:
+        if key is None:
+            warnings += _perhaps_wrong(split, experiment.loss, outputs)
+        elif _is_number(split, key, outputs):
+            _refuse_wrong(split, key, classes, getattr(experiment.loss, "ignore_label", None))
+    held = [split for split in splits if split.apart is not None]
+    if not held or held[0].name != "training":  # nothing of it counts
+        return warnings
+    train, others = held[0], held[1:]
+    warnings += [text for split in held for text in _constant(split)]
+    warnings += [text for split in others for text in _shared(train, split)]
+    if key is not None and classes <= _MOST_CLASSES and _is_number(train, key, outputs):
+        if train.arrays[key].ndim == 1:
+            warnings += _classes(train, others, key, classes)
+    return warnings
+
+
+def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
+    """Yields the splits of a data set, the training split first."""
+    if (held := getattr(data, "split_arrays", None)) is not None:
+        for split in ("train", *split_sizes(data)):
+            with calling("data"):
+                found = _sampled("training" if split == "train" else split, held[split])
+            yield found
+        return
+    yield _counted("training", read_batch(data, 0), None)
+    for split, evaluated in first.items():
+        yield _counted(split, evaluated, None)
+
+
+def _sampled(name: str, arrays: Mapping[str, Any]) -> _Split:
+    total = len(next(iter(arrays.values())))
+    bytes_each = sum(x.nbytes for x in arrays.values()) / max(total, 1)
+    most = max(1, min(_MOST_EXAMPLES, int(_MOST_BYTES / max(bytes_each, 1))))
+    apart = math.ceil(total / most)
+    return _counted(name, {key: x[::apart] for key, x in arrays.items()}, apart)
+
+
+def _counted(name: str, arrays: Mapping[str, Any], apart: int | None) -> _Split:
+    """Returns a split without the examples whose mask is 0."""
+    fields = {key: np.asarray(x) for key, x in arrays.items() if key != "mask"}
+    numbers = np.arange(len(next(iter(fields.values())))) * (apart or 1)
+    mask = np.asarray(arrays["mask"]) if "mask" in arrays else None
+    if mask is not None and mask.ndim == 1:
+        fields = {key: x[mask > 0] for key, x in fields.items()}
+        mask, numbers = None, numbers[mask > 0]
+    return _Split(name, fields, numbers, mask, apart)
+
+
+def _not_finite(split: _Split) -> Iterator[str]:
+    for key, x in split.arrays.items():
+        if not np.issubdtype(x.dtype, np.inexact) and x.dtype.kind != "V":  # V: bfloat16
+            continue
+        finite = np.isfinite(x.astype(np.float32) if x.dtype.kind == "V" else x)
+        wrong = np.flatnonzero(~finite.all(axis=tuple(range(1, x.ndim))))
+        if not wrong.size:
+            continue
+        then = "a step that reads one has no finite loss"
+        if split.name != "training":
+            then = "its loss is then probably NaN, and no run has a result"
+        yield (
+            f"{key!r} has values that are not finite in {wrong.size:,} of {split.size:,} examples "
+            f"of {split.what}, first in example {split.numbers[wrong[0]]:,} (from 0): {then}. "
+            "Remove these examples, or replace the values."
+        )
+
+
+def _constant(split: _Split) -> Iterator[str]:
+    for key, x in split.arrays.items():
+        if split.size > 1 and x.size and bool((x == x[:1]).all()):
+            yield f"All {split.size:,} examples of {split.what} have the same {key!r}."
+
+
+def _shared(train: _Split, split: _Split) -> Iterator[str]:
+    """Yields a sentence about examples of a split that are equal to one of the training split."""
+    known = set(_rows(train))
+    count = sum(row in known for row in _rows(split))
+    if count >= max(1, _SHARED * split.size):
+        yield (
+            f"{count:,} of {split.size:,} examples of {split.what} are equal, in every field, to "
+            f"one of {train.what}: what is measured on them is not about unseen examples. Remove "
+            "them from one of the two."
+        )
+
+
+def _rows(split: _Split) -> Iterator[int]:
+    """Yields a hash of each example, 64 bits that are equal for equal examples."""
+    arrays = [split.arrays[key] for key in sorted(split.arrays)]
+    for index in range(split.size):
+        yield hash(b"".join([x[index].tobytes() for x in arrays]))
+
+
+def _is_number(split: _Split, key: str, outputs: Any) -> bool:
+    """Returns whether a field has numbers of classes, and not their probabilities."""
+    x = split.arrays.get(key)
+    ndim = len(getattr(outputs, "shape", ()))
+    return x is not None and np.issubdtype(x.dtype, np.integer) and x.ndim == ndim - 1
+
+
+def _labels(split: _Split, key: str, ignored: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels that count, and the number of the example of each."""
+    x = split.arrays[key]
+    counts = np.ones(x.shape, bool) if ignored is None else x != ignored
+    if split.mask is not None and split.mask.shape == x.shape:
+        counts &= split.mask > 0
+    return x[counts], split.numbers[np.nonzero(counts)[0]]
+
+
+def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) -> None:
+    labels, examples = _labels(split, key, ignored)
+    if split.apart is not None and not labels.size:
+        raise ComponentError(
+            "data",
+            f"Every {key!r} of {split.what} is {ignored}, the ignore_label of the loss: no example "
+            "counts. Correct the labels, or choose another ignore_label.",
+        )
+    wrong = (labels < 0) | (labels >= classes)
+    if not wrong.any():
+        return
+    values = np.unique(labels[wrong])
+    shown = ", ".join(str(value) for value in values[:3]) + (", ..." if len(values) > 3 else "")
+    advice = f"Set num_classes of the model to at least {int(labels.max()) + 1}, or correct them."
+    if values[-1] < 0:
+        advice = (
+            "Remove these examples, or set `ignore_label` of the loss to the number that stands "
+            "for no label, so that they count neither in the loss nor in the metrics."
+        )
+    raise ComponentError(
+        "data",
+        f"{key!r} is {shown} in {plural(int(wrong.sum()), 'label')} of {split.what}, first in "
+        f"example {examples[wrong][0]:,} (from 0). The loss reads it as the number of a class, and "
+        f"the model has {classes} outputs: classes 0 to {classes - 1}. {advice}",
+    )
+
+
+def _perhaps_wrong(split: _Split, loss: Any, outputs: Any) -> Iterator[str]:
+    """Yields a sentence for each field that a loss may read as classes, and that has others."""
+    classes = getattr(outputs, "shape", (0,))[-1]
+    for key in _read_by(loss, outputs, split):
+        if not _is_number(split, key, outputs):
+            continue
+        labels, _ = _labels(split, key)
+        # A single output is a number or a logit, and many values are numbers of something else.
+        if classes == 1 or not 0 < len(np.unique(labels)) <= 2 * classes:
+            continue
+        if labels.min() < 0 or labels.max() >= classes:
+            yield (
+                f"{key!r} has values from {labels.min()} to {labels.max()} in {split.what}, and "
+                f"the model has {plural(classes, 'output')}. If the loss reads it as the number of "
+                "a class, some have none, and jax reads another class or NaN without an error."
+            )
+
+
+def _read_by(loss: Any, outputs: Any, split: _Split) -> Sequence[str]:
+    """Returns the integer fields of a batch that a loss reads; none if it cannot be traced."""
+    size = getattr(outputs, "shape", (1,))[0]
+    counts = (size,) if split.mask is None else (size, *split.mask.shape[1:])
+    try:
+        shapes = resized(split.arrays, size)
+        shapes["mask"] = jax.ShapeDtypeStruct(counts, np.float32)
+        # A function of its own, because a loss may be an object that cannot be hashed.
+        traced = jax.jit(lambda *given: loss(*given)).trace(outputs, shapes)
+    except Exception:  # the step, which is traced later, tells the user
+        return ()
+    _, read = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
+    fields = zip(sorted(shapes), read[-len(shapes) :], strict=True)  # as jax flattens a dict
+    return [name for name, is_read in fields if is_read and name != "mask"]
+
+
+def _classes(train: _Split, others: Sequence[_Split], key: str, classes: int) -> Iterator[str]:
+    """Yields sentences about classes that one split lacks, and about unequal ones."""
+
+    def count(split: _Split) -> np.ndarray:
+        labels = split.arrays[key]
+        return np.bincount(labels[labels >= 0], minlength=classes)
+
+    known = count(train)
+    for split in others:
+        found = count(split)
+        unknown = np.flatnonzero((known == 0) & (found > 0))
+        absent = np.flatnonzero((known > 0) & (found == 0))
+        if unknown.size:
+            number = plural(int(found[unknown[0]]), "example")
+            yield (
+                f"Of class {unknown[0]}, {split.what} has {number} and {train.what} has none"
+                f"{_more(unknown)}."
+            )
+        if absent.size and split.size >= 10 * classes:
+            yield f"Of class {absent[0]}, {split.what} has no example{_more(absent)}."
+    most, least = int(known.argmax()), int(np.where(known, known, known.max()).argmin())
+    if known[most] >= _UNEQUAL * known[least] > 0:
+        shares = known / known.sum()
+        yield (
+            f"The classes of {train.what} are unequal: {shares[most]:.1%} of its examples are of "
+            f"class {most}, and {shares[least]:.1%} of class {least}. A model that always answers "
+            f"{most} has an accuracy of {shares[most]:.3g} there."
+        )
+
+
+def _more(classes: np.ndarray) -> str:
+    rest = len(classes) - 1
+    return f", and so for {rest} more {'class' if rest == 1 else 'classes'}" if rest else ""
