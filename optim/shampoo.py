@@ -9,14 +9,7 @@ import optax
 
 from optim.descent import Updated, bias_correction, descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.inverse_roots import (
-    average_or_add,
-    correction,
-    graft,
-    inverse_roots,
-    is_due,
-    precondition,
-)
+from optim.eigen import average_or_add, correction, graft, inverse_roots, is_due, precondition
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, gram_matrices
 

@@ -10,24 +10,15 @@ from jax.typing import ArrayLike
 
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
+from optim.eigen import graft as with_length_of
 from optim.factories import ArgumentError
-from optim.inverse_roots import graft as with_length_of
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.parts.base import (
-    Need,
-    Part,
-    at_least,
-    check_count,
-    check_option,
-    dot,
-    norm,
-    of_matrices,
-    passed,
-)
+from optim.parts import base
+from optim.parts.base import Part, at_least, check_count, dot, norm, of_matrices, passed
 from optim.transformations import with_known_extras
 
-_PIN = Need(
+_PIN = base.Need(
     "keeps_norm",
     "after",
     "With by='output' it lengthens the updates of single outputs, and with them the weights of the"
@@ -59,7 +50,7 @@ def floor(
         ValueError: `by` is unknown; at init, a parameter is not a real matrix.
     """
     axes = {"matrix": (-2, -1), "output": -2}
-    check_option("by", by, tuple(axes))
+    base.check_option("by", by, tuple(axes))
 
     def lengthen(u: jax.Array, w: jax.Array) -> jax.Array:
         least = scalar(ratio, u) * at_least(norm(w, axes[by]), eps)
@@ -268,7 +259,7 @@ def pin_radius(
 
     Reference: https://arxiv.org/abs/2606.16899
     """
-    check_option("radius", radius, ("current", "initial"))
+    base.check_option("radius", radius, ("current", "initial"))
     if radius == "initial" and radial:
         raise ValueError("radial=True moves the norm, and radius='initial' keeps it: choose one.")
     over = Matrices(matrices, "optim.parts.pin_radius")

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optim import eigen
 from optim.descent import Updated
 from optim.division import one_by_one
-from optim.eigenvectors import first_sides, grams_of_sides, of_sides
-from optim.inverse_roots import average_or_add, correction, inverse_roots, is_due, precondition
+from optim.eigen import average_or_add
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import Part, check_count, check_option, passed
@@ -108,30 +108,30 @@ def shampoo(
     if tolerance is not None and eps is not None:
         raise ValueError("tolerance is that of pseudo-inverses: set eps to None, or remove it.")
     over = Matrices(matrices, "optim.parts.shampoo")
-    grams_of = partial(grams_of_sides, max_size=max_precond_dim, sides=sides)
+    grams_of = partial(eigen.grams_of_sides, max_size=max_precond_dim, sides=sides)
 
     def init(params: optax.Params) -> ShampooState:
         over.declare(params)
-        _, *fields = first_sides(over, params, grams_of)
+        _, *fields = eigen.first_sides(over, params, grams_of)
         return ShampooState(jnp.zeros((), jnp.int32), *fields)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
 
         def corrected(gram: jax.Array) -> jax.Array:
-            return gram / correction(b2, count, gram)
+            return gram / eigen.correction(b2, count, gram)
 
         def move(
             moves: list[jax.Array], grads: list[jax.Array], *kept: list[Any]
         ) -> Sequence[list[Any]]:
-            news = of_sides(list(map(grams_of, grads)))
+            news = eigen.of_sides(list(map(grams_of, grads)))
             grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), kept[:2], news)
             roots = jax.lax.cond(
-                is_due(count, begin, every),
-                lambda: inverse_roots(grams, corrected, eps, exponent, tolerance),
+                eigen.is_due(count, begin, every),
+                lambda: eigen.inverse_roots(grams, corrected, eps, exponent, tolerance),
                 lambda: kept[2:],
             )
-            return list(map(precondition, moves, *roots)), grads, *grams, *roots
+            return list(map(eigen.precondition, moves, *roots)), grads, *grams, *roots
 
         trees = [updates, passed(extra, "grad", "parts.shampoo")]
         moves, _, *fields = over.map(one_by_one(move), trees, state[1:])

@@ -13,32 +13,13 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim import eigen
 from optim.descent import Updated, bias_correction, moving_average, scalar
 from optim.division import one_by_one
-from optim.eigenvectors import (
-    Sides,
-    first_bases,
-    first_sides,
-    grams_of_sides,
-    is_noise,
-    next_bases,
-    of_sides,
-    sort_elements,
-    turn,
-    turn_back,
-)
+from optim.eigen import Sides, first_bases, first_sides, of_sides, turn, turn_back
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, transpose
-from optim.parts.base import (
-    Length,
-    Part,
-    at_least,
-    check_count,
-    check_option,
-    dot,
-    norm,
-    passed,
-)
+from optim.parts.base import Length, Part, at_least, check_count, check_option, dot, norm, passed
 from optim.transformations import with_known_extras
 
 
@@ -149,7 +130,7 @@ def soap_of(
     check_option("length", length, ("gram", "frobenius", "free"))
     check_option("sides", sides, ("both", "shorter"))
     check_count("every", every)
-    grams_of = partial(grams_of_sides, max_size=max_precond_dim, sides=sides)
+    grams_of = partial(eigen.grams_of_sides, max_size=max_precond_dim, sides=sides)
 
     def init(params: optax.Params) -> SoapState:
         over.declare(params)
@@ -191,7 +172,7 @@ def _adam_direction(
         # As in the authors' program, eps is added to a root without bias correction.
         divided = (mean[0] if mean else turned) / (jnp.sqrt(variance) + scalar(eps, u))
         if jax.tree.leaves(bases):
-            divided = jnp.where(is_noise(variance), 0, divided)
+            divided = jnp.where(eigen.is_noise(variance), 0, divided)
         found = turn_back(divided, bases)
         if b1 is not None:
             terms = count + 1 if first == "rotate" else count
@@ -398,7 +379,7 @@ def _kl_part(
 
     def init(params: optax.Params) -> KlState:
         over.declare(params)
-        zeros, *sides = first_sides(over, params, grams_of_sides)
+        zeros, *sides = first_sides(over, params, eigen.grams_of_sides)
         variance = zeros if has_variance else ()
         bases = sides[2:]
         values = jax.tree.map(lambda x: jnp.zeros_like(x[..., 0]) + scalar(first_value, x), bases)
@@ -505,11 +486,11 @@ def _follow(
     # be rotated: they are sorted with the columns to which they belong.
 
     def rotate() -> tuple[list[Any], list[Sides]]:
-        news, orders = next_bases(grams, bases, sorts)
+        news, orders = eigen.next_bases(grams, bases, sorts)
 
         def one(own: Any, old: Sides, new: Sides, order: Sides) -> list[jax.Array]:
             means = [turn(turn_back(mean, old), new) for mean in own[:-1]]
-            return means + [sort_elements(square, order) for square in own[-1:]]
+            return means + [eigen.sort_elements(square, order) for square in own[-1:]]
 
         return list(map(one, moments, bases, news, orders)), news
 
