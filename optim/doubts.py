@@ -188,8 +188,7 @@ class ModelShapes:
         # Each is known by the other in its module. Both may have further axes first, those of
         # stacked layers.
         shape = self._shapes[path]
-        module = (*_modules(path), "")[1]
-        into, out = self._heads[module]
+        into, out = self._heads[(*_modules(path), "")[1]]
         for of, key in ((_QUERY, shape[:-3] + shape[-2:]), (_OUT, shape[:-1])):
             if key in into and key in out and into[key] & out[key]:
                 named = re.search(r"(^|/)(query|key|value|out)/kernel$", path)
