@@ -464,7 +464,14 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 
     def init(params: optax.Params) -> TransformationState:
         if not jax.tree.leaves(params):  # optax.tree.map_params passes a placeholder
-            return _of_placeholder(optimizer, params)
+            own = {n: x.optimizer for n, x in optimizer.groups.items() if not x.is_frozen}
+            groups = {name: adapter.init(recipe, params) for name, recipe in own.items()}
+            master = params if optimizer.low_precision == "master" else ()
+            wrappers = (optimizer.lookahead, optimizer.readout)
+            inits = [() if wrapper is None else wrapper.init({}) for wrapper in wrappers]
+            made = _map_dicts(lambda _: params, None, inits)
+            zero = jnp.zeros((), jnp.int32)
+            return TransformationState(groups, zero, zero, master, *made)
         bound = optimizer.bind(params)
         return to_trees(bound, bound.init())
 
@@ -543,16 +550,3 @@ def _map_dicts(change: Callable[..., Any], like: Mapping[str, Any] | None, *stat
         return change(x, *others) if has_values(x) else (x, *others)[-1]
 
     return jax.tree.map(one, *states, is_leaf=has_values)
-
-
-def _of_placeholder(optimizer: Any, params: optax.Params) -> TransformationState:
-    groups = {
-        name: adapter.init(group.optimizer, params)
-        for name, group in optimizer.groups.items()
-        if not group.is_frozen
-    }
-    master = params if optimizer.low_precision == "master" else ()
-    zero = jnp.zeros((), jnp.int32)
-    inits = [() if w is None else w.init({}) for w in (optimizer.lookahead, optimizer.readout)]
-    wrappers = _map_dicts(lambda _: params, None, inits)
-    return TransformationState(groups, zero, zero, master, *wrappers)

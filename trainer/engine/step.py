@@ -114,7 +114,15 @@ def diagnose_step(
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
     values = compute(asked, updates, found.grads, layouts, split)
     if set(asked) & set(OF_HALVES):
-        first, second = _half_gradients(experiment, state, batch, found.key)
+
+        def of_half(half: Any) -> dict[str, Any]:
+            own_batch, own_key = half
+            return _gradients(experiment, optimizer, state, own_batch, own_key)[1]
+
+        # One half after the other.
+        halves = _split(batch, 2), jax.random.split(jax.random.fold_in(found.key, _HALVES))
+        stacked = jax.lax.map(of_half, halves)
+        first, second = ({path: g[i] for path, g in stacked.items()} for i in (0, 1))
         values |= compute_noise(asked, first, second, size_of(batch), split)
     return values
 
@@ -149,20 +157,6 @@ def shadow_step(
     with jax.named_scope("shadow"):
         following, opt_state = other.follow(theirs.passed, opt_state, params, **theirs.extra())
     return ShadowedStep(found.loss, theirs.grads | found.grads, own, following, opt_state)
-
-
-def _half_gradients(
-    experiment: Experiment, state: State, batch: Batch, key: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Computes the gradients of two halves of a batch, one after the other, by path."""
-
-    def of_half(half: Any) -> dict[str, Any]:
-        own_batch, own_key = half
-        return _gradients(experiment, experiment.optimizer, state, own_batch, own_key)[1]
-
-    halves = _split(batch, 2), jax.random.split(jax.random.fold_in(key, _HALVES))
-    stacked = jax.lax.map(of_half, halves)
-    return {p: g[0] for p, g in stacked.items()}, {p: g[1] for p, g in stacked.items()}
 
 
 class _Differentiated(NamedTuple):
