@@ -80,11 +80,10 @@ def _refuse_schedules_of_init(
     """Raises ArgumentError if an argument whose first value the state keeps is a schedule."""
     # An example is the first step size of Rprop: init stores it in the state, and every update
     # computes the next step sizes from the stored ones.
-    dtype = compute_dtype(params)
+
     # Any value would do: the functions below are only traced, to see which leaves depend on it.
-    scheduled = {
-        path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
-    }
+    value = jnp.ones((), compute_dtype(params))
+    scheduled = {path: value for path, x in float_paths(recipe).items() if callable(x)}
 
     def given(values: Mapping[str, Any]) -> Recipe:
         return factories.map_floats(recipe, lambda path, x: values.get(path, x))

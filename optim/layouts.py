@@ -83,7 +83,7 @@ class Rule(NamedTuple):
     patterns: tuple[re.Pattern[str], ...]
     spec: str
     axes: tuple[str, ...]
-    batch: tuple[str, ...]
+    batch: tuple[str, ...]  # it and the next two are the last fields: `_layout` slices them
     rows: tuple[str, ...]
     columns: tuple[str, ...]
 
@@ -194,9 +194,6 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
             f" {' '.join(rule.axes)!r}, but its shape {shape} has fewer axes. Give it another"
             " spec, by a separate pattern: matrices={pattern: spec}."
         )
-    batch, rows, columns = (
-        # From names to positions among the axes of the parameter.
-        tuple(lead + rule.axes.index(name) for name in names)
-        for names in (rule.batch, rule.rows, rule.columns)
-    )
+    # From names to positions among the axes of the parameter.
+    batch, rows, columns = (tuple(lead + rule.axes.index(x) for x in names) for names in rule[3:])
     return Layout(shape, (*range(lead), *batch), rows, columns)

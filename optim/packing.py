@@ -69,9 +69,7 @@ def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
     leaves, structure = jax.tree.flatten(template)
     # `pack` took scalars and tensors in the order of the leaves; they return in that order.
     tensors = iter(jax.tree.leaves(rest))
-    values = {
-        dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()
-    }
+    values = {dtype: iter([v[i] for i in range(v.size)]) for dtype, v in scalars.items()}
     return structure.unflatten(
         [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
     )

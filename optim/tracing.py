@@ -67,7 +67,7 @@ def require_whole(
         return
     try:
         whole = function is None or any(
-            _mixes(equation) for equation in equations(jax.make_jaxpr(function)(operands[0]))
+            map(_mixes, equations(jax.make_jaxpr(function)(operands[0])))
         )
     except (TypeError, ValueError):  # shapes of shards do not fit a state made for whole arrays
         whole = True

@@ -168,10 +168,8 @@ class Evaluation:
 
         self.unmasked = [name for name in self._experiment.metrics if not is_masked(name)]
         self._aux = tuple(name for name in total if name not in nothing)
-        before, after = (
-            jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-            for tree in (jax.eval_shape(partial(self._metric_accumulator.empty, self._aux)), total)
-        )
+        first = jax.eval_shape(partial(self._metric_accumulator.empty, self._aux))
+        before, after = (jax.tree.map(lambda x: (x.shape, x.dtype), it) for it in (first, total))
         self._most = most_in_a_loop(self._mesh, traced.jaxpr) if before == after else 1
 
     def _eval_params(self, state: State) -> Any:

@@ -127,9 +127,7 @@ def holdings_text(holdings: Holdings, limit: int | None) -> str:
     """Formats what each device holds as tables; `limit` is a device's memory in bytes, or None."""
     count = math.prod(holdings.mesh.values())
     head = ("leaf", "dtype", "shape", "sharding", "on a device", "bytes", "its state", "gradient")
-    rows = [
-        (*_held(one.held), f"{one.state:,}", f"{one.gradient:,}") for one in holdings.parameters
-    ]
+    rows = [(*_held(x.held), f"{x.state:,}", f"{x.gradient:,}") for x in holdings.parameters]
     rows += [(*_held(one), "", "") for one in (*holdings.apart, *holdings.batch)]
     dtypes = f" ({holdings.gradient_dtypes}, if split as their parameters)"
     totals = [

@@ -199,16 +199,12 @@ def describe_precision(
             f"gradients before their sum over {parts} devices: up to {size:,} bytes on each, whole "
             "along fsdp"
         )
-    narrow = {
-        (group, leaf.index): leaf.stored
-        for group, leaves in bound.stored_leaves().items()
-        for leaf in leaves
-    }
+    stored = bound.stored_leaves()
     for group, own in bound.template().groups.items():
+        noisy = {leaf.index for leaf in stored[group] if leaf.stored == "bfloat16 stochastic"}
         by_name: dict[str, list[Any]] = {}
         for index, name, x in named_arrays(own, flatten(state.params)):
-            at_random = narrow.get((group, index)) == "bfloat16 stochastic"
-            by_name.setdefault(name + " (rounded at random)" * at_random, []).append(x)
+            by_name.setdefault(name + " (rounded at random)" * (index in noisy), []).append(x)
         if by_name:
             text = ", ".join(f"{name} {_dtypes(arrays)}" for name, arrays in by_name.items())
             lines.append(f"states of group {group!r}: {text}")
