@@ -325,11 +325,9 @@ class BoundOptimizer(NamedTuple):
     def _wrapped(self, after: dict[str, Any], old: Unpacked) -> tuple[dict[str, Any], Any, Any]:
         """Returns the parameters after lookahead and readout, and the states of both."""
         weights, lookahead, readout = after, old.lookahead, old.readout
-        if self.lookahead is not None:
+        if (ahead := self.lookahead) is not None:
             rate, made = self._rate_of_lookahead(old.step), old.step + 1 - old.skipped
-            after, weights, lookahead = self.lookahead.advance(
-                after, lookahead, old.step, made, rate
-            )
+            after, weights, lookahead = ahead.advance(after, lookahead, old.step, made, rate)
         if self.readout is not None:
             readout = self.readout.advance(weights, readout, old.step)
         return after, lookahead, readout

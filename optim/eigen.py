@@ -231,14 +231,12 @@ def inverse_roots(
             powers = values[..., None, :] ** power
         return scatter(product(vectors * powers, transpose(vectors)), gram)
 
-    def power_of(left: Any, right: Any) -> Any:
-        number = max(len(jax.tree.leaves((left, right))), 1)
+    def power_of(*grams: Any) -> Any:
+        number = max(len(jax.tree.leaves(grams)), 1)
         power: Any = -0.5 / number if exponent is None else -jnp.asarray(exponent)
         # One power for each matrix, because `divide` stacks matrices of parameters with one and two
         # sides.
-        return jax.tree.map(
-            lambda x: jnp.full((len(x), 1, 1), scalar(power, x), x.dtype), (left, right)
-        )
+        return jax.tree.map(lambda x: jnp.full((len(x), 1, 1), scalar(power, x), x.dtype), grams)
 
     pairs = list(map(power_of, *sides))
     powers = jax.tree.leaves([[pair[i] for pair in pairs] for i in (0, 1)])

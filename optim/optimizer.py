@@ -480,9 +480,8 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
             raise ValueError("Pass the parameters: tx.update(grads, state, params).")
         bound = optimizer.bind(params)
         skip, key = extra.pop("skip", None), extra.pop("key", None)
-        new_params, new_state = bound.update(
-            grads, to_paths(bound, state), skip=skip, key=key, extra=extra
-        )
+        old = to_paths(bound, state)
+        new_params, new_state = bound.update(grads, old, skip=skip, key=key, extra=extra)
         trainable, after = bound.trainable(), flatten(new_params)
         moves = {
             path: after[path] - x if path in trainable else jnp.zeros_like(x)

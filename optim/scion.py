@@ -118,14 +118,12 @@ def scion(
             )
         return ScionState(jax.tree.map(wide_zeros, params))
 
-    def farthest(
-        splits: list[tuple[Axes, Axes]], batches: list[jax.Array]
-    ) -> list[list[jax.Array]]:
+    def farthest(splits: list[tuple[Axes, Axes]], arrays: list[jax.Array]) -> list[list[jax.Array]]:
         if norm in ("spectral", "spectral_conv"):
-            found = orthogonalize_all(batches, triples, eps, splits=splits)
+            found = orthogonalize_all(arrays, triples, eps, splits=splits)
             # Arrays are [matrices, inputs, outputs], so this is sqrt(outputs / inputs).
             return [[(x.shape[-1] / max(x.shape[-2], 1)) ** 0.5 * x for x in found]]
-        return [list(map(normalized, batches))]
+        return [list(map(normalized, arrays))]
 
     def normalized(m: jax.Array) -> jax.Array:
         inputs, small = m.shape[-2], scalar(eps, m)

@@ -110,9 +110,8 @@ def _traffic(compiled: Compiled) -> Iterator[str]:
         (each.kind, each.axes, f"{each.count:,}", f"{each.size:,}", in_words(each.size))
         for each in compiled.traffic
     ]
-    yield from table(
-        [("collective", "axes", "count", "bytes of a device", ""), *rows], right=(2, 3, 4)
-    )
+    head = ("collective", "axes", "count", "bytes of a device", "")
+    yield from table([head, *rows], right=(2, 3, 4))
     of_cpu = (
         " This is the program of XLA's compiler for CPUs, which widens bfloat16 to float32, and"
         " does not combine collectives as those for GPUs and TPUs do."
