@@ -136,19 +136,7 @@ class BoundOptimizer(NamedTuple):
         trainable = self.trainable()
         unpacked = self._init_unpacked(trainable)
         if self.states is not None:
-            found = self.stored_leaves()
-            check_rules(self.states, found)
-            for name, leaves in found.items():
-                narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
-                if narrow and depends_on_steps(unpacked.groups[name]):
-                    raise GroupError(
-                        f"states stores {narrow[0]!r} of group {name!r} in bfloat16, but the state "
-                        f"of {name_of(self.groups[name].optimizer)} has copies of the parameters "
-                        f"or the length of a searched step, which must stay in float32. Restrict "
-                        f"the pattern to other groups: it may begin with the name of a group and a "
-                        f"slash.",
-                        argument="states",
-                    )
+            self._check_states(self.states, unpacked.groups)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name], group_params):
                 # Run once here, so that an error is raised now and not at the first evaluation.
@@ -253,6 +241,21 @@ class BoundOptimizer(NamedTuple):
         """Returns the arrays of each group's state that `states` may store in another dtype."""
         templates = jax.eval_shape(self._init_groups, self.trainable())
         return find_leaves(self.states or {}, templates, flatten(self.params))
+
+    def _check_states(self, states: Mapping[str, str], groups: Mapping[str, Any]) -> None:
+        """Raises GroupError if a rule of `states` fits no array, or an array that must stay."""
+        found = self.stored_leaves()
+        check_rules(states, found)
+        for name, leaves in found.items():
+            narrow = [leaf.name for leaf in leaves if leaf.stored != "float32"]
+            if narrow and depends_on_steps(groups[name]):
+                raise GroupError(
+                    f"states stores {narrow[0]!r} of group {name!r} in bfloat16, but the state of "
+                    f"{name_of(self.groups[name].optimizer)} has copies of the parameters or the "
+                    f"length of a searched step, which must stay in float32. Restrict the pattern "
+                    f"to other groups: it may begin with the name of a group and a slash.",
+                    argument="states",
+                )
 
     def _stored(
         self, groups: dict[str, Any], step: ArrayLike = 0, key: jax.Array | None = None
