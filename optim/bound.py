@@ -145,7 +145,7 @@ class BoundOptimizer(NamedTuple):
         norms = self.kept_norms()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
             self.refuse_zeros(norms)
-        return packed(unpacked, self.copies())
+        return packed(unpacked)._replace(master=self.copies())
 
     def update(
         self,
@@ -179,7 +179,7 @@ class BoundOptimizer(NamedTuple):
             count = count + skip.astype(jnp.int32)
         new_params = unflatten(self.params, {**flatten(self.params), **back})
         new = Unpacked(groups, lookahead, readout, count, old.step + 1)
-        return new_params, packed(new, master)
+        return new_params, packed(new)._replace(master=master)
 
     def updates(
         self, grads: optax.Updates, state: OptimizerState, *, extra: Mapping[str, Any]
@@ -212,7 +212,7 @@ class BoundOptimizer(NamedTuple):
                 )
         found, groups = self._updates(grads, old, widen(self.trainable()), extra)
         new = old._replace(groups=self._stored(groups, old.step), step=old.step + 1)
-        return found, packed(new, self.copies())
+        return found, packed(new)._replace(master=self.copies())
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""

@@ -533,7 +533,8 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
     )
     low = bound.copies()
     master = select(low, state.master) if low else {}
-    return packed(Unpacked(groups, lookahead, readout, state.skipped, state.step), master)
+    new = packed(Unpacked(groups, lookahead, readout, state.skipped, state.step))
+    return new._replace(master=master)
 
 
 def _map_dicts(change: Callable[..., Any], like: Mapping[str, Any] | None, *states: Any) -> Any:

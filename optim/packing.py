@@ -75,7 +75,7 @@ def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
     )
 
 
-def packed(state: Unpacked, master: dict[str, Any]) -> OptimizerState:
-    """Packs the state of an optimizer; `master` has the copies of low_precision="master"."""
+def packed(state: Unpacked) -> OptimizerState:
+    """Packs the state of an optimizer, without the copies of low_precision="master"."""
     scalars, rest = pack(state)
-    return OptimizerState(scalars, rest.groups, master, rest.lookahead, rest.readout)
+    return OptimizerState(scalars, rest.groups, {}, rest.lookahead, rest.readout)
