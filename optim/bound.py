@@ -220,9 +220,7 @@ class BoundOptimizer(NamedTuple):
         found: dict[str, Any] = {}
         for name, group_params in self.split(trainable).items():
             found |= eval_params(unpacked.groups[name], group_params)
-        own: dict[str, Any] = {}
-        if self.lookahead is not None:
-            own = self.lookahead.weights(unpacked.lookahead)
+        own = {} if self.lookahead is None else self.lookahead.weights(unpacked.lookahead)
         if self.readout is not None:
             weights = {**widen(trainable), **state.master, **own}
             own = self.readout.evaluated(weights, unpacked.readout, unpacked.step)

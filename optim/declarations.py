@@ -157,8 +157,7 @@ def _longer(
     """Compares the lengths of a parameter's update under its layout and another."""
     if spec is None or length is None:
         return ""
-    like: Any = jax.ShapeDtypeStruct(layout.shape, "float32")
-    [right] = layouts(like, rules(spec), "").values()
+    [right] = layouts(jax.ShapeDtypeStruct(layout.shape, "float32"), rules(spec), "").values()
     long, usual = length(layout), length(right)
     if abs(long - usual) <= 0.05 * usual:
         return ""

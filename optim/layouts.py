@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import optax
 
 from optim.paths import flatten
 from optim.patterns import did_you_mean, fullmatch, nearest
@@ -155,11 +154,11 @@ def _unreadable(spec: Any) -> ValueError:
     )
 
 
-def layouts(params: optax.Params, known: list[Rule], optimizer: str) -> dict[str, Layout]:
+def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]:
     """Returns path name -> layout of every parameter's matrices, in the order of the leaves."""
-    # Parameters that none of the `known` rules takes use their last two axes. Raises ValueError if
-    # a parameter has fewer than two axes, is complex, or has fewer axes than its rule names; or a
-    # rule does not match any parameter.
+    # `params` are arrays or shapes. Those that none of the `known` rules takes use their last two
+    # axes. Raises ValueError if a parameter has fewer than two axes, is complex, or has fewer axes
+    # than its rule names; or a rule does not match any parameter.
     by_path = flatten(params)
     found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}
     for rule in known:

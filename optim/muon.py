@@ -109,21 +109,18 @@ def muon(
     """
     for name, dtype in (("momentum_dtype", momentum_dtype), ("ns_dtype", ns_dtype)):
         check_dtype(name, dtype)
-    average = parts.momentum(momentum, nesterov, momentum_dtype)
+    average: Any = parts.momentum(momentum, nesterov, momentum_dtype)
     over = Matrices(matrices, "optim.muon")
     triples = polynomials(ns_coefficients, ns_steps)
-    factor = polar_of(over, triples, scale, eps, ns_dtype, add_eps=add_eps)
+    factor: Any = polar_of(over, triples, scale, eps, ns_dtype, add_eps=add_eps)
 
     def init(params: optax.Params) -> MuonState:
         factor.init(params)  # it has no state: it checks the parameters
-        state: Any = average.init(params)
-        return MuonState(state.momentum)
+        return MuonState(average.init(params).momentum)
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
-        averaged: Any = average.update(widen(updates), state)
-        mixed, new = averaged
-        moves: Any = factor.update(mixed, optax.EmptyState())
-        return moves[0], MuonState(new.momentum)
+        mixed, new = average.update(widen(updates), state)
+        return factor.update(mixed, optax.EmptyState())[0], MuonState(new.momentum)
 
     # Not parts.decay in `after` of a chain: -rate * (D + decay * W) has other bits than
     # -rate * D - rate * decay * W.

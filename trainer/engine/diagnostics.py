@@ -131,8 +131,7 @@ def _guess(path: str, x: Any, shapes: ModelShapes) -> Layout | None:
     if doubt in (DEPTHWISE, NO_MATRIX):
         return None
     known = rules(None if doubt is None else doubt.spec)
-    like: Any = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    [layout] = layouts(like, known, "diagnostics").values()
+    [layout] = layouts(jax.ShapeDtypeStruct(x.shape, x.dtype), known, "diagnostics").values()
     return layout
 
 
