@@ -143,9 +143,11 @@ def _doubts(
         path, doubt = those[0]
         axes = "the matrix" if path in named else "the last two axes"
         others = f" (and {len(those) - 1} like it)" if len(those) > 1 else ""
+        count, rows, columns = found[path].matrices
         said = (
             f"{optimizer} works on {axes} of {path} [{'x'.join(map(str, found[path].shape))}]"
-            f"{others}: {counted(found[path])}. {text.replace('<path>', repr(path))}"
+            f"{others}: {count:,} {'matrix' if count == 1 else 'matrices'} of {rows}x{columns}."
+            f" {text.replace('<path>', repr(path))}"
             f"{_longer(path, found[path], doubt.spec, length)}"
         )
         yield said, doubt.certain
@@ -162,9 +164,3 @@ def _longer(
     if abs(long - usual) <= 0.05 * usual:
         return ""
     return f" Updates of {path} are about {long / usual:.3g} times as long as with {spec!r}."
-
-
-def counted(layout: Layout) -> str:
-    """Returns the number and size of a parameter's matrices: "48 matrices of 64x64"."""
-    count, rows, columns = layout.matrices
-    return f"{count:,} {'matrix' if count == 1 else 'matrices'} of {rows}x{columns}"

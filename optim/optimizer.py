@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
@@ -17,7 +18,7 @@ from optim.groups import Group, GroupError, assign, wrong_groups
 from optim.layer_decay import Layers, wrong_layers
 from optim.lookahead import EmaNesterov, Lookahead, OuterNesterov
 from optim.packing import OptimizerState, Unpacked, packed
-from optim.paths import as_arrays, flatten, names, unflatten
+from optim.paths import flatten, names, unflatten
 from optim.readout import WeightEma
 from optim.state_dtypes import wrong_states
 from optim.transformations import nodes_of
@@ -60,7 +61,9 @@ class Optimizer(NamedTuple):
         Raises:
             GroupError: if no group takes a parameter, or a group takes none.
         """
-        params = as_arrays(params)
+        # As optax does; ShapeDtypeStructs and tracers stay as they are.
+        kinds = (bool, int, float, complex, np.ndarray, np.generic)
+        params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, params)
         return BoundOptimizer(*self, params, assign(self.groups, flatten(params)))
 
     def label(self, params: Any) -> Any:

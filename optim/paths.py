@@ -4,8 +4,6 @@ from collections import Counter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 _VALUE = jax.tree_util.GetAttrKey("value")
 
@@ -40,13 +38,6 @@ def names(tree: Any) -> list[str]:
         alone = [len(path) > 1 and path[-1] == _VALUE and below[path[:-1]] == 1 for path in paths]
         paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
     return [path_name(path) for path in paths]
-
-
-def as_arrays(tree: Any) -> Any:
-    """Converts Python numbers and NumPy arrays to jax arrays, as optax does."""
-    # ShapeDtypeStructs and tracers stay as they are.
-    kinds = (bool, int, float, complex, np.ndarray, np.generic)
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, tree)
 
 
 def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
