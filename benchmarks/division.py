@@ -127,7 +127,7 @@ def compile_update(
     tx = recipe()
     mesh = meshes.make_mesh(axes)
     rules = sharding.ShardingRules(mesh, model=_GPT)
-    spread = sharding.param_shardings(rules, params)
+    spread = sharding.state_shardings(rules, params, params)
     state = tx.init(params)
     spread_state = sharding.state_shardings(rules, state, params)
     params, state = jax.device_put((params, state), (spread, spread_state))

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import optim
 from tests.laws_harness import FAST
 from tests.laws_table import ROWS
-from trainer.engine.sharding import ShardingRules, param_shardings, state_shardings
+from trainer.engine.sharding import ShardingRules, state_shardings
 
 SHORT = ("optax.adamw", "optax.lbfgs (zoom)", "optim.muon")
 STEPS = 3
@@ -246,7 +246,7 @@ def split_factors(_: Mesh) -> dict[str, Any]:
             return params, state
 
         wanted = steps(jax.tree.map(jnp.asarray, params), tx.init(params))
-        places = param_shardings(rules, params), state_shardings(rules, tx.init(params), params)
+        places = state_shardings(rules, (params, tx.init(params)), params)
         with jax.set_mesh(mesh):
             here = steps(*jax.device_put((params, tx.init(params)), places), places[0])
         kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), here[1], places[1])

@@ -38,7 +38,7 @@ from trainer.engine.collectives import KINDS
 from trainer.engine.generation import Continuation, Sampling, encode_prompt
 from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
-from trainer.engine.sharding import ShardingRules, param_shardings
+from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.logits import ChunkedLogits
 
 UNEVEN = ([8, 8, 7], [23], [3, 5, 15], [22, 1])  # sizes of batches
@@ -129,7 +129,7 @@ def samples(devices: int) -> dict[str, Any]:
     params, state = model.init(jax.random.key(0), {"tokens": jnp.ones((1, 8), jnp.int32)})
     mesh = make_mesh({"fsdp": devices}) if devices > 1 else None
     if mesh is not None:
-        params = jax.device_put(params, param_shardings(ShardingRules(mesh), params))
+        params = jax.device_put(params, state_shardings(ShardingRules(mesh), params, params))
     tokenizer, sampling = ByteTokenizer(), Sampling(16, temperature=0)
     prompt = encode_prompt(tokenizer, "ab")
     made = Continuation(model.language, tokenizer, prompt, sampling, mesh=mesh)

@@ -25,7 +25,7 @@ from trainer.engine.collectives import find_traffic
 from trainer.engine.experiment import Experiment
 from trainer.engine.mesh import ambient, batch_sharding, make_mesh
 from trainer.engine.program import Program
-from trainer.engine.sharding import ShardingRules, param_shardings
+from trainer.engine.sharding import ShardingRules, state_shardings
 
 AXES = {"data": 2, "fsdp": 2, "tensor": 2}
 BATCH, POSITIONS, VOCABULARY = 8, 16, 64
@@ -193,7 +193,8 @@ def first_parameters() -> dict[str, Any]:
         def first(key: Any, model: Any = model) -> Any:
             return model.init(key, TEXTS)[0]
 
-        places = param_shardings(ShardingRules(mesh, model=model), jax.eval_shape(first, key))
+        shapes = jax.eval_shape(first, key)
+        places = state_shardings(ShardingRules(mesh, model=model), shapes, shapes)
         with ambient(mesh):
             compiled = jax.jit(first, out_shardings=places).lower(key).compile()
         one, many = jax.jit(first)(key), compiled(key)

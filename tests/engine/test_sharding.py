@@ -19,7 +19,7 @@ from trainer.engine.contracts import ComponentError
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
-from trainer.engine.sharding import ShardingRules, param_shardings, state_shardings
+from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.engine.step import State
 
 TWO = AbstractMesh((2, 4), ("data", "fsdp"))
@@ -52,7 +52,7 @@ VIT_SHAPES = shapes(VIT, image=leaf(2, 8, 8, 1))
 
 def specs(rules, params):
     """Returns path -> the spec as the plan shows it."""
-    found = flatten(param_shardings(rules, params))
+    found = flatten(state_shardings(rules, params, params))
     return {
         path: ", ".join("+".join(x) if isinstance(x, tuple) else x or "-" for x in one.spec)
         for path, one in found.items()
@@ -429,7 +429,7 @@ def on_explicit_axes(model, name, given, names):
     """Yields (init, update, parameters, state, the mesh), typed by rules: in groups, and bare."""
     (made, shapes), mesh, factory = MODELS[model], explicit(*names), OPTIMIZERS[name]
     rules = ShardingRules(mesh, given, made)
-    params = typed(shapes, param_shardings(rules, shapes))
+    params = typed(shapes, state_shardings(rules, shapes, shapes))
     kernels = {n: x for n, x in flatten(params).items() if re.fullmatch("block.*/kernel", n)}
     groups = {
         "own": optim.group("block.*/kernel", factory),

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from optim.division import Axes
-from optim.paths import flatten, path_name, unflatten
+from optim.paths import flatten, path_name
 from optim.patterns import SlowPattern, fullmatch, near_paths
 from trainer.config.wording import known_names, listing
 from trainer.engine.contracts import ComponentError
@@ -276,12 +276,6 @@ class ShardingRules:
         if any("fsdp" in of_one for of_one in axes):
             return self._with_fsdp(shape, found, more)
         return tuple(found)
-
-
-def param_shardings(rules: ShardingRules, params: Any) -> Any:
-    """Returns a tree of shardings of the parameters; raises as `ShardingRules.axes_of` does."""
-    found = {path: _sharding(rules.mesh, axes) for path, axes in rules.axes_of(params).items()}
-    return unflatten(params, found)
 
 
 _FACTOR = re.compile(r"(left|right)(_[a-z_]+)?")
