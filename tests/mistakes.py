@@ -297,7 +297,7 @@ MISTAKES: dict[str, Mistake] = {
     # values of the data
     "label -1": rows("'label' is -1.*ignore_label", "rows['label'][::10] = -1"),
     "label -4": rows("'label' is -4", "rows['label'][3] = -4"),
-    "labels from 1": rows("'label' is 3.*num_classes", "rows['label'] += 1"),
+    "labels from 1": rows("'label' is 3.*number them from 0 to 2", "rows['label'] += 1"),
     "label of the test split": rows(
         "'label' is 7.*test", f"{TEST_ONLY} rows | {{'label': rows['label'] + 7}}"
     ),

@@ -1,8 +1,10 @@
 """The command new: what it writes runs as it stands, and compares alike what it compares."""
 
+import importlib
 import io
 import sys
 
+import numpy as np
 import pytest
 
 from tests.runs import ROOT
@@ -55,6 +57,31 @@ def test_a_package_runs_as_it_is_written(kind, tmp_path, capsys):
     assert "warning" not in capsys.readouterr().out
     assert main([*commands[1], "--workdir=run", "--set=steps=3", "--set=writers=[]"]) == 0
     assert "Done: 3 steps" in capsys.readouterr().err
+
+
+def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
+    assert main(["new", "data", "messy"]) == 0
+    (tmp_path / "messy.csv").write_text(
+        "id,who,a,b,kind,label\n1,x,1,,t,no\n2,x,3,2,t,yes\n3,y,5,4,t,no\n4,z,9,6,t,maybe\n"
+    )
+    rows = importlib.import_module("messy.data")
+    rows.GROUP = "who"
+    with pytest.raises(ValueError, match=r"line 2, column 'kind': 't' is no number. Is it in IG"):
+        rows.rows("messy.csv", "train")
+    rows.IGNORED = ("id", "kind")
+    splits = [rows.rows("messy.csv", split, share=1 / 3) for split in ("train", "test")]
+    assert len(splits[0]["x"]) + len(splits[1]["x"]) == 4
+    for split in splits:
+        assert np.isfinite(split["x"]).all() and split["x"].dtype == np.float32
+        assert split["x"].shape[1] == 3  # a, b, and whether b is missing
+        assert set(split["label"].tolist()) <= {0, 1, 2}  # maybe, no, yes
+    train = splits[0]["x"]
+    assert np.allclose(train[:, 0].mean(), 0, atol=1e-6)
+    missing = np.concatenate([split["x"][:, 2] for split in splits])
+    assert sorted(missing.tolist()) == [0.0, 0.0, 0.0, 1.0]
+    rows.LABEL = "lable"
+    with pytest.raises(ValueError, match="messy.csv has no column 'lable'; it has id, who, a, b"):
+        rows.rows("messy.csv", "train")
 
 
 @pytest.mark.parametrize("on", ["digits", "text"])
@@ -113,7 +140,7 @@ def test_a_comparison_says_what_else_differs(tmp_path, capsys):
     capsys.readouterr()
     assert main(["sweep", "--config=five/sweep.yaml", "--check"]) == 0
     printed = capsys.readouterr().out
-    assert "warning" not in printed
+    assert printed.count("warning") == 1  # of three trials
     assert "As the file says, the arms differ in schedule in matrices" in printed
 
 

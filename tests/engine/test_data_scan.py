@@ -73,9 +73,9 @@ def test_data_without_a_fault_have_no_warning():
     ("label", "words"),
     [
         (-1, "'label' is -1 in 1 label of {what}, first in example 7 (from 0). The loss reads"),
-        (-1, "classes 0 to 3. Remove these examples, or set `ignore_label` of the loss"),
+        (-1, "classes 0 to 3. Remove these examples. If -1 stands for no label, set"),
         (4, "'label' is 4 in 1 label of {what}"),
-        (4, "Set num_classes of the model to at least 5, or correct them."),
+        (4, "Give the model at least 5 outputs (`num_classes` of Lockstep's models), or cor"),
     ],
 )
 def test_a_label_that_is_not_a_class_is_an_error(label, words, make):
@@ -90,6 +90,46 @@ def test_a_label_that_is_not_a_class_is_an_error(label, words, make):
     train["mask"] = np.ones(200, np.float32)
     if make is data.ArrayDataset:
         assert found(train, test) == []
+
+
+@pytest.mark.parametrize("values", [(-1, 1), (1, 2, 3, 4), (0, 2)])
+def test_labels_that_are_not_numbered_from_0_are_to_be_numbered(values):
+    """As ignore_label, -1 would leave one class, of which every model finds all."""
+    train, test = arrays()
+    for split in (train, test):
+        split["label"] = np.resize(np.array(values, np.int32), len(split["label"]))
+    if max(values) < CLASSES and min(values) >= 0:
+        found(train, test)
+        return
+    with pytest.raises(ConfigError) as caught:
+        found(train, test)
+    many = len(values)
+    told = f"The split has {many} different labels: number them from 0 to {many - 1}"
+    assert told in str(caught.value) and "ignore_label" not in str(caught.value)
+
+
+def test_a_loss_that_ignores_most_examples_is_a_warning():
+    train, test = arrays()
+    loss = losses.softmax_cross_entropy(ignore_label=-1)
+    assert found(train, test, loss) == []
+    train["label"][:100] = -1
+    (said,) = found(train, test, loss)
+    assert said.startswith("The loss ignores 50% of the examples of the training split")
+    train["label"][100:] = 2
+    said = found(train, test, loss)
+    assert any("does not ignore are of class 2: a model that always" in each for each in said)
+
+
+def test_the_columns_of_a_table_that_are_not_finite_are_named():
+    train, test = arrays()
+    columns = train["image"].shape[1]
+    train["image"][:, 1] = np.nan
+    (said,) = (each for each in found(train, test) if "not finite" in each)
+    assert "in 200 of 200 examples" in said
+    assert f"They are in column 1 of {columns} (from 0) only." in said
+    train["image"][5] = np.nan
+    (said,) = (each for each in found(train, test) if "not finite" in each)
+    assert "column" not in said
 
 
 def test_the_error_names_the_line_of_the_data(tmp_path, capsys, monkeypatch):

@@ -113,6 +113,24 @@ def test_a_claim_that_holds_on_other_test_sets_says_nothing_about_them(tmp_path)
     assert "test set" not in said and "is better than" in said
 
 
+def test_an_equivalence_of_all_seeds_that_other_examples_may_undo_says_so(tmp_path):
+    values = shared(gap=0.0, of_examples=0.5)
+    pair, _ = judged(kept(tmp_path / "any", values))
+    assert pair.low is not None and pair.high is not None
+    relevant = 1.2 * max(-pair.low, pair.high)
+    goal = replace(kept(tmp_path / "same", values).goal, relevant=relevant)
+    pair, said = judged(kept(tmp_path / "relevant", values, goal=goal))
+    assert pair.relevance == "equivalent" and "are equivalent" in said
+    assert pair.elsewhere is not None and (found := pair.elsewhere.found) is not None
+    assert found.low is not None and found.high is not None
+    assert max(-found.low, found.high) > relevant
+    assert re.search(r"On another test set of this size \w+ and \w+ may differ by", said), said
+    # Of many examples that differ little, another test set says the same.
+    values = shared(gap=0.0, of_examples=0.001)
+    pair, said = judged(kept(tmp_path / "little", values, goal=goal))
+    assert pair.relevance == "equivalent" and "test set of this size" not in said
+
+
 @pytest.mark.parametrize("noise", [0.02, 0.0])
 def test_the_improvement_of_an_accuracy_is_its_increase(tmp_path, noise):
     """Muon is right on three examples more, in all seeds; without noise, signs decide."""

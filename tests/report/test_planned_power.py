@@ -70,7 +70,7 @@ def test_with_one_search_the_configurations_are_compared_over_final_seeds(folder
     ) in out
     assert "says nothing about other searches: `searches: 6` compares the arms." in out
     assert (
-        "power: 1 final seed of each arm cannot decide anything: with 1 pair of arms it takes at"
+        "warning: 1 final seed of each arm cannot decide anything: with 1 pair of arms it takes at"
         " least 4, and 6 are recommended.\n"
     ) in said(folder, capsys, text())
     few = said(folder, capsys, text(4, more="searches: 5\n"))

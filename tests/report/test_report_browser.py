@@ -60,7 +60,8 @@ class Browser:
         """Waits until the page shows what was changed, and runs the body of a function."""
         wait = """
             const done = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);
-            const busy = () => typeof TRIALS === "object" && TRIALS.some((table) => table.pending);
+            const busy = () => document.readyState !== "complete" ||
+              (typeof TRIALS === "object" && TRIALS.some((table) => table.pending));
             const frame = () => requestAnimationFrame(() => (busy() ? frame() : run()));
             const run = () => done((function () {%s}).apply(null, given));
             frame();

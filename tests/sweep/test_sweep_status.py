@@ -544,7 +544,7 @@ def test_the_results_are_printed_at_the_end_and_a_fault_of_theirs_ends_nothing(
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "1 of 1 runs: the sweep is complete" in out
-    assert f"python -m trainer plot {tmp_path / 'sweep'} --figure=FILE\n" in out
+    assert f"python -m trainer report {tmp_path / 'sweep'}\n" in out
 
     def fail(self: object) -> None:
         raise UserError("It is damaged.")

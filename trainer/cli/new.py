@@ -232,8 +232,11 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     if "matrices" in facts.cost.needs and not compared.group:
         raise UserError(
             f"{facts.name} takes matrices only, and the base has one optimizer for all parameters."
-            " Give the base groups, such as matrices and rest in the file that"
-            " `python -m trainer new run DIR` writes."
+            " Give the base two groups, each with an optimizer like the one that it has:\n"
+            "optimizer: !optim.optimizer\n"
+            "  groups:\n"
+            "    matrices: !optim.group {match: .*/kernel, optimizer: ...}\n"
+            "    rest: !optim.group {match: .*, optimizer: ...}"
         )
     same = facts.name == compared.call.name
     config, path = compared.base, compared.path

@@ -206,6 +206,7 @@ _MOST_BYTES = 2**28  # of a split that are read, which takes a few tenths of a s
 _MOST_EXAMPLES = 200_000
 _MOST_CLASSES = 1_000  # of which numbers of examples are compared
 _SHARED = 0.01  # the share of a split that may be in the training split without a warning
+_IGNORED = 1 / 3  # the share of the examples that a loss may ignore without a warning
 _UNEQUAL = 10  # how many times as many examples one class may have as another
 
 
@@ -251,7 +252,9 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
         if key is None:
             warnings += _perhaps_wrong(split, experiment.loss, outputs)
         elif _is_number(split, key, outputs):
-            _refuse_wrong(split, key, classes, getattr(experiment.loss, "ignore_label", None))
+            ignored = getattr(experiment.loss, "ignore_label", None)
+            _refuse_wrong(split, key, classes, ignored)
+            warnings += _mostly_ignored(split, key, ignored)
     held = [split for split in splits if split.apart is not None]
     if not held or held[0].name != "training":  # nothing of it counts
         return warnings
@@ -310,8 +313,18 @@ def _not_finite(split: _Split) -> Iterator[str]:
         yield (
             f"{key!r} has values that are not finite in {wrong.size:,} of {split.size:,} examples "
             f"of {split.what}, first in example {split.numbers[wrong[0]]:,} (from 0): {then}. "
-            "Remove these examples, or replace the values."
+            f"{_columns(finite)}Remove these examples, or replace the values."
         )
+
+
+def _columns(finite: np.ndarray) -> str:
+    """Says in which columns of a table [examples, columns] the values are that are not finite."""
+    columns = np.flatnonzero(~finite.all(axis=0)) if finite.ndim == 2 else np.arange(0)
+    if not 0 < len(columns) < finite.shape[-1]:
+        return ""
+    shown = ", ".join(map(str, columns[:3])) + (", ..." if len(columns) > 3 else "")
+    which = "column" if len(columns) == 1 else "columns"
+    return f"They are in {which} {shown} of {finite.shape[1]} (from 0) only. "
 
 
 def _constant(split: _Split) -> Iterator[str]:
@@ -368,11 +381,23 @@ def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) ->
         return
     values = np.unique(labels[wrong])
     shown = ", ".join(str(value) for value in values[:3]) + (", ..." if len(values) > 3 else "")
-    advice = f"Set num_classes of the model to at least {int(labels.max()) + 1}, or correct them."
-    if values[-1] < 0:
+    known = np.unique(labels)
+    advice = (
+        f"Give the model at least {int(labels.max()) + 1} outputs (`num_classes` of Lockstep's "
+        "models), or correct them."
+    )
+    if 1 < len(known) <= classes:
         advice = (
-            "Remove these examples, or set `ignore_label` of the loss to the number that stands "
-            "for no label, so that they count neither in the loss nor in the metrics."
+            f"The split has {len(known)} different labels: number them from 0 to "
+            f"{len(known) - 1}, for all splits at once, as numpy.unique(labels, "
+            "return_inverse=True) does."
+        )
+    elif values[-1] < 0:
+        advice = "Remove these examples."
+    if len(values) == 1 and values[0] < 0 and len(known) > 2:
+        advice += (
+            f" If {values[0]} stands for no label, set `ignore_label: {values[0]}` of the loss, so "
+            "that they count neither in the loss nor in the metrics."
         )
     raise ComponentError(
         "data",
@@ -380,6 +405,23 @@ def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) ->
         f"example {examples[wrong][0]:,} (from 0). The loss reads it as the number of a class, and "
         f"the model has {classes} outputs: classes 0 to {classes - 1}. {advice}",
     )
+
+
+def _mostly_ignored(split: _Split, key: str, ignored: int | None) -> Iterator[str]:
+    """Yields a sentence if a loss ignores many examples of a split, or all classes but one."""
+    if ignored is None or split.arrays[key].ndim != 1:
+        return
+    labels, _ = _labels(split, key, ignored)
+    if (share := 1 - len(labels) / split.size) > _IGNORED:
+        yield (
+            f"The loss ignores {share:.0%} of the examples of {split.what}, whose {key!r} is "
+            f"{ignored}, its ignore_label."
+        )
+    if share and len(np.unique(labels)) == 1:
+        yield (
+            f"All examples of {split.what} that the loss does not ignore are of class {labels[0]}: "
+            "a model that always answers it makes no mistake."
+        )
 
 
 def _perhaps_wrong(split: _Split, loss: Any, outputs: Any) -> Iterator[str]:

@@ -330,7 +330,7 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
         improvement=probability_of_improvement(
-            *ranked(x, y, pair.initial, goal.better), True, 0.95, goal.better
+            *ranked(x, y, pair.initial, goal.better), 0.95, goal.better
         ),
         finds=detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
         needed=number,

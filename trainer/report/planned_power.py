@@ -132,7 +132,7 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     fewest = min(plan.counts.values())
     if searches > 1 and fewest < FEWEST_TRIALS:
         return [
-            f"power: nothing will be said about the arms, because a search has"
+            f"warning: nothing will be said about the arms, because a search has"
             f" {plural(fewest, 'trial')}: with fewer than {FEWEST_TRIALS}, a narrow space would win"
             " too often."
         ]
@@ -144,7 +144,7 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     if effect is None:
         fewest = next(n for n in itertools.count(2) if _effect(n, looks, pairs) is not None)
         return [
-            f"power: {plural(units, noun)} of each arm cannot decide anything: with"
+            f"warning: {plural(units, noun)} of each arm cannot decide anything: with"
             f" {plural(pairs, 'pair')} of arms it takes at least {fewest}, and {signs} are"
             " recommended."
         ]

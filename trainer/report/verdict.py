@@ -122,6 +122,11 @@ def recommended_units(workload: Workload) -> int:
     return fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
 
 
+def _equivalent(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """Returns the pairs if all of them are equivalent, which the verdict then says, or none."""
+    return pairs if all(pair.relevance == "equivalent" for pair in pairs) else ()
+
+
 class _Writer:
     """Writes the sentences about a workload and all of its pairs."""
 
@@ -142,7 +147,7 @@ class _Writer:
             self._no_first(first, others, against) if others else self._better(against),
             "" if others else self._cost(against[0]),
             self._typical(against),
-            *self._on_other_test_sets(against),
+            *self._on_other_test_sets(against, _equivalent(others)),
             self._meaning_of_collapsed(involved),
             *_limits(self._workload),
             self._when_judged(involved[0]),
@@ -217,13 +222,15 @@ class _Writer:
     def _no_first(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
         """Says which pairs are undecided or equivalent, and which arms the first one beats."""
         names = [pair.worse if pair.better == first else pair.better for pair in others]
-        equal = all(pair.relevance == "equivalent" for pair in others)
+        equal = bool(_equivalent(others))
         if len(names) > _NAMED:
             names = [f"{len(names)} other arms"]
         closest, between = others[0], self._between([first, *names])
         if equal:
+            named = self._workload.searches > 1  # an arm's name begins the sentence, as it is
+            head = between if named else f"{between[0].upper()}{between[1:]}"
             text = (
-                f"{between[0].upper()}{between[1:]} are equivalent: the {self._goal.words} differs"
+                f"{head} are equivalent: the {self._goal.words} differs"
                 f" by less than {shown(self._goal.relevant or 0)}, the difference that matters."
             )
         else:
@@ -356,9 +363,18 @@ class _Writer:
             f" {shown(gone.initial[0])}."
         )
 
-    def _on_other_test_sets(self, against: Sequence[Pair]) -> list[str]:
-        """Says for which claims the order may change on another test set."""
-        sentences, unlike = [], False
+    def _on_other_test_sets(self, against: Sequence[Pair], equal: Sequence[Pair]) -> list[str]:
+        """Says which claims, of an order or of an equivalence, may not hold on other test sets."""
+        sentences, unlike, relevant = [], False, self._goal.relevant or 0.0
+        for pair in equal:
+            found = pair.elsewhere.found if pair.elsewhere else None
+            if found is None or found.low is None or found.high is None:
+                continue
+            if max(-found.low, found.high) >= relevant:
+                sentences.append(
+                    f"On another test set of this size {joined(pair.arms)} may differ by"
+                    f" {shown(relevant)} (two-way interval {self._ends(found.low, found.high)})."
+                )
         for pair in against:
             if (known := pair.elsewhere) is None:
                 continue

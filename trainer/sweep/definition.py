@@ -110,7 +110,8 @@ class Goal:
     """What makes one trial better than another.
 
     Attributes:
-        metric: the name of a metric of the experiment, without a split: "loss", "accuracy".
+        metric: the name of a metric of the experiment, without a split: "loss", "accuracy". It is
+            that of the last step, not the best one of a run.
         mode: whether the best value is the smallest ("min") or the largest ("max"); None is "min"
             for the loss, and must not be None for another metric.
         select_on: the split on which trials are compared. The winners are reported on the test

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -82,8 +83,11 @@ _MOST_LOAD = 1.2  # the load average per core up to which times can be trusted
 _NOTE = (
     "A run is compared with the target at its evaluations, so that these numbers are no finer than"
     " eval_every. The median counts a miss as later than any other, and is – where the median run"
-    " missed. p, final value: of a one-sided t test that the mean at the last step is better than"
-    " the target."
+    " missed."
+)
+_FINAL_NOTE = (
+    " p, final value: of a one-sided t test that the mean at the last step is better than the"
+    " target."
 )
 _CLOCK_NOTE = (
     " Time is that of training, without compilation and evaluation. The column {title} is the mean"
@@ -117,9 +121,11 @@ def _table(
         Column("at_equal_time", title, "number"): lambda arm: ends[arm] if compared else None,
         Column("p_final", "p, final value", "p"): lambda arm: _final_p(workload, arm, target),
     }
-    note = _NOTE + (_CLOCK_NOTE.format(title=title) if compared else "")
     name = "Steps and time to the target"
-    return Table.of(f"{prefix}target", name, steps, columns, note).compact()
+    made = Table.of(f"{prefix}target", name, steps, columns, _NOTE).compact()
+    tested = any(column.name == "p_final" for column in made.columns)
+    clock = _CLOCK_NOTE.format(title=title) if compared else ""
+    return replace(made, note=_NOTE + (_FINAL_NOTE if tested else "") + clock)
 
 
 def why_not_clocked(workload: Workload) -> str:
