@@ -58,8 +58,9 @@ def test_a_check_shows_warnings_by_arm(folder, capsys):
     command = ["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]
     assert main([*command, "--set=goal={mode: max}"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert lines[0] == f"warning (first, second, third, fourth): {LARGEST}"
-    assert lines[1].startswith(f"warning (second, third): {PART}") and len(lines) == 2
+    assert lines[0].startswith("warning: 2 final seeds of each arm cannot decide anything")
+    assert lines[1] == f"warning (first, second, third, fourth): {LARGEST}"
+    assert lines[2].startswith(f"warning (second, third): {PART}") and len(lines) == 3
 
 
 @pytest.mark.parametrize(
