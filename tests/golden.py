@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs import CONFIGS, ELSEWHERE, ROOT, lines
+from trainer.report import FORMATS
 
 STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per_call=1"]
 # What a full-sized config would take too long for on two cores.
@@ -205,7 +206,7 @@ class Comparison:
             results[side] = rows_of_sweep(folder)
             # Both reports are of one folder, whose seconds are the same.
             whole, report = self._place / "before_sweep" / "begun", self._place / "report"
-            words = ["report", str(whole), f"--output={report}"]
+            words = ["report", str(whole), f"--output={report}", f"--formats={','.join(FORMATS)}"]
             texts[side] = command(tree, words, self._place)
             texts[side] += command(tree, ["sweep", "status", str(whole)], self._place)
             report.rename(self._place / f"{side}_report")

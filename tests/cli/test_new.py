@@ -161,13 +161,17 @@ def test_a_comparison_in_a_config_of_the_user(tmp_path, capsys):
 
 def test_an_optimizer_of_the_user_is_compared(tmp_path, capsys):
     assert main(["new", "optimizer", "my_new"]) == 0
-    words = ["--base=my_new/run.yaml", "--optimizers=my_new.optimizer.sign_momentum,adamw"]
+    words = ["--base=my_new/run.yaml", "--optimizers=sign_momentum,adamw"]
     assert main(["new", "comparison", "mine", *words, "--vocabulary=my_new"]) == 0
     assert "mine/sweep.yaml --vocabulary=my_new --check" in capsys.readouterr().out
     arms = arms_of(tmp_path / "mine/sweep.yaml", ["my_new"])
     assert [*arms] == ["sign_momentum", "adamw"]
     text = (tmp_path / "mine/sweep.yaml").read_text()
     assert "base: ../my_new/run.yaml" in text and "for all parameters" in text
+    words = ["--on=digits", "--optimizers=adamw,sign_momentum", "--vocabulary=my_new"]
+    assert main(["new", "comparison", "other", *words]) == 0
+    text = (tmp_path / "other/sweep.yaml").read_text()
+    assert "two decades around 0.001, which stands for a rate that is not known" in text
 
 
 @pytest.mark.long

@@ -248,6 +248,7 @@ def test_with_three_arms_each_pair_is_named(tmp_path):
     said = verdict(work, pairs)
     assert "On another test set of this size the order of muon and adamw may change" in said
     assert "muon and sgd may change" not in said
+    assert "is better than that found for adamw and sgd" in said
 
 
 def test_every_format_has_the_sentence_and_the_table(tmp_path):

@@ -268,6 +268,8 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     found = {join(path, inner): tree for inner, tree in changed.items()}
     low, high = (float(f"{value * x:.3g}") for x in (1 / _REACH, _REACH))
     around = "that of the base" if same else f"that of `python -m trainer optimizers {name}`"
+    if not same and not facts.spaces and facts.function.parameters[rate].required:
+        around = f"{value:g}, which stands for a rate that is not known: see `rate_test --help`"
     if not same and facts.spaces and facts.spaces[0].source:
         around = "the middle of a published space"
     return _Arm(
