@@ -151,7 +151,11 @@ def test_a_verdict_that_was_edited_is_refuted(copied):
         ("environment", {"jax": "9.9"}, "environment jax '9.9', and the folder '"),
         ("code", {"mine.py": ["0" * 64]}, "code mine.py ['000"),
         ("data", ["of another data set"], "data ['of another data set'], and the folder ['"),
-        ("sweep", "a_larger_one", "sweep 'a_larger_one', and the folder 'sweep'."),
+        (
+            "sweep",
+            "a_larger_one",
+            "'a_larger_one', and the folder 'sweep'. Rename the folder: it was called a_larger_one",
+        ),
         ("drawn_by", "whatever the author likes", "another way to draw"),
         ("runs", ["final/base/10000"], "The folder has other runs than the claim."),
     ],

@@ -367,7 +367,8 @@ def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
             key = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
             name, ours, theirs = f"{name} {key}", ours.get(key), theirs.get(key)
         if ours != theirs:
-            yield f"The claim has the {name} {theirs!r}, and the folder {ours!r}."
+            advice = f" Rename the folder: it was called {theirs}." if name == "sweep" else ""
+            yield f"The claim has the {name} {theirs!r}, and the folder {ours!r}.{advice}"
 
 
 def _unfounded(
