@@ -45,8 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_run(folder: Path, on: str) -> int:
     _write(folder, {"run.yaml": (_TEMPLATES / "run" / f"{on}.yaml").read_text()})
     show(f"{folder}/run.yaml is the config of a run.")
-    config = f"--config={quote(str(folder / 'run.yaml'))}"
-    _next(["explain {0}", "{0}"], config)
+    _next(["explain {0}", "{0}"], f"--config={quote(str(folder / 'run.yaml'))}")
     return DONE
 
 
@@ -67,8 +66,7 @@ def _package(folder: Path, kind: str) -> int:
     if kind == "images":
         _draw_digits(folder / "images")
     show(f"The package {name} has {joined([*files])}.")
-    options = f"--config={name}/run.yaml --vocabulary={name}"
-    _next(["explain {0}", "{0}"], options)
+    _next(["explain {0}", "{0}"], f"--config={name}/run.yaml --vocabulary={name}")
     return DONE
 
 
@@ -140,14 +138,11 @@ def _comparison(arguments: argparse.Namespace) -> int:
     }
     if len(arms) < 2:
         raise UserError(f"--optimizers={','.join(names)} names one optimizer twice.")
-    relevant = arguments.relevant
-    if relevant is None and not own:
-        relevant = _EXAMPLE
-    if not own:
-        named = "run.yaml"
-    else:
+    relevant = arguments.relevant or (None if own else _EXAMPLE)
+    named = "run.yaml"
+    if own:
         named = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
-    written = _Sweep(folder, named, compared, arms, searches, trials, relevant, [])
+    written = _Sweep(named, compared, arms, searches, trials, relevant, [])
     files = {} if own else {"run.yaml": Path(base).read_text()}
     files["sweep.yaml"] = written.text()
     _write(folder, files)
@@ -284,7 +279,6 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
 class _Sweep(NamedTuple):
     """The file of a comparison."""
 
-    folder: Path
     base: str
     compared: _Compared
     arms: Mapping[str, _Arm]
