@@ -83,8 +83,8 @@ endif
 # Not with the lock: with the newest versions that pyproject.toml allows.
 test_newest:
 	@python=$$($(FIND_PYTHON)) && "$$python" -m venv --clear .newest
-	@.newest/bin/python -m pip --disable-pip-version-check --no-input -qq install --no-compile -e '.[test]'
-	.newest/bin/python -m pytest -n auto --dist=loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+	@$(subst $(VENV),.newest,$(INSTALL)) -e '.[test]'
+	$(subst $(VENV),.newest,$(PYTEST)) -m "not long" $(ARGS)
 
 test_all: $(VENV)/.test
 	$(call LINT_AND,$(PYTEST) $(ARGS))

@@ -211,7 +211,7 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
     """Returns packages, and those of LOCKSTEP_VOCABULARY; UserError for what is no name."""
     # The current folder is searched for them. "__main__" is refused too.
     given: Any = () if vocabulary is None else vocabulary
-    given = values.packages(given) if isinstance(given, str) else given
+    given = values.names(given) if isinstance(given, str) else given
     names: list[Any] = list(given) if hasattr(given, "__iter__") else [given]
     for each in names:
         if not isinstance(each, str):
@@ -226,7 +226,7 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
             " process does not have them. Put them into a file, such as my_lab.py, and write"
             " vocabulary=['my_lab']."
         )
-    known = values.packages(os.environ.get("LOCKSTEP_VOCABULARY", ""))
+    known = values.names(os.environ.get("LOCKSTEP_VOCABULARY", ""))
     found = tuple(dict.fromkeys([*known, *names]))
     if found:
         values.search_current_folder()

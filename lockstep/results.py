@@ -64,13 +64,13 @@ class Report:
         Raises:
             UserError: the folder is not that of a report, or cannot be written.
         """
-        from trainer.report import FORMATS, READ
+        from trainer.report import FORMATS
         from trainer.report.write import write
 
         unknown = sorted({*(formats or ())} - {*FORMATS})
         if unknown:
             raise UserError(f"There is no format {unknown[0]!r}. There are {', '.join(FORMATS)}.")
-        return write(self._content, Path(folder or self._default), formats or READ)
+        return write(self._content, Path(folder or self._default), formats)
 
     def __repr__(self) -> str:
         notes = [f"Note: {warning}" for warning in self.warnings]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,15 @@ from tests.report_documents import (
 )
 from tests.runs import ROOT
 from trainer.messages import UserError
+from trainer.report import FORMATS
 from trainer.report.document import Block, Column, Panel, Report, Table
 from trainer.report.formats.latex import latex, tex
 from trainer.report.formats.markdown import markdown
 from trainer.report.formats.tables import csv_of
-from trainer.report.write import replaced, write
+from trainer.report.write import replaced
+from trainer.report.write import write as write_formats
+
+write = partial(write_formats, formats=FORMATS)  # all of them, unless a test names some
 
 # Markdown, read by a parser of GitHub's dialect.
 
@@ -478,7 +483,9 @@ def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None
         *(f"figures/tuning_{w}.png" for w in ("digits", "fashion")),
     ]
     assert ".csv" not in (tmp_path / "r" / "report.md").read_text()
-    assert write(small_report(), tmp_path / "r", ("markdown",)) == [tmp_path / "r" / "report.md"]
+    assert write(small_report(), tmp_path / "r", formats=("markdown",)) == [
+        tmp_path / "r" / "report.md"
+    ]
     assert "figures/" not in (tmp_path / "r" / "report.md").read_text()
     assert set(_tree(tmp_path / "r")) == {"report.md", ".report.json"}
 

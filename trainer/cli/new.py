@@ -21,12 +21,12 @@ from trainer.cli.terminal import show
 from trainer.config import Call, Config, Source, Tree, join, yaml_writer
 from trainer.config.files import SHIPPED
 from trainer.config.vocabulary import SWEEP, Vocabulary
-from trainer.config.wording import known_names
+from trainer.config.wording import known_names, listing
 from trainer.messages import DONE, UserError, joined, plural
+from trainer.sweep.confounders import SCALES
 
 _TEMPLATES = Path(__file__).parent.parent / "shipped" / "new"
 _PACKAGE = "my_lab"  # in the templates
-_SCALES = ("peak_value", "value", "init_value")  # arguments by which a schedule is multiplied
 _REACH = 10  # a space reaches from a tenth of a rate to ten times it
 _EXAMPLE = 0.02  # what `relevant` is in an example, nats
 
@@ -111,15 +111,14 @@ class _Compared(NamedTuple):
 
 
 def _scale(rate: Tree) -> str:
-    """Returns the argument by which a schedule is multiplied; "" for a number."""
-    if not isinstance(rate, Call):
-        return ""
-    return next((name for name in _SCALES if name in rate.kwargs), "")
+    """Returns the argument of a schedule that its rate is multiplied by; "" if it has no such."""
+    given = rate.kwargs if isinstance(rate, Call) else {}
+    return next((name for name in SCALES if isinstance(given.get(name), int | float)), "")
 
 
 def _comparison(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
-    names = _ask(arguments.optimizers, "Which optimizers?", "adamw,muon", values.packages)
+    names = _ask(arguments.optimizers, "Which optimizers?", "adamw,muon", values.names)
     if len(dict.fromkeys(names)) < 2:
         raise UserError(
             f"--optimizers={','.join(names)} is one optimizer: name at least two, such as"
@@ -138,7 +137,9 @@ def _comparison(arguments: argparse.Namespace) -> int:
     }
     if len(arms) < 2:
         raise UserError(f"--optimizers={','.join(names)} names one optimizer twice.")
-    relevant = arguments.relevant or (None if own else _EXAMPLE)
+    relevant = arguments.relevant
+    if relevant is None and not own:
+        relevant = _EXAMPLE
     named = "run.yaml"
     if own:
         named = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
@@ -160,10 +161,8 @@ def _comparison(arguments: argparse.Namespace) -> int:
         f"{folder}/sweep.yaml compares {joined([*arms])}:"
         f" {plural(runs, 'run')}, and {plural(len(arms) * searches, 'final run')}."
     )
-    for line in power:
-        show(line)
+    show("\n".join(power))
     given = "".join(f" --vocabulary={each}" for each in arguments.vocabulary)
-    options = f"--config={quote(str(folder / 'sweep.yaml'))}{given}"
     sweep = quote(f"sweeps/{folder.name}")
     _next(
         [
@@ -172,7 +171,7 @@ def _comparison(arguments: argparse.Namespace) -> int:
             f"sweep {{0}} --workdir={sweep}",
             f"report {sweep}",
         ],
-        options,
+        f"--config={quote(str(file))}{given}",
     )
     return DONE
 
@@ -198,7 +197,7 @@ def _compared(config: Config, base: str, group: str | None) -> _Compared:
     if isinstance(found.rate, Call) and not _scale(found.rate):
         raise UserError(
             f"The learning rate of {path} in {base} is {found.rate.name}, which has none of the"
-            f" arguments {', '.join(_SCALES)} that a search could change. Write it as"
+            f" numbers {listing(SCALES)} that a search could change. Write it as"
             " schedules.warmup_cosine, say."
         )
     return found
@@ -247,8 +246,8 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     if value is None and "learning_rate" in parameters:
         value = parameters["learning_rate"].default
     scale, changed = _scale(value), {}
-    if isinstance(value, Call) and scale:
-        value = value.kwargs[scale]
+    if isinstance(value, Call):
+        value = value.kwargs.get(scale)
     if not isinstance(value, int | float):
         raise UserError(
             f"{facts.name} has no learning rate around which a space could lie. Write its arm by"

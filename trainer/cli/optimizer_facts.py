@@ -4,9 +4,8 @@ The docstring is read at once; costs and configs are computed when they are firs
 takes some hundredths of a second each.
 """
 
+import contextlib
 import math
-import pkgutil
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
@@ -166,7 +165,7 @@ def families(packages: Sequence[str] = ()) -> dict[str, list[Facts]]:
     vocabulary = Vocabulary(packages)
     names = {**FAMILIES, PARTS: vocabulary.names("parts")}
     for package in packages:
-        found = map(vocabulary.function, _names(vocabulary, package))
+        found = map(vocabulary.function, vocabulary.names(package))
         names[package] = [each.name for each in found if is_optimizer(each)]
     return {
         family: [Facts(vocabulary.function(name), family, packages) for name in members]
@@ -180,8 +179,14 @@ def find(name: str, packages: Sequence[str] = ()) -> tuple[Facts, list[str]]:
     # which a short name applies as well.
     vocabulary = Vocabulary(packages)
     tables = {**FAMILIES, PARTS: vocabulary.names("parts"), **PIECES}
-    tables |= {package: _names(vocabulary, package) for package in packages}
+    tables |= {package: vocabulary.names(package) for package in packages}
     known = {each: family for family, names in tables.items() for each in names}
+    # Of a module of a package, which is imported because it is named.
+    package = next((each for each in packages if name.startswith(f"{each}.")), None)
+    if package and name not in known:
+        with contextlib.suppress(ConfigError):
+            if is_optimizer(function := vocabulary.function(name)):
+                return Facts(function, package, packages), []
     spelled = name.replace("optim.parts.", "parts.")
     found = [each for each in known if each == spelled]
     found = found or [each for each in known if each.endswith(f".{spelled}")]
@@ -191,14 +196,6 @@ def find(name: str, packages: Sequence[str] = ()) -> tuple[Facts, list[str]]:
     found.sort(key=lambda each: each.startswith("optax."))
     facts = Facts(vocabulary.function(found[0]), known[found[0]], packages)
     return facts, found[1:]
-
-
-def _names(vocabulary: Vocabulary, package: str) -> list[str]:
-    """Returns the names of a user's package, and of the modules in it."""
-    names = vocabulary.names(package)  # imports it
-    for module in pkgutil.iter_modules(getattr(sys.modules[package], "__path__", ())):
-        names += vocabulary.names(f"{package}.{module.name}")
-    return names
 
 
 def _no_such(name: str, known: dict[str, str], vocabulary: Vocabulary) -> str:

@@ -172,8 +172,8 @@ def vocabulary(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocabulary",
         action="extend",
-        type=values.packages,
-        default=values.packages(os.environ.get("LOCKSTEP_VOCABULARY", "")),
+        type=values.names,
+        default=values.names(os.environ.get("LOCKSTEP_VOCABULARY", "")),
         metavar="PACKAGE,...",
         help="packages of yours whose functions the config may name, besides those of the variable"
         " LOCKSTEP_VOCABULARY; may be given several times",
@@ -331,7 +331,7 @@ _ON = """
 _NEW_COMPARISON = f"""
 comparison  write the files of a comparison of optimizers
 folder FOLDER:folder  a new folder for them
---optimizers NAME,...:packages  what is compared, as `optimizers` lists them; if it is not given, a
+--optimizers NAME,...:names  what is compared, as `optimizers` lists them; if it is not given, a
     terminal is asked for this and the next two; default adamw,muon
 --searches N:positive  how many independent searches each has; default 8
 --trials N:positive  how many trials a search has; default 4

@@ -8,7 +8,6 @@ from shlex import join as quoted
 import trainer
 from trainer.cli.terminal import show
 from trainer.messages import DONE, joined, plural
-from trainer.report import READ
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.output or default_folder(arguments.folders))
     words = [*arguments.folders, *given(arguments, "metric", "mode", "target")]
     made_report = make_report(workloads, folder, made_by("report", words))
-    files = write(made_report, folder, arguments.formats or READ)
+    files = write(made_report, folder, arguments.formats)
     for sentence in made_report.verdict:
         show(sentence)
     for warning in made_report.warnings:

@@ -16,7 +16,6 @@ from trainer.cli.resolving import (
 from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError, joined, plural
-from trainer.report import READ
 from trainer.report.document import Report
 from trainer.train import runtime
 
@@ -75,7 +74,7 @@ def _table(arguments: argparse.Namespace) -> int:
     entries = [check_entry(rules, folder, arguments.vocabulary) for folder in rules.entries]
     report = make_table(rules, entries, made_by("challenge", ["table", arguments.folder]))
     folder = Path(arguments.output or rules.folder / "report")
-    files = write(report, folder, arguments.formats or READ)
+    files = write(report, folder, arguments.formats)
     for sentence in report.verdict:
         show(sentence)
     show(f"{folder}: {plural(len(files), 'file')}")
@@ -277,5 +276,5 @@ def _write_report(
 
         made = made_by(arguments.command, [*config_options(arguments), *words])
         report = make_report(made=made)
-        files = write(report, Path(arguments.output), arguments.formats or READ)
+        files = write(report, Path(arguments.output), arguments.formats)
         show(f"{arguments.output}: {plural(len(files), 'file')}")

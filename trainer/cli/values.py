@@ -36,8 +36,8 @@ def positive(text: str) -> int:
     return number
 
 
-def packages(text: str) -> list[str]:
-    """Converts an argument to the names of packages, which commas separate."""
+def names(text: str) -> list[str]:
+    """Converts an argument to names, such as those of packages, which commas separate."""
     return [each.strip() for each in text.split(",") if each.strip()]
 
 

@@ -2,4 +2,4 @@
 
 # The formats of `write.py`. They are here so that the command line imports nothing else for them.
 FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")
-READ = FORMATS[:2]  # what is written unless others are asked for: what people read
+DEFAULT_FORMATS = FORMATS[:2]

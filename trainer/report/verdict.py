@@ -191,9 +191,9 @@ class _Writer:
     def _better(self, against: Sequence[Pair]) -> str:
         """Says that an arm is better than all others, and names the closest of them."""
         closest, rest = against[0], [pair.worse for pair in against[1:]]
-        more = f" and {rest[0]}" if len(rest) == 1 else f", {joined(rest)}" if rest else ""
         if len(rest) >= _NAMED:
-            more = f" and the other {len(rest)}"
+            rest = [f"the other {len(rest)}"]
+        more = f"{',' if len(rest) > 1 else ' and'} {joined(rest)}" if rest else ""
         if closest.test == "" and closest.without_mean:
             of_all = plural(closest.n, self._workload.unit)
             kinds = (closest.diverged[1], "diverged"), (closest.collapsed[1], "collapsed")

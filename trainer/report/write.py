@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from trainer.config.wording import listing
 from trainer.messages import UserError
-from trainer.report import FORMATS
+from trainer.report import DEFAULT_FORMATS
 from trainer.report.document import Report
 from trainer.report.figures import drawing
 from trainer.report.formats.latex import latex
@@ -25,12 +25,14 @@ from trainer.writers.json_files import DamagedFile, read_json
 _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def write(report: Report, folder: Path, formats: Collection[str] = FORMATS) -> list[Path]:
+def write(report: Report, folder: Path, formats: Collection[str] | None = None) -> list[Path]:
     """Writes a report into a folder, in place of an earlier one; returns the files, page first."""
-    # The same report gives the same bytes. Files that a user put there are kept. If the process is
-    # killed, or the disk is full, the folder still has the earlier report. Raises UserError if the
-    # folder is not that of a report, or cannot be written, and ValueError if a figure or table has
-    # a name that is not a name of a file, or that of another.
+    # Without `formats`, it is a page and Markdown. The same report gives the same bytes. Files that
+    # a user put there are kept. If the process is killed, or the disk is full, the folder still has
+    # the earlier report. Raises UserError if the folder is not that of a report, or cannot be
+    # written, and ValueError if a figure or table has a name that is not a name of a file, or that
+    # of another.
+    formats = formats or DEFAULT_FORMATS
     _check_names("tables", [table.name for table in report.tables])
     _check_names("figures", [figure.name for figure in report.figures])
     folder = Path(folder).absolute()

@@ -59,7 +59,7 @@ _ARGUMENTS = {
 _DECAY = re.compile(r"parts\.(cautious_)?decay|optax\.add_decayed_weights")
 _CLIP = re.compile(r"(\w+\.)*(clip|clip_by_\w+|adaptive_grad_clip)")
 # The arguments of schedules that a rate is multiplied by.
-_SCALES = ("peak_value", "value", "init_value", "values")
+SCALES = ("peak_value", "value", "init_value", "values")
 _WIDER = 1.5  # spaces whose widths have a larger ratio are unequal
 _WIDTHS = {
     "log_uniform": "decades of their logarithmic axes",
@@ -274,7 +274,7 @@ def _shape(tree: Tree) -> tuple[_Shape, str]:
     """Returns the shape of a rate or its schedule, and its scale as text."""
     if not isinstance(tree, Call):
         return ("constant", ()), _plain(tree)
-    key = next((each for each in _SCALES if each in tree.kwargs), "")
+    key = next((each for each in SCALES if each in tree.kwargs), "")
     scale: Any = tree.kwargs.get(key)
     items = {name: _plain(x) for name, x in tree.kwargs.items() if name != key}
     if isinstance(scale, int | float) and scale:

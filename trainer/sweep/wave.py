@@ -61,7 +61,7 @@ from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES
 from trainer.workdir.record import now
-from trainer.writers import Reporter
+from trainer.writers import Reporter, is_console
 from trainer.writers.files import (
     make_folder,
     remove_temporaries,
@@ -153,8 +153,9 @@ class Wave:
             code=setting.note_code(),
             openblas_threads=threads,
         )
+        found = environment(self._common)
         with self._folder.locked_ledger() as ledger:
-            ledger.add_environment(environment(self._common))
+            ledger.add_environment(found)
         self.workdir = Workdir(
             claim.path,
             first.root,
@@ -439,7 +440,7 @@ def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
     # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
     names = config.root.kwargs.get("writers") or ()
-    return [name for name in names if name.partition(":")[0] != "console"]
+    return [name for name in names if not is_console(name)]
 
 
 def check_folder(claim: Claim) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "create_clu",
     "identity_of_run",
     "identity_of_trial",
+    "is_console",
     "iterate_metrics",
     "read_metrics",
     "truncate_after",
@@ -54,18 +55,22 @@ CLU = ("AsyncMultiWriter", "LoggingWriter", "SummaryWriter", "create_default_wri
 NAMES = ("jsonl", "tensorboard", "console", *LOGGERS, *(f"clu.{name}" for name in CLU))
 
 
+def is_console(name: str) -> bool:
+    """Returns whether a writer is the terminal: "console", or "console:grad_norm,speed", say."""
+    return name.partition(":")[0] == "console"
+
+
 def check_names(names: Sequence[str]) -> None:
     """Checks that writers exist, and that their packages are installed.
 
     Args:
-        names: names in NAMES; "console" may be followed by what it prints besides, as in
-            "console:grad_norm,speed".
+        names: names in NAMES, or those of `is_console`.
 
     Raises:
         ConfigError: a name is not that of a writer, or its package is not installed.
     """
     for name in names:
-        if name not in NAMES and not name.startswith("console:"):
+        if name not in NAMES and not is_console(name):
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"There is no writer {name!r}.{hint} There are {', '.join(NAMES)}.")
@@ -170,8 +175,8 @@ def create(
         if name == "tensorboard":
             purge = None if resumed is None else resumed + 1  # the first step of this process
             writers.append(TensorBoardWriter(workdir, purge_step=purge, log=log, fence=fence))
-        elif name.partition(":")[0] == "console":
-            more = name.partition(":")[2].split(",") if ":" in name else ()
+        elif is_console(name):
+            more = [each for each in name.partition(":")[2].split(",") if each]
             first = resumed or 0
             writers.append(ConsoleWriter(total_steps, batch_size, more=more, first_step=first))
         elif name in LOGGERS:

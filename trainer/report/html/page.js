@@ -256,19 +256,15 @@ function csvOf(table) {
 for (const place of document.querySelectorAll(".table")) {
   const table = place.querySelector("table");
   if (!table || table.querySelector("td.none")) continue;
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "small csv";
-  button.textContent = "CSV";
-  button.title = "Save what this table shows";
-  button.addEventListener("click", () => {
-    const link = document.createElement("a");
-    link.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csvOf(table))}`;
+  const onclick = () => {
+    const href = `data:text/csv;charset=utf-8,${encodeURIComponent(csvOf(table))}`;
     const name = table.caption.textContent.replace(/\W+/g, "_").slice(0, 60).toLowerCase();
-    link.download = `${name}.csv`;
-    link.click();
-  });
-  place.append(button);
+    make("a", { href, download: `${name}.csv` }).click();
+  };
+  const title = "Save what this table shows";
+  place.append(
+    make("button", { type: "button", className: "small csv", textContent: "CSV", title, onclick }),
+  );
 }
 
 const links = new Map(
