@@ -505,7 +505,7 @@ def test_the_examples_of_the_pages_have_one_plan_in_yaml_and_in_gin(tmp_path, ca
         assert (code, err.count("Compiling and timing program")) == (0, 2)
     last = {name: text.splitlines()[-1] for name, text in printed.items()}
     assert last["sweep.yaml"] == last["sweep.gin"] and last["sweep.yaml"].startswith("plan ")
-    assert re.match(r" +runs +steps +FLOPs\ntrials +96 ", printed["sweep.yaml"])
+    assert re.match(r" +runs +steps +FLOPs +time\ntrials +96 ", printed["sweep.yaml"])
     assert "trials: 6 searches of each arm; search 0: seed 0" in printed["sweep.yaml"]
     assert "The arms 'muon' and 'adamw' have different programs" in printed["sweep.yaml"]
 
