@@ -158,8 +158,10 @@ def build(builder: Builder) -> None:
     if name == "space":
         assert built["x"].at(0.5) is not None
     if name == "method":
-        space = {} if isinstance(built, methods.Explicit) else {"x": spaces.integers(1, 3)}
-        assert len(built.points(space, 1)) == 1
+        axes = {name: spaces.integers(1, 3) for name in "xy"}
+        space = {} if isinstance(built, methods.Explicit) else axes
+        count = getattr(built, "first", 1)  # of those that choose the others by results
+        assert len(built.points(space, count)) == count
     if hasattr(built, "evaluate") and hasattr(built, "train"):
         next(built.train(0, 0))
         next(iter(built.evaluate()))

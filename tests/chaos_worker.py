@@ -61,6 +61,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
 
     told(folder.SweepFolder, "claim", "claim")
     told(halving.Halving, "cut", "cut")
+    told(folder, "choose_points", "points")
     told(folder, "choose_winners", "winners")
     told(worker.Worker, "_prepare", "prepare")
     told(wave_runner.WaveRunner, "_first_states", "restore")

@@ -61,6 +61,8 @@ LOOSE = {
 # Who alone may know a package.
 ONLY_IN = {
     "orbax": "trainer.checkpoint",
+    "cmaes": "trainer.sweep.asked",
+    "optuna": "trainer.sweep.asked",
     "safetensors": "trainer.checkpoint",
     "tensorstore": "trainer.checkpoint",
     "tokenizers": "trainer.data",

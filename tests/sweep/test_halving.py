@@ -474,7 +474,7 @@ def test_a_claim_computes_a_pruned_trial_again_to_its_cut(computed, tmp_path, mo
         (
             ("points: !method.random {seed: 1}", f"points: {METHOD}"),
             BASE,
-            "points must be the method that chooses the points",
+            "points must be a method that chooses all points before",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
-from trainer.report.results import Result, Workload
+from trainer.report.results import Result, Space, Workload
 from trainer.report.spaces import tunings
 from trainer.report.wording import joined
 from trainer.sweep.confounders import Side, differences, named_by, unlike_loss
@@ -65,10 +65,11 @@ def _differences(workload: Workload) -> Iterator[str]:
         return
     tuned, sides = tunings(workload), {}
     for arm, config in configs.items():
-        space = workload.spaces[arm].axes if arm in workload.spaces else {}
+        space = workload.spaces.get(arm, Space())
         points = [run.values for run in workload.trials_of(arm)]
         tree = None if workload.ablated else config
-        sides[arm] = Side(tree, space, points, tuned.get(arm), workload.branch is not None)
+        branched = workload.branch is not None
+        sides[arm] = Side(tree, space.axes, points, tuned.get(arm), branched, space.method)
     found = differences(sides, all(run.end != "missing" for run in workload.trials))
     named = named_by(workload.differs, workload.ablated)
     yield from (text for _, text in found.sentences(named))

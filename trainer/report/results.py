@@ -136,6 +136,7 @@ class Space:
     method: str = ""  # how its points were chosen, such as "sobol, seed 0"
     # config path -> the space as text, such as "log_uniform 0.001 to 0.1"
     axes: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False  # whether points were chosen by the results of earlier ones
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,11 @@ class Workload:
         """The arms of which a trial was stopped at a cut, or may be."""
         early = {run.arm for run in self.trials if run.end in ("pruned", MISSING.end)}
         return [arm for arm in self.cuts if arm in early]
+
+    @property
+    def asked(self) -> list[str]:
+        """The arms whose points were chosen by the results of earlier ones."""
+        return [arm for arm, space in self.spaces.items() if space.asked]
 
     def initial_of(self, arm: str, name: str) -> float | None:
         """Returns a metric of an arm before its first step, by its name in rows, if it is known."""

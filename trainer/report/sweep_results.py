@@ -343,7 +343,8 @@ def _points(revision: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def _spaces(revision: Mapping[str, Any]) -> dict[str, Space]:
-    return {arm: Space(each["method"], each["space"]) for arm, each in revision["arms"].items()}
+    arms = revision["arms"].items()
+    return {arm: Space(each["method"], each["space"], "asks" in each) for arm, each in arms}
 
 
 def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:

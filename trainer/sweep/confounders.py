@@ -79,6 +79,7 @@ class Side(NamedTuple):
     tuning: Tuning | None  # None if it is not searched
     # whether the sweep is a branch, which says with which state each arm begins
     branched: bool = False
+    method: str = ""  # how its points were chosen, as text; "" if it is not searched
 
 
 class Differences(NamedTuple):
@@ -121,7 +122,8 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     tunings = {arm: side.tuning for arm, side in sides.items() if side.tuning is not None}
     found = [("tuned", text) for text in unequally_tuned(tunings, past)]
     search = "The arms searched" if past else "The arms search"
-    found += [("space", text) for text in (*_widths(sides, search), *_apart(sides, search))]
+    spaces = (*_methods(sides, search), *_widths(sides, search), *_apart(sides, search))
+    found += [("space", text) for text in spaces]
     roots = {arm: _comparable(side) for arm, side in sides.items() if side.tree is not None}
     if len(roots) < 2:
         return Differences(True, found)
@@ -358,6 +360,13 @@ def _width(side: Side, path: str) -> tuple[float, str]:
     if len(numbers) < len(values) or not numbers:
         return 0.0, "other values"
     return math.log10(max(numbers) / min(numbers)), "values"
+
+
+def _methods(sides: Mapping[str, Side], search: str) -> Iterator[str]:
+    """Yields a sentence about arms that are searched by different methods, seeds aside."""
+    texts = {arm: re.sub(r", seed \d+", "", x.method) for arm, x in sides.items() if x.space}
+    if len({*texts.values()} - {""}) > 1:
+        yield f"{search} by different methods: {values_text(texts)}."
 
 
 def _apart(sides: Mapping[str, Side], search: str) -> Iterator[str]:

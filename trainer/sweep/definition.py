@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.sweep.ablation import Ablation, check_name
+from trainer.sweep.asked import Asked
 from trainer.sweep.branch import Branch
 from trainer.sweep.confounders import Kind
 from trainer.sweep.ladder import Ladder
@@ -15,6 +16,7 @@ from trainer.sweep.target_rule import LASTING, RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
 
 _MOST_SEEDS = 10_000
+_METHODS = (Grid, Sampled, Explicit, Halved, Asked)
 _FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
 # A file name has at most 255 bytes. Files and folders are named after arms; the other 55 are for
 # what is added to a name, also for temporary files.
@@ -102,7 +104,7 @@ class Arm:
     def __post_init__(self) -> None:
         _check_space(self.space)
         _check_trials(self.trials)
-        _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
+        _check_kind("method", self.method, *_METHODS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +262,9 @@ class Sweep:
         differs: in what the arms differ on purpose, besides what they compare: "schedule",
             "weight_decay", "clipping", "ema", "accumulation", "batch", "steps", "seeds" (of the
             data), "model", "data", "loss", "settings" (other arguments of a run), "arguments"
-            (of optimizers in groups that are not compared), "space" (its width and place), "tuned"
-            (how many hyperparameters). "nothing" allows equal arms. The plan warns
-            of what is not named, and the report repeats both.
+            (of optimizers in groups that are not compared), "space" (its width, place and method),
+            "tuned" (how many hyperparameters). "nothing" allows equal arms. The plan warns of what
+            is not named, and the report repeats both.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
             "best" by the goal, of those after every `save_every` steps, and the final one.
         claims: what runs keep so that others can compute segments of them again; None for nothing,
@@ -322,7 +324,7 @@ class Sweep:
                 "looks is 'any' and skewed is true, but the test that holds at any look is wrong"
                 " for skewed differences: remove one of them."
             )
-        _check_kind("method", self.method, Grid, Sampled, Explicit, Halved)
+        _check_kind("method", self.method, *_METHODS)
         kinds = {"goal": Goal, "final": Final, "claims": Claims}
         kinds |= {"ladder": Ladder, "ablate": Ablation, "branch": Branch}
         for name, kind in kinds.items():

@@ -1,8 +1,8 @@
 """Checks that the results of a sweep are those that were computed.
 
 The files are compared with the ledger, the summary of each trial with its rows, cuts.json with the
-rows at the cuts, and final.json with the seeds of the plan and the ranking of the trials. Start
-with `examine`.
+rows at the cuts, points.json with the results of earlier points, and final.json with the seeds of
+the plan and the ranking of the trials. Start with `examine`.
 """
 
 import contextlib
@@ -27,8 +27,10 @@ from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     CHECKPOINTS,
+    CHOICES,
     CUTS_FILE,
     LEDGER_FILE,
+    POINTS_FILE,
     Ledger,
     Recorder,
     began_late,
@@ -39,6 +41,7 @@ from trainer.sweep.ledger import (
 )
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.points import wrong_points
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -141,8 +144,10 @@ class _Examination:
             halving = Halving(self._folder, self._plan, Recorder(self._folder))
             for name, why in halving.wrong_waiting():
                 self._fault(name, why)
+            of_plan = self._folder, self._plan, self._outcome
             self._check_choices(CUTS_FILE, halving.wrong_cuts())
-            self._check_choices(FINAL_FILE, wrong_choices(self._folder, self._plan, self._outcome))
+            self._check_choices(POINTS_FILE, wrong_points(*of_plan, again=self._thorough))
+            self._check_choices(FINAL_FILE, wrong_choices(*of_plan))
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -212,7 +217,7 @@ class _Examination:
         for entry in ledger.entries:
             if entry.event == "trial":
                 trials[entry.content["trial"]] = entry.content["files"]
-            elif entry.event in ("plan", "cut", "final"):  # others are not about files here
+            elif entry.event in ("plan", *CHOICES.values()):  # others are not about files here
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
@@ -232,8 +237,7 @@ class _Examination:
                     self._fault(f"{name}/{file}", "ledger.jsonl does not have it")
         if not ledger.damage:
             left = [name for name in self._results if name not in trials]
-            chosen = (CUTS_FILE, FINAL_FILE)
-            left += [x for x in chosen if x not in files and (self._folder / x).exists()]
+            left += [x for x in CHOICES if x not in files and (self._folder / x).exists()]
             for name in left:
                 if name not in self._waved:
                     self._fault(name, "ledger.jsonl has no line about it")

@@ -19,7 +19,6 @@ from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
 from trainer.sweep.ledger import Recorder, known_results, read_ledger, results_in
-from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     Plan,
     PlannedArm,
@@ -169,15 +168,19 @@ def _points(plan: Plan, search: ArmSearch) -> _Points:
 
 def _changes(stored: Plan, plan: Plan) -> list[str]:
     """Lists what a file changes that must stay as it is, except for points."""
-    lines = []
+    lines, content, last = [], plan.content(), stored.revisions[-1]
     for name, arm in stored.arms.items():
         if name in plan.arms:
             lines += config_line(name, arm.config, plan.arms[name].config)
+            if arm.asks != plan.arms[name].asks:  # its earlier results are of the old ones
+                both = last["arms"][name], content["arms"][name]
+                texts = changed(*both, ("method", "space"))
+                lines += [f"{key} of {name}: {text}" for key, text in texts.items()]
         else:
             lines.append(f"arm {name}: present -> (absent)")
-    content, last = plan.content(), stored.revisions[-1]
+    fixed = ["seeds"] if any(arm.asks for arm in stored.arms.values()) else []
     for key, text in changed(last, content, ("seeds", "final_seeds")).items():
-        if not set(last[key]) <= set(content[key]):
+        if key in fixed or not set(last[key]) <= set(content[key]):
             lines.append(f"{key.replace('_', ' ')}: {text}")
     if plan.offsets[: len(stored.offsets)] != stored.offsets:
         lines.append(f"searches: {len(stored.offsets)} -> {len(plan.offsets)}")
@@ -197,7 +200,7 @@ def _extended_points(
     if 0 < len(old) < len(new) and not arm.method.chooser.grows:
         why = f"the first {len(old):,} points of {arm.method.text} change"
         return {}, [f"{line} ({why}: raise searches instead)"]
-    if isinstance(arm.method, Sampled):
+    if arm.method.chooser.counted:
         return new | old, []
     keys, theirs = ({_key(values) for values in points.values()} for points in (old, new))
     lost = [number for number, values in old.items() if _key(values) not in theirs]

@@ -24,10 +24,11 @@ from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials, read_choices
 from trainer.sweep.halving import Halving, waiting_folder
-from trainer.sweep.ledger import CUTS_FILE, Recorder, trial_event
+from trainer.sweep.ledger import CUTS_FILE, POINTS_FILE, Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.points import choose_points
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside, set_aside_result
 from trainer.writers import RunIdentity, identity_of_trial
@@ -112,17 +113,19 @@ class SweepFolder:
         self._final: dict[str, Trial] | None = None
 
     def refresh(self) -> bool:
-        """Reads the plan again if the sweep was extended; returns whether it was."""
+        """Reads the plan again if it was extended, or points chosen; returns whether it was."""
         if self._stat_plan() == self._plan_version:
             return False
         self._read_plan()
         return True
 
-    def _stat_plan(self) -> tuple[int, int] | None:
-        with contextlib.suppress(OSError):  # `read_plan` reports it
-            found = os.stat(self.path / "plan.json")
-            return found.st_ino, found.st_mtime_ns
-        return None
+    def _stat_plan(self) -> tuple[int, ...]:
+        found: list[int] = []
+        for name in ("plan.json", POINTS_FILE):
+            with contextlib.suppress(OSError):  # `read_plan` reports it, if it is an error
+                now = os.stat(self.path / name)
+                found += [now.st_ino, now.st_mtime_ns]
+        return tuple(found)
 
     # What there is.
 
@@ -203,8 +206,11 @@ class SweepFolder:
                 if claim is not None:
                     return claim
             starts = self._cut(taken)
+            if choose_points(self.path, self.plan, self._ledger, self.finished()):
+                self._read_plan()
             self._choose_winners()
             taken |= self.finished() | {name for name, at in starts.items() if at is None}
+            taken |= {trial.folder for trial in self.plan.trials if trial.pending}
             return self._new_wave(taken, starts, workers, fits)
 
     def tidy(self) -> None:
@@ -405,11 +411,15 @@ class SweepFolder:
         # extended after they were chosen, and then their results were judged.
         finals, plan = self.final_trials() or {}, self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
-        if any(arm in plan.cuts for arm, _ in lost) and (self.path / CUTS_FILE).exists():
-            raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and at the cuts others went on"
-                " in their place. Compute the sweep anew in another folder. Nothing was changed."
-            )
+        then = {CUTS_FILE: "at the cuts others went on in their place"}
+        then |= {POINTS_FILE: "later points were chosen without them"}
+        for file, why in then.items():
+            of = plan.cuts if file == CUTS_FILE else {x: y.asks for x, y in plan.arms.items()}
+            if any(of.get(arm) for arm, _ in lost) and (self.path / file).exists():
+                raise UserError(
+                    f"Trials of the search failed, such as {failed[0]}, and {why}. Compute the"
+                    " sweep anew in another folder. Nothing was changed."
+                )
         if not lost or not finals:
             return []
         if not self.is_complete():

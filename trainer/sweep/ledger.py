@@ -11,6 +11,7 @@ wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show 
     initial the metrics of an arm before its first step: those of its first trial's first state
     trial   a trial that ended: how, and its files; of checkpoints, their manifests
     cut     cuts.json, which names the trials that went on where others were stopped early
+    points  points.json, which has the points that were chosen by the results of earlier ones
     final   final.json, which names the winners
 
 The last line about a trial or a file counts. The run.json of a trial says with which code it ran,
@@ -35,8 +36,9 @@ from trainer.sweep.plan import searches_of
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
-LEDGER_FILE, CUTS_FILE = "ledger.jsonl", "cuts.json"
-_EVENTS = {CUTS_FILE: "cut", FINAL_FILE: "final"}  # by the file of a choice
+LEDGER_FILE, CUTS_FILE, POINTS_FILE = "ledger.jsonl", "cuts.json", "points.json"
+# By the file of a choice.
+CHOICES = {CUTS_FILE: "cut", POINTS_FILE: "points", FINAL_FILE: "final"}
 CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
 # These tell two computations of a trial apart. run.json has times to the second: a small run that
 # failed may be computed again within one. The summary has how long each took.
@@ -218,8 +220,7 @@ def _is_event(content: Mapping[str, Any]) -> bool:
         "environment": {"environment": dict},
         "initial": {"trial": str, "arms": list, "values": dict},
         "trial": {"trial": str, "files": dict},
-        "cut": {"files": dict},
-        "final": {"files": dict},
+        **{event: {"files": dict} for event in CHOICES.values()},
     }
     wanted = kinds.get(str(content.get("event")), {})
     if not wanted or any(type(content.get(k)) is not x for k, x in wanted.items()):
@@ -265,7 +266,7 @@ class Recorder:
         if found:
             event["found"] = len(found)
         events = [event, *(trial_event(folder / name, name) for name in found)]
-        for name in _EVENTS:
+        for name in CHOICES:
             with contextlib.suppress(FileNotFoundError):
                 events.append(_file_event(name, (folder / name).read_bytes()))
         append(folder, events)
@@ -311,7 +312,7 @@ class Recorder:
             append(self._folder, [event])
 
     def add_file(self, name: str, content: bytes) -> None:
-        """Adds the content that cuts.json or final.json is about to get."""
+        """Adds the content that a file of `CHOICES` is about to get."""
         append(self._folder, [_file_event(name, content)])
 
     def _look(self) -> None:
@@ -357,8 +358,8 @@ def trial_event(place: Path, name: str) -> dict[str, Any]:
 
 
 def _file_event(name: str, content: bytes) -> dict[str, Any]:
-    """Returns the event of a cuts.json or a final.json."""
-    return {"event": _EVENTS[name], "files": {name: _digest(content)}}
+    """Returns the event of a file of `CHOICES`."""
+    return {"event": CHOICES[name], "files": {name: _digest(content)}}
 
 
 def results_in(folder: Path) -> Iterator[str]:

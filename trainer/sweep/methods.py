@@ -1,14 +1,15 @@
 """How a sweep chooses the points of a space; a config names them as method.sobol and so on.
 
-A method is deterministic, and says whether its first n points stay when more are asked for.
+A method is deterministic, and says whether its first n points stay when more are asked for. Most
+know all points before anything is computed; `tpe`, `gp` and `cmaes` choose later points by the
+results of earlier ones.
 """
 
-import hashlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,9 +17,21 @@ import numpy as np
 from trainer.config import Tree
 from trainer.config.wording import listing
 from trainer.messages import plural
+from trainer.sweep.asked import Asked, Asks, scrambled, search_seed
 from trainer.sweep.spaces import Space
 
-__all__ = ["explicit", "grid", "halton", "halving", "latin_hypercube", "random", "sobol"]
+__all__ = [
+    "cmaes",
+    "explicit",
+    "gp",
+    "grid",
+    "halton",
+    "halving",
+    "latin_hypercube",
+    "random",
+    "sobol",
+    "tpe",
+]
 
 Point = Mapping[str, Tree]  # the key of a space -> a value of the space
 
@@ -32,7 +45,7 @@ class Method(Protocol):
         ...
 
     @property
-    def chooser(self) -> "Grid | Sampled | Explicit":
+    def chooser(self) -> "Grid | Sampled | Explicit | Asked":
         """What chooses the points: the method itself, but for one that only stops some of them."""
         ...
 
@@ -47,7 +60,13 @@ class Method(Protocol):
         ...
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the first `count` points in their order."""
+        """Returns the first `count` points in their order; fewer if the others need results."""
+        # Raises ValueError if the method cannot choose so many.
+        ...
+
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks | None:
+        """Returns how points are chosen by results; None if all are known before there are any."""
+        # `axes` has path of the config -> space for each coordinate.
         ...
 
     def of_search(self, search: int) -> "Method":
@@ -55,16 +74,6 @@ class Method(Protocol):
         # Searches count from 0, which is that of the method itself. Raises ValueError if the method
         # has no independent searches, or not so many.
         ...
-
-
-def search_seed(seed: int, search: int, attempt: int = 0) -> int:
-    """Returns the seed of one of several independent searches; `seed` itself for search 0."""
-    # Hashes make the searches of two sweeps different; counting from the seed would share most of
-    # them. `attempt` counts the hashes that could not be used.
-    if search == 0:
-        return seed
-    digest = hashlib.sha256(f"search {seed} {search} {attempt}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
 
 
 class _Uncut:
@@ -80,6 +89,9 @@ class _Uncut:
         """None; see `Method`."""
         return None
 
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> None:
+        """Returns None; see `Method`."""
+
 
 @dataclass(frozen=True)
 class Grid(_Uncut):
@@ -87,6 +99,8 @@ class Grid(_Uncut):
 
     text: str = "grid"
     grows: bool = True
+    counted: bool = False
+    seed: int = 0
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the product of the numbers of values; see `Method`."""
@@ -123,6 +137,7 @@ class Sampled(_Uncut):
     # (seed, dimensions, count) -> coordinates [count, dimensions]
     sequence: Callable[[int, int, int], np.ndarray]
     grows: bool  # whether the first n points stay the same when more are asked for
+    counted: bool = True  # whether a point is known by its number, and not by its values
 
     @property
     def text(self) -> str:
@@ -155,6 +170,8 @@ class Explicit(_Uncut):
     search: int = 0  # of which search this object has the points
     text: str = "explicit"
     grows: bool = True
+    counted: bool = False
+    seed: int = 0
 
     @property
     def trials(self) -> Sequence[Point]:
@@ -243,7 +260,7 @@ class Cuts:
 class Halved:
     """Points of another method, of which only the best share goes on at each cut."""
 
-    chooser: Grid | Sampled | Explicit
+    chooser: Grid | Sampled | Explicit | Asked
     cuts: Cuts
 
     @property
@@ -258,6 +275,9 @@ class Halved:
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
         """Returns the points of the other method; see `Method`."""
         return self.chooser.points(space, count)
+
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> None:
+        """Returns None; see `Method`."""
 
     def of_search(self, search: int) -> Method:
         """Returns the method with the points of a search; see `Method`."""
@@ -331,6 +351,73 @@ def latin_hypercube(seed: int = 0) -> Method:
     return _of_scipy("latin_hypercube", "LatinHypercube", seed, grows=False)
 
 
+def tpe(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
+    """Returns the tree-structured Parzen estimator of Optuna, which learns from earlier points.
+
+    The first points of a search are those of `method.sobol` with the same seed. Each further batch
+    is chosen when all points before it have their results, by a new sampler whose seed depends on
+    `seed`, the search and the number of its first point: the points are the same, whoever computes
+    them and however often workers are killed. The sampler models all hyperparameters together
+    (`multivariate`), and keeps the points of a batch apart (`constant_liar`). A point's result is
+    the goal, the mean over its seeds; one without a finite value counts as the worst of the others.
+    All values of the space must be inputs of the program, as floats of optimizers are. See Bergstra
+    et al. 2011 (NeurIPS 24), and Watanabe 2023 (arXiv:2304.11127).
+
+    Args:
+        seed: at least 0 and less than 2**64.
+        first: how many points are chosen before there are results, at least 2.
+        batch: how many points are chosen together after that; a smaller number learns more from
+            each, a larger one occupies more workers.
+
+    Raises:
+        ValueError: the seed, `first` or `batch` is out of its range.
+
+    Example:
+        >>> tpe(seed=1).text
+        'tpe, seed 1, the first 8 by Sobol, in batches of 4'
+    """
+    return _asked("tpe", seed, first, batch)
+
+
+def gp(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
+    """Returns Bayesian optimization with a Gaussian process, as Optuna implements it.
+
+    Batches, seeds and results are as in `method.tpe`. It needs torch: install lockstep-jax[gp].
+    Choosing a point takes about a second, which pays where a trial takes minutes. On another kind
+    of processor the last bits of the model, and so the points, may be others; those that were
+    chosen stay as they are.
+
+    Args:
+        seed: at least 0 and less than 2**64.
+        first: how many points are chosen before there are results, at least 2.
+        batch: how many points are chosen together after that.
+
+    Raises:
+        ValueError: the seed, `first` or `batch` is out of its range.
+    """
+    return _asked("gp", seed, first, batch)
+
+
+def cmaes(seed: int = 0, batch: int = 8) -> Method:
+    """Returns the evolution strategy CMA-ES, in the package cmaes, which Optuna uses as well.
+
+    Each batch is a generation. The first one is drawn around the middle of the space, with a
+    standard deviation of a quarter of its width. Seeds and results are as in `method.tpe`. The
+    number of trials must be a multiple of `batch`, and the space must have two values or more. See
+    Hansen 2016 (arXiv:1604.00772).
+
+    Args:
+        seed: at least 0 and less than 2**64.
+        batch: the number of points of a generation, at least 4.
+
+    Raises:
+        ValueError: the seed or `batch` is out of its range.
+    """
+    if batch < 4:
+        raise ValueError(f"batch is {batch}, but a generation has at least 4 points.")
+    return _asked("cmaes", seed, batch, batch)
+
+
 def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> Method:
     """Returns the method that tries the points of a list.
 
@@ -390,8 +477,8 @@ def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
     """
     if not isinstance(points, Grid | Sampled | Explicit):
         raise ValueError(
-            "points must be the method that chooses the points, such as method.sobol or"
-            " method.grid."
+            "points must be a method that chooses all points before there are results, such as"
+            " method.sobol or method.grid."
         )
     if not cuts:
         raise ValueError("cuts is empty: list the steps at which trials are stopped.")
@@ -423,15 +510,17 @@ def _of_scipy(kind: str, name: str, seed: int, *, grows: bool) -> Method:
     """Returns a scrambled sequence of scipy.stats.qmc, by the name of its class."""
     _check_seed(seed)
 
-    def coordinates(seed: int, dimensions: int, count: int) -> np.ndarray:
-        from scipy.stats import qmc
+    return Sampled(kind, seed, partial(scrambled, name), grows)
 
-        with warnings.catch_warnings():
-            # Sobol warns of a number of points that is not a power of 2; the docstring says that.
-            warnings.simplefilter("ignore", UserWarning)
-            return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
 
-    return Sampled(kind, seed, coordinates, grows)
+def _asked(kind: str, seed: int, first: int, batch: int) -> Method:
+    """Returns a method that learns from results; checks its arguments."""
+    _check_seed(seed)
+    if first < 2:
+        raise ValueError(f"first is {first}, but at least 2 points are needed to learn from.")
+    if batch < 1:
+        raise ValueError(f"batch is {batch}, but must be at least 1.")
+    return Asked(kind, seed, first, batch)
 
 
 def _check_seed(seed: int) -> None:

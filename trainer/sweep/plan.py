@@ -8,22 +8,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
 from trainer.messages import plural
+from trainer.sweep.asked import Asks, search_seed
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.ladder import PlannedLadder, rung_of
-from trainer.sweep.methods import Cuts, Explicit, Point, Sampled, search_seed
+from trainer.sweep.methods import Cuts, Explicit, Point
 from trainer.sweep.reading import ArmConfig, Definition
+from trainer.sweep.spaces import Space
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.json_files import as_json
 
 ArmSearch = tuple[str, int]  # an arm, and a search of it
+# The values of a trial whose point is chosen by results that are not known yet.
+PENDING: Mapping[str, Tree] = MappingProxyType({})
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
@@ -46,7 +51,7 @@ class Trial:
     arm: str
     number: int  # the number of the point in its search, from 0
     seed: int
-    values: Mapping[str, Tree]  # path of the config -> value, without the seed
+    values: Mapping[str, Tree]  # path of the config -> value, without the seed; or `PENDING`
     base: Config  # the config of the arm
     # the folder of a run of a winner on fresh seeds, "final" or "final.N"; "" for a trial of the
     # search
@@ -61,6 +66,11 @@ class Trial:
         """The resolved config of the run: that of the arm with the values and the seed."""
         source = Source(f"the trial {self.arm}/{self.point}")
         return replace(self.base, {**self.values, "seed": self.seed}, source)
+
+    @property
+    def pending(self) -> bool:
+        """Whether its values are not chosen yet."""
+        return self.values is PENDING
 
     @property
     def point(self) -> str:
@@ -88,6 +98,7 @@ class PlannedArm:
     # the paths that one entry of the space sets together, for each that sets several
     linked: tuple[tuple[str, ...], ...] = ()
     cuts: Cuts | None = None  # None if all trials are computed to the end
+    asks: Asks | None = None  # None if all points are known before there are results
 
 
 @dataclass(frozen=True)
@@ -226,16 +237,16 @@ class Plan:
         return self.by_name.get(program.first) or self.examples_of(program.first)[0]
 
     def examples_of(self, name: str) -> list[Trial]:
-        """Returns an arm's trials; if a ladder moves it, those that it may be moved to."""
+        """Returns an arm's trials that are known; if a ladder moves it, those it may take."""
         # The latter are the trials from which it takes its hyperparameters, moved as winners are,
         # but for powers that are not fitted yet.
         ladder = self.ladder
         if ladder is None or not ladder.is_moved(name):
-            return self.of_arm(name)
+            return [trial for trial in self.of_arm(name) if not trial.pending]
         source, base = ladder.sources(name)[-1], self.arms[name].config
         return [
             dataclasses.replace(x, arm=name, values=ladder.expected(name, x.values), base=base)
-            for x in self.of_arm(source)
+            for x in self.examples_of(source)
         ]
 
     def keeps_examples(self, trial: Trial) -> bool:
@@ -296,8 +307,10 @@ def searches_of(revision: Mapping[str, Any]) -> int:
 
 def trial_entry(trial: Trial) -> list[Any]:
     """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0."""
+    # The values are null if they are not chosen yet.
     search = [trial.search] if trial.search else []
-    return [trial.arm, trial.number, trial.seed, encoded(trial.values), *search]
+    values = None if trial.pending else encoded(trial.values)
+    return [trial.arm, trial.number, trial.seed, values, *search]
 
 
 def make_plan(definition: Definition) -> Plan:
@@ -346,13 +359,13 @@ def seed_of_search(seed: int, offset: int) -> int:
     return (seed + offset) % 2**32
 
 
-def _points(arm: ArmConfig, search: int, count: int) -> list[dict[str, Tree]]:
+def _points(arm: ArmConfig, search: int, count: int) -> list[Mapping[str, Tree]]:
     """Returns the values of the points of a search of an arm."""
     try:
-        method = arm.method.of_search(search)
+        found = arm.method.of_search(search).points(arm.space, count)
     except ValueError as error:
         raise ConfigError(f"{arm.title}: {error}", arm.source("method", "searches")) from error
-    return [_by_path(arm, point) for point in method.points(arm.space, count)]
+    return [*(_by_path(arm, point) for point in found), *[PENDING] * (count - len(found))]
 
 
 def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
@@ -375,8 +388,7 @@ def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
                 " searches.",
                 sources.get("searches") or sources[""],
             )
-    chooser = sweep.method.chooser
-    seed = chooser.seed if isinstance(chooser, Sampled) else 0
+    seed = sweep.method.chooser.seed
     offsets = [0]
     for search in range(1, count):
         candidates = (search_seed(seed, search, attempt) for attempt in itertools.count())
@@ -488,17 +500,20 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
 def _planned_arm(arm: ArmConfig) -> PlannedArm:
     spaces: dict[str, str] = {}
     linked = []
+    axes: list[Mapping[str, Space]] = []
     for key, space in arm.space.items():
-        of_entry: dict[str, str] = {}
-        for inner, each in (space.parts or {key: space}).items():
-            of_entry |= dict.fromkeys(arm.paths[inner], each.text)
-        linked += [tuple(of_entry)] if len(of_entry) > 1 else []
-        spaces |= of_entry
-    return PlannedArm(arm.config, arm.method.text, spaces, tuple(linked), arm.method.cuts)
+        inner = (space.parts or {key: space}).items()
+        axes.append({path: each for part, each in inner for path in arm.paths[part]})
+        linked += [tuple(axes[-1])] if len(axes[-1]) > 1 else []
+        spaces |= {path: each.text for path, each in axes[-1].items()}
+    method = arm.method
+    asks = method.asks(axes)
+    return PlannedArm(arm.config, method.text, spaces, tuple(linked), method.cuts, asks)
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:
     """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
     config = hashlib.sha256(dump(arm.config.root).encode()).hexdigest()
-    cuts = {} if arm.cuts is None else {"cuts": as_json(arm.cuts)}
-    return {"method": arm.method, "space": dict(arm.space), "config": config, **cuts}
+    known = {"cuts": arm.cuts, "asks": arm.asks}
+    optional = {name: as_json(x) for name, x in known.items() if x is not None}
+    return {"method": arm.method, "space": dict(arm.space), "config": config, **optional}

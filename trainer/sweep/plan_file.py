@@ -20,6 +20,7 @@ from typing import Any, NotRequired, TypedDict
 from trainer.config import Config, ConfigError, diff, dump, load
 from trainer.config.wording import brief, listing
 from trainer.messages import UserError
+from trainer.sweep.asked import Asks
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Goal
@@ -27,7 +28,16 @@ from trainer.sweep.encoding import canonical, decoded, encoded
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Cuts
-from trainer.sweep.plan import OPTIONAL, Plan, PlannedArm, SharedProgram, Trial, searches_of
+from trainer.sweep.plan import (
+    OPTIONAL,
+    PENDING,
+    Plan,
+    PlannedArm,
+    SharedProgram,
+    Trial,
+    searches_of,
+)
+from trainer.sweep.points import with_points
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.reading import Definition
 from trainer.writers.files import read_regular, remove_temporaries, replace_file
@@ -216,7 +226,7 @@ def read_plan(folder: Path) -> Plan:
                 f" reads 1 and {FORMAT}: use the version that wrote it, or another --workdir."
             )
         check_json(content, _PlanFile, file, _ADVICE)
-        return _stored(folder, content)
+        return with_points(folder, _stored(folder, content))
     except FileNotFoundError as error:
         what = f"{folder} is not the folder of a sweep, because it has no plan.json"
         what = what if folder.exists() else f"There is no folder {folder}"
@@ -279,7 +289,14 @@ def plan_of(
     return Plan(
         arms=arms,
         trials=tuple(
-            Trial(arm, number, seed, decoded(values), arms[arm].config, search=sum(search))
+            Trial(
+                arm,
+                number,
+                seed,
+                PENDING if values is None else decoded(values),
+                arms[arm].config,
+                search=sum(search),
+            )
             for revision in revisions
             for arm, number, seed, values, *search in revision["trials"]
         ),
@@ -310,7 +327,8 @@ def _arm(folder: Path, name: str, revision: Mapping[str, Any]) -> PlannedArm:
     try:
         linked = tuple(map(tuple, revision.get("linked", {}).get(name, ())))
         cuts = as_dataclass(entry["cuts"], Cuts) if "cuts" in entry else None
-        return PlannedArm(load([file]), entry["method"], entry["space"], linked, cuts)
+        asks = as_dataclass(entry["asks"], Asks) if "asks" in entry else None
+        return PlannedArm(load([file]), entry["method"], entry["space"], linked, cuts, asks)
     except ConfigError as error:
         if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
             raise error.__cause__ from None
@@ -370,7 +388,7 @@ def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[
     numbers = [len({t.number for t in trials if not t.search}) for trials in (old, new)]
     if numbers[0] != numbers[1]:
         return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
-    theirs = {trial.name: encoded(trial.values) for trial in new}
+    theirs = {trial.name: encoded(trial.values) for trial in new if not trial.pending}
     for trial in old:
         values = encoded(trial.values)
         other = theirs.get(trial.name, values)

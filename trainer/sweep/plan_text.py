@@ -110,7 +110,8 @@ def differences_on(plan: Plan, rung: str) -> Differences:
             trials = plan.examples_of(name)
             tree = None if plan.ablated else complete(trials[0].config, plan.vocabulary)[0]
             points = [trial.values for trial in trials]
-            side = Side(tree, arm.space, points, tunings.get(name), plan.branch is not None)
+            branched = plan.branch is not None
+            side = Side(tree, arm.space, points, tunings.get(name), branched, arm.method)
             sides[split_name(name)[0]] = side
     return differences(sides, past=False)
 
@@ -257,7 +258,7 @@ def _goal(plan: Plan) -> str:
 def _repeats(plan: Plan) -> Iterator[str]:
     """Counts the points that a method drew more than once, as it may from a space of few values."""
     for arm in plan.searched:
-        points = [repr(t.values) for t in plan.of_arm(arm) if t.seed == plan.seeds[0]]
+        points = [repr(t.values) for t in plan.examples_of(arm) if t.seed == plan.seeds[0]]
         if repeated := len(points) - len(set(points)):
             verb = "repeats" if repeated == 1 else "repeat"
             yield f"{repeated:,} of the {len(points):,} trials of {arm} {verb} an earlier one."
@@ -270,7 +271,7 @@ def _first_trials(definition: Definition, plan: Plan) -> Iterator[str]:
         if arm.moved:
             continue
         paths = {key: paths[0] for key, paths in arm.paths.items()}
-        for trial in of_arm[:_SHOWN_TRIALS]:
+        for trial in plan.examples_of(arm.name)[:_SHOWN_TRIALS]:
             values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())
             yield f"  {trial.name}  {values}".rstrip()
         if len(of_arm) > _SHOWN_TRIALS:

@@ -180,7 +180,7 @@ def _refuse_equal(definition: Definition, plan: Plan) -> None:
     for arm in definition.arms if "nothing" not in plan.differs else ():
         trials = plan.examples_of(arm.name)
         tree, _ = complete(trials[0].config, plan.vocabulary)
-        key = dump(tree), repr([trial.values for trial in trials])
+        key = dump(tree), repr(([trial.values for trial in trials], plan.arms[arm.name].asks))
         if (first := seen.setdefault(key, arm)) is not arm:
             raise ConfigError(
                 f"The arms {first.name!r} and {arm.name!r} have the same config, space and trials:"
@@ -270,7 +270,27 @@ def _group(plan: Plan, arm: ArmConfig, elsewhere: Elsewhere | None) -> list[_Tra
         structure = _without_inputs(first.config.root, inputs)
         constants = {path: why for path, (_, why) in traced.constants.items()}
         groups.append(_Traced(found, first, structure, constants))
-    return _merge(groups)
+    return _with_pending(plan, arm, _merge(groups))
+
+
+def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Traced]:
+    """Adds the trials whose values are not chosen yet; raises ConfigError if they may differ."""
+    asks = plan.arms[arm.name].asks
+    if asks is None:
+        return groups
+    inputs = groups[0].program.inputs
+    if others := [path for axis in asks.axes for path in axis if path not in inputs]:
+        raise ConfigError(
+            f"{arm.title} chooses points by results, and {listing(others)} is not an input of the"
+            " program, so that it is not known before which programs the sweep needs: search"
+            " floats of the optimizer only, write one arm for each of the other values, or use"
+            " method.sobol.",
+            arm.source("space"),
+        )
+    names = tuple(trial.name for trial in plan.of_arm(arm.name))
+    return [
+        dataclasses.replace(groups[0], program=dataclasses.replace(groups[0].program, trials=names))
+    ]
 
 
 def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None) -> Program:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config import Tree
@@ -21,6 +21,9 @@ class Space:
     grid: tuple[Tree, ...] | None  # in order; None if the space has no grid
     size: int | None  # the number of different values; None for floats of an interval
     text: str  # one line, such as "log_uniform 0.001 to 0.1"
+    # the function that returned the space, as "kind", and its arguments: `of_record` returns the
+    # space from it again; empty for a zip
+    record: Mapping[str, Any] = field(default_factory=dict)
     # path -> space, if the values are dicts from path to value; None if the space is for the path
     # that it is written for
     parts: Mapping[str, "Space"] | None = None
@@ -121,7 +124,8 @@ def integers(low: int, high: int) -> Space:
     size = high - low + 1
     # A grid of more would be refused for its number of trials.
     grid = tuple(range(low, high + 1)) if size <= 10**6 else None
-    return Space(lambda u: low + _index(u, size), grid, size, f"integers {low} to {high}")
+    record = {"kind": "integers", "low": low, "high": high}
+    return Space(lambda u: low + _index(u, size), grid, size, f"integers {low} to {high}", record)
 
 
 def values(values: Sequence[Any]) -> Space:
@@ -146,10 +150,9 @@ def values(values: Sequence[Any]) -> Space:
                     f"values has {brief(value)} twice, which would repeat trials: remove one. Equal"
                     " trials with several seeds are set by seeds."
                 )
-    size = len(values)
-    return Space(
-        lambda u: values[_index(u, size)], tuple(values), size, f"values {brief([*values])}"
-    )
+    size, record = len(values), {"kind": "values", "values": [*values]}
+    text = f"values {brief([*values])}"
+    return Space(lambda u: values[_index(u, size)], tuple(values), size, text, record)
 
 
 def zip(spaces: Mapping[str, Space]) -> Space:
@@ -191,7 +194,7 @@ def zip(spaces: Mapping[str, Space]) -> Space:
     if first.grid is not None:
         grid = tuple(together(lambda x, i=i: (x.grid or ())[i]) for i in range(len(first.grid)))
     text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
-    return Space(lambda u: together(lambda x: x.at(u)), grid, first.size, text, spaces)
+    return Space(lambda u: together(lambda x: x.at(u)), grid, first.size, text, parts=spaces)
 
 
 def _interval(
@@ -217,7 +220,15 @@ def _interval(
     grid = None
     if points is not None:
         grid = (low, *(at(index / (points - 1)) for index in range(1, points - 1)), high)
-    return Space(at, grid, None, f"{name} {low:g} to {high:g}")
+    record = {"kind": name, "low": low, "high": high}
+    return Space(at, grid, None, f"{name} {low:g} to {high:g}", record)
+
+
+def of_record(record: Mapping[str, Any]) -> Space:
+    """Returns the space that has a record; a grid is not in it."""
+    functions = {"uniform": uniform, "log_uniform": log_uniform}
+    functions |= {"integers": integers, "values": values}
+    return functions[record["kind"]](**{k: x for k, x in record.items() if k != "kind"})
 
 
 def _check_order(low: float, high: float) -> None:

@@ -30,6 +30,8 @@ def describe(reader: SweepReader, name: str) -> str:
         lines += [outcome.why] if outcome.why else []
         lines += [f"{metric} {value:.6g}" for metric, value in sorted(outcome.metrics.items())]
     lines += _code(reader, trials)
+    if first.pending:
+        return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
     lines += ["", f"What differs from the config of {first.arm}:"]
     lines += diff(first.base.root, first.config.root) or ["nothing"]
     lines += ["", *_commands(reader, status, first, name)]
@@ -96,7 +98,7 @@ def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
             return f"running at {where}" if wave.held else f"stopped at {where}"
     if trial.folder in status.waiting:
         return f"waiting at the cut of step {status.waiting[trial.folder]:,}"
-    return "not computed yet"
+    return "not chosen before earlier points have ended" if trial.pending else "not computed yet"
 
 
 def _code(reader: SweepReader, trials: Sequence[Trial]) -> Iterator[str]:

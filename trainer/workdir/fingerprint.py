@@ -131,7 +131,7 @@ def fingerprint(
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "openblas_threads": openblas_threads,
         **_versions(),
-        **_processor(),
+        **processor(),
         **_code(Path(__file__).resolve().parents[2]),
     }
 
@@ -203,7 +203,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _processor() -> dict[str, str | int | None]:
+def processor() -> dict[str, str | int | None]:
+    """Returns what is known of this machine's processor."""
     model, flags = platform.processor(), ""
     with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():

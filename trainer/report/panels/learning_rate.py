@@ -24,6 +24,10 @@ _CUT = (
     "Trials of {arms} are stopped early: what their learning rates would have reached at the end"
     " is not known, and neither is a sensitivity."
 )
+_ASKED = (
+    "The points of {arms} were chosen by the results of earlier ones, and crowd where these are"
+    " good: no sensitivity is computed from them."
+)
 _SEVERAL = (
     " Where an arm searched several axes at once, the others vary from point to point: its points"
     " are not connected, and its sensitivity contains theirs."
@@ -37,7 +41,9 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     cut = list(dict.fromkeys(scan.arm for scan in rates if scan.arm in workload.cut_short))
     rates = [scan for scan in rates if scan.arm not in cut]
     warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
-    text = (_CUT.format(arms=joined(cut)),) if cut else ()
+    asked = [arm for arm in workload.asked if arm in {scan.arm for scan in rates}]
+    notes = {_CUT: cut, _ASKED: asked}
+    text = tuple(note.format(arms=joined(arms)) for note, arms in notes.items() if arms)
     if not rates:
         none = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=text or (none,), warnings=tuple(warnings))
@@ -79,7 +85,8 @@ def _best(workload: Workload, scan: Scan) -> int:
 def _sensitivity(workload: Workload, scan: Scan, initial: float) -> tuple[float | None, ...]:
     """Returns the mean over the seeds that have a sensitivity, and the ends of its interval."""
     sign, found = workload.goal.sign, []
-    if not math.isfinite(initial) or not math.isfinite(scan.values[_best(workload, scan)]):
+    finite_values = math.isfinite(initial) and math.isfinite(scan.values[_best(workload, scan)])
+    if scan.arm in workload.asked or not finite_values:
         return (None,) * 3
     ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
     for seed in sorted({run.seed for run in ended}):  # each search has other seeds
@@ -192,7 +199,7 @@ def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
         f"The best {name} of {scan.arm}, {best:.4g}, lies at the {where} edge of its space"
         f" ({workload.spaces[scan.arm].axes[scan.path]}): a better one may lie beyond."
     )
-    if workload.cuts:
+    if workload.cuts or scan.arm in workload.asked:  # such arms cannot be given another space
         wider = _wider(space, where).rstrip(",")
         return f"{warning} To look there, start another sweep with {wider}."
     return (

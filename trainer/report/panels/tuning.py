@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.results import Result, Workload
@@ -23,6 +24,10 @@ _CUT = (
     "Trials of {arms} are stopped early, so that their values at the end are not known, and neither"
     " is what the best of k of them would have reached: other trials would have gone on."
 )
+_ASKED = (
+    "The points of {arms} were chosen by the results of earlier ones. Their curve is the best point"
+    " so far, in the order in which they were chosen, the mean over searches; it has no band."
+)
 _COLUMNS = (
     Column("arm", "arm"),
     Column("k", "k", "integer"),
@@ -42,11 +47,15 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
     arms = {arm: list(point_values(workload, arm).values()) for arm in whole}
     arms = {arm: values for arm, values in arms.items() if values}
     finite = _finite(arms)
-    stopped = (_CUT.format(arms=joined(short)),) if short else ()
+    notes = {_CUT: short, _ASKED: [arm for arm in workload.asked if arm in arms]}
+    stopped = tuple(note.format(arms=joined(names)) for note, names in notes.items() if names)
     if not finite:
         none = "There is no search, or none of its trials has a finite value."
         return Block(text=stopped if stopped and not whole else (none, *stopped))
-    curves = {arm: _curves(values, goal.better) for arm, values in arms.items()}
+    curves = {
+        arm: _so_far(workload, arm) if arm in workload.asked else _curves(values, goal.better)
+        for arm, values in arms.items()
+    }
     rows = tuple(
         (arm, k, *line)
         for arm, columns in curves.items()
@@ -67,7 +76,7 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, rows),
     )
     figures = [figure, *_by_cost(workload, arms, curves, prefix)]
-    text = (_TEXT, *stopped)
+    text = stopped if set(arms) <= set(workload.asked) else (_TEXT, *stopped)
     return Block(text=text, warnings=tuple(_warnings(arms)), figures=tuple(figures))
 
 
@@ -135,12 +144,24 @@ def _curves(values: Sequence[float], better: str) -> list[list[float]]:
     return [column.tolist() for column in columns]
 
 
+def _so_far(workload: Workload, arm: str) -> list[list[Any]]:
+    """Returns the columns of an arm whose points were chosen by results; all but one are empty."""
+    sign, searches = workload.goal.sign, dict[int, list[float]]()
+    for (search, number), value in sorted(point_values(workload, arm).items()):
+        best = searches.setdefault(search, [])
+        if number == len(best):  # a point before it has no result yet
+            best.append(sign * min(sign * x for x in (value, *best[-1:])))
+    curve = [math.fsum(of) / len(of) for of in zip(*searches.values(), strict=False)]
+    return [curve, *([None] * len(curve) for _ in range(4))]
+
+
 def _series(
     workload: Workload, arms: dict[str, list[float]], curves: Mapping[str, Sequence[list[float]]]
 ) -> tuple[Series, ...]:
     # The table has the bands of every arm.
     sign = workload.goal.sign
-    with_band = sorted(arms, key=lambda arm: min(sign * v for v in arms[arm]))[:_BANDS]
+    drawn = [arm for arm in arms if arm not in workload.asked]
+    with_band = sorted(drawn, key=lambda arm: min(sign * v for v in arms[arm]))[:_BANDS]
     bands, lines = [], []
     for arm, (expected, _, _, low, high) in curves.items():
         k = list(range(1, len(expected) + 1))

@@ -1,0 +1,416 @@
+"""Searches that choose points by the results of earlier ones: which points, and after kills."""
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import runs, short
+from tests.runs import SWEPT, replaced
+from tests.sweep.test_halving import compute, write
+from tests.sweep.test_sweep import folders, rows
+from tests.sweep.test_sweep_kills import kill_in
+from trainer import config
+from trainer.__main__ import main
+from trainer.report.comparison import read_workloads
+from trainer.report.panels.learning_rate import learning_rate_block
+from trainer.report.panels.tuning import tuning_block
+from trainer.sweep import asked, methods, spaces
+from trainer.sweep.evidence import examine
+from trainer.sweep.ledger import Recorder
+from trainer.sweep.plan_file import read_plan
+
+pytestmark = pytest.mark.usefixtures("lab")
+
+RATE, DECAY = "optimizer.learning_rate", "optimizer.weight_decay"
+BASE = replaced("log_every", "3", replaced("eval_every", "4", SWEPT))  # of 12 steps
+SPACE = f"""space:
+      {RATE}: !space.log_uniform {{low: 1e-4, high: 1.0}}
+      {DECAY}: !space.uniform {{low: 0, high: 0.5}}"""
+SWEEP = f"""base: base.yaml
+arms:
+  adamw:
+    {SPACE}
+  nadamw:
+    set: {{optimizer: !optax.nadamw {{learning_rate: 0.1, weight_decay: 0.1}}}}
+    {SPACE}
+trials: 11
+searches: 3
+method: !method.tpe {{seed: 5, first: 4, batch: 3}}
+goal: {{metric: loss, select_on: test}}
+final: {{seeds: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms in three searches of eleven points: four, three, three and one."""
+    folder = tmp_path_factory.mktemp("asked")
+    assert compute(write(folder, SWEEP, BASE), folder / "sweep") == 0
+    return folder / "sweep"
+
+
+@pytest.fixture
+def copied(computed, tmp_path) -> Path:
+    shutil.copytree(computed, tmp_path / "sweep")
+    return tmp_path / "sweep"
+
+
+def batches(sweep: Path, arm: str, search: int) -> list[dict[str, Any]]:
+    every = json.loads((sweep / "points.json").read_text())
+    return [each for each in every if (each["arm"], each["search"]) == (arm, search)]
+
+
+def last_loss(trial: Path) -> float:
+    return [row["eval/loss"] for row in rows(trial) if "eval/loss" in row][-1]
+
+
+def values_at(trial: Path) -> tuple[float, float]:
+    tree = config.load([trial / "config.yaml"])
+    return tree.at(RATE), tree.at(DECAY)
+
+
+# Which points.
+
+
+def of_optuna(told: list[tuple[list[float], float]], seed: int, count: int) -> list[list[float]]:
+    """Returns what a new sampler of Optuna chooses after some points of two coordinates."""
+    optuna = pytest.importorskip("optuna")
+    axes = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in ("000", "001")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=0, multivariate=True, constant_liar=True
+        )
+        study = optuna.create_study(direction="minimize", sampler=sampler)
+        for at, value in told:
+            params = dict(zip(axes, at, strict=True))
+            trial = optuna.trial.create_trial(params=params, distributions=axes, value=value)
+            study.add_trial(trial)
+        found = [study.ask(axes) for _ in range(count)]
+    return [[trial.params[name] for name in axes] for trial in found]
+
+
+def test_the_points_are_those_that_optuna_chooses_by_the_rows_before(computed):
+    import hashlib
+
+    for arm, search in (("adamw", 0), ("nadamw", 2)):
+        seed = read_plan(computed).offsets[search]
+        coordinates: list[list[float]] = []
+        for batch in batches(computed, arm, search):
+            known = len(coordinates)
+            name = [f"{search}.{n:04}" if search else f"{n:04}" for n in range(known)]
+            told = [last_loss(computed / "trials" / arm / each / str(seed)) for each in name]
+            assert batch["first"] == known and batch["told"] == pytest.approx(told, rel=1e-9)
+            if known:
+                text = hashlib.sha256(f"asked 5 {search} {known}".encode()).digest()
+                pairs = list(zip(coordinates, told, strict=True))
+                count = len(batch["coordinates"])
+                wanted = of_optuna(pairs, int.from_bytes(text[:4], "big"), count)
+                assert batch["coordinates"] == wanted
+            coordinates += batch["coordinates"]
+        assert [len(each["coordinates"]) for each in batches(computed, arm, search)] == [4, 3, 3, 1]
+        for number, (u, v) in enumerate(coordinates):
+            point = f"{search}.{number:04}" if search else f"{number:04}"
+            found = values_at(computed / "trials" / arm / point / str(seed))
+            assert found == pytest.approx((1e-4 * 1e4**u, 0.5 * v), rel=1e-6)
+
+
+def test_the_first_points_are_those_of_sobol_and_equal_in_all_arms(computed):
+    plan = read_plan(computed)
+    for search in range(3):
+        first = [plan.points[arm, search] for arm in ("adamw", "nadamw")]
+        for number in range(4):
+            assert first[0][number][0].values == first[1][number][0].values
+    later = [[plan.points["adamw", search][n][0].values for n in range(4, 11)] for search in (0, 1)]
+    assert later[0] != later[1]
+    drawn = methods.sobol(seed=5).points({"a": spaces.uniform(0.0, 1.0)}, 4)
+    asks = methods.tpe(seed=5, first=4).points({"a": spaces.uniform(0.0, 1.0)}, 11)
+    assert asks == drawn
+
+
+def test_generations_are_those_of_one_strategy_that_goes_on():
+    """CMA-ES computed again from the results of all generations, against one object of cmaes."""
+    from cmaes import CMA
+
+    asks = asked.Asks("cmaes", 7, 6, 6, ({"a": {}}, {"b": {}}, {"c": {}}))
+    whole = CMA(
+        mean=np.full(3, 0.5),
+        sigma=0.25,
+        bounds=np.array([[0.0, 1.0]] * 3),
+        seed=7,
+        population_size=6,
+    )
+    told: list[tuple[list[float], float | None]] = []
+    for _ in range(5):
+        generation = [whole.ask() for _ in range(6)]
+        found = asks.coordinates(0, told, 6)
+        assert found == [each.tolist() for each in generation]
+        results = [float(np.sum((each - 0.3) ** 2)) for each in generation]
+        whole.tell(list(zip(generation, results, strict=True)))
+        told += zip(found, results, strict=True)
+    best = min(value for _, value in told[-6:])  # type: ignore[type-var]
+    assert best < min(value for _, value in told[:6])  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("kind", ["tpe", "cmaes"])
+def test_a_point_without_a_finite_result_counts_as_the_worst_of_the_others(kind):
+    asks = asked.Asks(kind, 1, 4, 4, ({"a": {}}, {"b": {}}))
+    places = asks.coordinates(0, [], 4)
+    results = [0.5, None, 0.2, 0.9]
+    told = list(zip(places, results, strict=True))
+    as_worst = [(at, 0.9 if value is None else value) for at, value in told]
+    assert asks.coordinates(0, told, 4) == asks.coordinates(0, as_worst, 4)
+    as_best = [(at, 0.1 if value is None else value) for at, value in told]
+    assert asks.coordinates(0, told, 4) != asks.coordinates(0, as_best, 4)
+
+
+@pytest.mark.torch
+def test_a_gaussian_process_finds_a_minimum_that_sobol_misses():
+    pytest.importorskip("torch")
+    asks = asked.Asks("gp", 1, 8, 4, ({"a": {}}, {"b": {}}))
+    result = lambda at: (at[0] - 0.31) ** 2 + 2 * (at[1] - 0.77) ** 2  # noqa: E731
+    told = [(at, result(at)) for at in asks.coordinates(0, [], 8)]
+    for _ in range(4):
+        told += [(at, result(at)) for at in asks.coordinates(0, told, 4)]
+    assert min(value for _, value in told) < 1e-3
+    sobol = methods.sobol(seed=1).points({x: spaces.uniform(0.0, 1.0) for x in "ab"}, 24)
+    assert min(result([*each.values()]) for each in sobol) > 1e-3
+
+
+def test_larger_goals_are_better_where_the_file_says_so(tmp_path):
+    text = SWEEP.replace("metric: loss,", "metric: accuracy, mode: max,")
+    assert compute(write(tmp_path, text, BASE), tmp_path / "sweep") == 0
+    first, second, *_ = batches(tmp_path / "sweep", "adamw", 0)
+    import hashlib
+
+    seed = int.from_bytes(hashlib.sha256(b"asked 5 0 4").digest()[:4], "big")
+    pairs = [(at, -x) for at, x in zip(first["coordinates"], second["told"], strict=True)]
+    assert second["coordinates"] == of_optuna(pairs, seed, 3)
+
+
+# Workers, kills, extensions.
+
+
+def same(sweep: Path, other: Path) -> None:
+    """Asserts that two folders have the same points, trials and rows."""
+    key = lambda each: (each["arm"], each["search"], each["first"])  # noqa: E731
+    ours, theirs = (json.loads((x / "points.json").read_text()) for x in (sweep, other))
+    assert sorted(ours, key=key) == sorted(theirs, key=key)
+    ours, theirs = ({x.relative_to(of): rows(x) for x in folders(of)} for of in (sweep, other))
+    assert ours == theirs
+
+
+@short.parametrize("number", [1, 0, 2, 4])
+def test_a_worker_that_is_killed_while_it_chooses_changes_nothing(tmp_path, computed, number):
+    file, workdir = write(tmp_path, SWEEP, BASE), tmp_path / "sweep"
+    options = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", "--plan_only"]
+    assert main(["sweep", *options]) == 0
+    kill_in("points", number, workdir)
+    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
+    same(workdir, computed)
+    assert main(["sweep", "check", str(workdir)]) == 0
+
+
+@pytest.mark.long
+def test_the_points_do_not_depend_on_how_many_workers_compute_them(computed, tmp_path):
+    file, workdir = write(tmp_path, SWEEP, BASE), tmp_path / "sweep"
+    options = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", "--plan_only"]
+    assert main(["sweep", *options]) == 0
+    command = [sys.executable, "-m", "trainer", "sweep", "work", str(workdir)]
+    command += ["--vocabulary=unruly", "--workers=2"]
+    workers = [
+        subprocess.Popen(
+            command, cwd=runs.ROOT, env=runs.environment(), stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [worker.communicate()[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    same(workdir, computed)
+
+
+@pytest.mark.long
+def test_an_extended_search_goes_on_as_one_that_had_all_trials_from_the_beginning(
+    computed, tmp_path
+):
+    """Seven trials, then eleven: the second revision begins where a batch ends."""
+    file = write(tmp_path, SWEEP.replace("trials: 11", "trials: 7"), BASE)
+    assert compute(file, tmp_path / "sweep") == 0
+    file.write_text(SWEEP)
+    extend = ["sweep", "extend", str(tmp_path / "sweep"), f"--config={file}"]
+    assert main([*extend, "--vocabulary=unruly"]) == 0
+    assert main(["sweep", "work", str(tmp_path / "sweep"), "--vocabulary=unruly"]) == 0
+    trials = lambda of: {x.relative_to(of): rows(x) for x in folders(of) if "trials" in x.parts}  # noqa: E731
+    assert trials(tmp_path / "sweep") == trials(computed)
+    assert main(["sweep", "check", str(tmp_path / "sweep")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("low: 1e-4", "low: 1e-5", "space of adamw"),
+        ("seed: 5", "seed: 6", "method of adamw"),
+        ("searches: 3", "searches: 3\nseeds: 2", "seeds: 0 -> 0, 1"),
+    ],
+)
+def test_an_extension_that_would_make_earlier_results_useless_is_refused(
+    copied, tmp_path, capsys, old, new, told
+):
+    file = write(tmp_path, SWEEP.replace(old, new).replace("trials: 11", "trials: 14"), BASE)
+    command = ["sweep", "extend", str(copied), f"--config={file}", "--vocabulary=unruly"]
+    assert main(command) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_trials_that_failed_are_not_computed_again_where_points_were_chosen_by_them(copied, capsys):
+    file = copied / "trials" / "adamw" / "0001" / "0" / "summary.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "end": "failed", "why": "A machine broke.", "exit": 1}))
+    command = ["sweep", "work", str(copied), "--failed", "--vocabulary=unruly"]
+    assert main(command) == 2
+    assert "and later points were chosen without them." in capsys.readouterr().err
+
+
+# Damage and forgery.
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda x: x[1]["told"].__setitem__(0, 0.001), "the results by which it chose"),
+        (lambda x: x[1]["coordinates"][0].__setitem__(0, 0.5), "is not what optuna"),
+        (lambda x: x[0]["coordinates"][0].__setitem__(0, 0.5), "is not that of plan.json"),
+        (lambda x: x.pop(0), "is not one of the plan"),
+        (lambda x: x[1]["coordinates"][0].__setitem__(0, 1.5), "is not one of the plan"),
+        (lambda x: x[0].pop("told"), "told"),
+    ],
+)
+def test_edited_points_are_found_also_with_a_line_in_the_ledger(copied, edit, why):
+    file = copied / "points.json"
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+    Recorder(copied).add_file("points.json", file.read_bytes())
+    faults = [fault.why for fault in examine(copied).faults]
+    assert any(why in each for each in faults), faults
+
+
+def test_points_that_are_gone_are_chosen_again(copied, computed):
+    (copied / "points.json").unlink()
+    shutil.rmtree(copied / "trials" / "adamw" / "0010")
+    assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
+    same(copied, computed)
+
+
+# What is refused, and what is said.
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        (
+            {"tpe {seed: 5, first: 4, batch: 3}": "cmaes {batch: 4}"},
+            "method.cmaes chooses 4 points at a time, and trials is 11: write a multiple, such as"
+            " 12.",
+        ),
+        (
+            {"trials: 11": "trials: 12", "tpe {seed: 5, first: 4, batch: 3}": "cmaes {batch: 4}",
+             f"\n      {DECAY}: !space.uniform {{low: 0, high: 0.5}}": ""},
+            "method.cmaes needs a space of at least 2 values, and this one has 1",
+        ),
+        ({"tpe {seed: 5, first: 4, batch: 3}": "cmaes {batch: 3}"}, "at least 4 points"),
+        ({"first: 4": "first: 1"}, "first is 1, but at least 2 points are needed"),
+        ({"batch: 3": "batch: 0"}, "batch is 0, but must be at least 1"),
+        ({"seed: 5": "seed: -1"}, "seed must be between 0 and 2**64 - 1, got -1"),
+        (
+            {f"{DECAY}: !space.uniform {{low: 0, high: 0.5}}":
+             "steps: !space.values {values: [12, 16]}"},
+            "steps is not an input of the program",
+        ),
+        (
+            {"!method.tpe {seed: 5, first: 4, batch: 3}":
+             "!method.halving {points: !method.tpe {}, cuts: [4]}"},
+            "points must be a method that chooses all points before there are results",
+        ),
+        ({"trials: 11\n": ""}, "needs a number of trials for its method"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_for_is_refused_in_a_sentence(tmp_path, capsys, changes, wrong):
+    text = SWEEP
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert compute(write(tmp_path, text, BASE), tmp_path / "sweep") == 2
+    assert wrong in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "sweep" / "plan.json").exists()
+
+
+def test_a_process_without_torch_says_what_to_install(tmp_path, capsys, monkeypatch):
+    find = asked.importlib.util.find_spec
+    monkeypatch.setattr(
+        asked.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    file = write(tmp_path, SWEEP.replace("tpe", "gp"), BASE)
+    assert compute(file, tmp_path / "sweep") == 2
+    said = capsys.readouterr().err
+    assert "method.gp needs torch, which is not installed: pip install 'lockstep-jax[gp]'" in said
+
+
+def test_arms_that_are_searched_by_different_methods_are_a_warning(tmp_path, capsys):
+    text = SWEEP.replace("  nadamw:\n", "  nadamw:\n    method: !method.sobol {seed: 5}\n")
+    options = ["--vocabulary=unruly", f"--workdir={tmp_path / 'sweep'}", "--plan_only"]
+    assert main(["sweep", f"--config={write(tmp_path, text, BASE)}", *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The arms search by different methods:" in said and "differs: [space]" in said
+
+
+def test_the_report_draws_the_best_so_far_and_no_sensitivity(computed):
+    (workload,) = read_workloads([str(computed)])
+    block = tuning_block(workload, "")
+    assert any("were chosen by the results of earlier ones" in each for each in block.text)
+    assert not any("U statistic" in each for each in block.text)
+    table = block.figures[0].table
+    assert table is not None
+    curve = [row[2] for row in table.rows if row[0] == "adamw"]
+    offsets = read_plan(computed).offsets
+    best = []
+    for search, seed in enumerate(offsets):
+        of = [f"{search}.{n:04}" if search else f"{n:04}" for n in range(11)]
+        values = [last_loss(computed / "trials" / "adamw" / each / str(seed)) for each in of]
+        best.append(np.minimum.accumulate(values))
+    assert curve == pytest.approx(np.mean(best, axis=0).tolist())
+    assert [row[3:] for row in table.rows] == [(None,) * 4] * len(table.rows)
+    names = {path: path for path in (RATE, DECAY)}
+    sensitivity = learning_rate_block(workload, "", names).tables[0]
+    heads = [column.name for column in sensitivity.columns]
+    assert "sensitivity" not in heads or all(
+        row[heads.index("sensitivity")] is None for row in sensitivity.rows
+    )
+
+
+def test_an_unfinished_search_is_told_apart_from_one_that_has_ended(tmp_path, capsys):
+    """Its later points have no values yet: no command fails on them, and none shows any."""
+    file, workdir = write(tmp_path, SWEEP, BASE), tmp_path / "sweep"
+    options = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", "--plan_only"]
+    assert main(["sweep", *options]) == 0
+    kill_in("points", 1, workdir)
+    plan = read_plan(workdir)
+    assert sum(trial.pending for trial in plan.trials) == 2 * 3 * 7
+    capsys.readouterr()
+    for command, told in (
+        (["status", str(workdir)], "12 of 66 runs"),
+        (["show", str(workdir), "adamw/2.0007"], "not chosen before earlier points have ended"),
+        (["check", str(workdir)], "agree with each other"),
+    ):
+        assert main(["sweep", *command]) == 0
+        assert told in capsys.readouterr().out
+    assert main(["report", str(workdir), f"--output={tmp_path / 'report'}"]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "Hyperparameters were tuned with 11 points for each arm" in " ".join(page.split())

@@ -1,0 +1,203 @@
+"""Methods of search that choose points by the results of earlier ones, with Optuna and cmaes.
+
+`Asked` is such a method, as `methods.tpe` returns it, and `Asks` is what plan.json has of it. Which
+points were chosen is in the folder of the sweep; see `points`.
+"""
+
+import hashlib
+import importlib.util
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Tree
+from trainer.messages import plural
+from trainer.sweep.encoding import decoded, encoded
+from trainer.sweep.spaces import Space, of_record
+
+
+def search_seed(seed: int, search: int, attempt: int = 0) -> int:
+    """Returns the seed of one of several independent searches; `seed` itself for search 0."""
+    # Hashes make the searches of two sweeps different; counting from the seed would share most of
+    # them. `attempt` counts the hashes that could not be used.
+    if search == 0:
+        return seed
+    digest = hashlib.sha256(f"search {seed} {search} {attempt}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def scrambled(name: str, seed: int, dimensions: int, count: int) -> np.ndarray:
+    """Returns coordinates [count, dimensions] of a scrambled sequence of scipy.stats.qmc."""
+    from scipy.stats import qmc
+
+    with warnings.catch_warnings():
+        # Sobol warns of a number of points that is not a power of 2; the docstring says that.
+        warnings.simplefilter("ignore", UserWarning)
+        return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
+
+
+@dataclass(frozen=True)
+class Asks:
+    """How an arm's points are chosen by results; plan.json has it by these names."""
+
+    kind: str  # "tpe", "gp" or "cmaes"
+    seed: int
+    first: int  # how many points are chosen before there are results
+    batch: int  # how many are chosen together after that
+    # for each coordinate, path of the config -> `Space.record`, its values encoded
+    axes: tuple[Mapping[str, Any], ...]
+
+    def values(self, coordinates: Sequence[float]) -> dict[str, Tree]:
+        """Returns path -> value of a point."""
+        pairs = zip(self.axes, coordinates, strict=True)
+        return {p: of_record(decoded(x)).at(u) for axis, u in pairs for p, x in axis.items()}
+
+    def batch_at(self, known: int, count: int) -> int:
+        """Returns how many of `count` points are chosen together after those that are known."""
+        if known < self.first:
+            return min(self.first, count)
+        return min(self.batch - (known - self.first) % self.batch, count - known)
+
+    @property
+    def lacking(self) -> str | None:
+        """A sentence about a package that is not installed; None if none is missing."""
+        if self.kind != "gp" or importlib.util.find_spec("torch") is not None:
+            return None
+        return (
+            "method.gp needs torch, which is not installed: pip install 'lockstep-jax[gp]', or use"
+            " method.tpe."
+        )
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that choose the points."""
+        return {"tpe": ("optuna",), "gp": ("optuna", "torch"), "cmaes": ("cmaes",)}[self.kind]
+
+    def coordinates(
+        self, search: int, told: Sequence[tuple[Sequence[float], float | None]], count: int
+    ) -> list[list[float]]:
+        """Returns the coordinates, in [0, 1], of the points that follow those of a search."""
+        # `told` has the coordinates and the results of these, in their order. Smaller results are
+        # better, and None is a point without a finite one, which counts as the worst of the others:
+        # it must not be chosen again, and how bad it was is not known.
+        finite = [value for _, value in told if value is not None]
+        worst = max(finite, default=0.0)
+        known = [(list(at), worst if value is None else value) for at, value in told]
+        if self.kind == "cmaes":
+            return self._of_cmaes(search_seed(self.seed, search), known, count)
+        if not known:
+            return scrambled(
+                "Sobol", search_seed(self.seed, search), len(self.axes), count
+            ).tolist()
+        return self._of_optuna(search, known, count)
+
+    def _of_optuna(self, search: int, known: Sequence[tuple[list[float], float]], count: int):
+        import optuna
+        from optuna.distributions import BaseDistribution, FloatDistribution
+
+        # A new sampler for each batch, so that the points do not depend on which process chooses
+        # them: a sampler that goes on has a state that no file has.
+        text = f"asked {self.seed} {search} {len(known)}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        axes: dict[str, BaseDistribution] = {
+            f"{n:03}": FloatDistribution(0.0, 1.0) for n in range(len(self.axes))
+        }
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that multivariate and constant_liar are experimental
+            if self.kind == "gp":
+                sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=0)
+            else:
+                sampler = optuna.samplers.TPESampler(
+                    seed=seed, n_startup_trials=0, multivariate=True, constant_liar=True
+                )
+            study = optuna.create_study(sampler=sampler)
+            for at, value in known:
+                params = dict(zip(axes, at, strict=True))
+                study.add_trial(
+                    optuna.trial.create_trial(params=params, distributions=axes, value=value)
+                )
+            asked = [study.ask(axes) for _ in range(count)]
+        return [[trial.params[name] for name in axes] for trial in asked]
+
+    def _of_cmaes(self, seed: int, known: Sequence[tuple[list[float], float]], count: int):
+        from cmaes import CMA
+
+        size = len(self.axes)
+        strategy = CMA(
+            mean=np.full(size, 0.5),
+            sigma=0.25,
+            bounds=np.array([[0.0, 1.0]] * size),
+            seed=seed % 2**32,
+            population_size=self.batch,
+        )
+        # Its random numbers and its distribution are those after all generations so far.
+        for start in range(0, len(known) - self.batch + 1, self.batch):
+            for _ in range(self.batch):
+                strategy.ask()
+            generation = known[start : start + self.batch]
+            strategy.tell([(np.array(at), value) for at, value in generation])
+        return [strategy.ask().tolist() for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Points that are chosen in batches, by the results of those before in their search."""
+
+    kind: str
+    seed: int
+    first: int
+    batch: int
+    search: int = 0  # of which search this object chooses the first points
+    cuts: None = None
+    grows: bool = True
+    counted: bool = True
+
+    @property
+    def chooser(self) -> "Asked":
+        """The method; see `methods.Method`."""
+        return self
+
+    @property
+    def text(self) -> str:
+        """See `methods.Method`."""
+        start = f", the first {self.first:,} by Sobol" if self.kind != "cmaes" else ""
+        return f"{self.kind}, seed {self.seed}{start}, in batches of {self.batch:,}"
+
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks:
+        """Returns how the points are chosen for axes that are path -> space."""
+        records = tuple({p: encoded(x.record) for p, x in axis.items()} for axis in axes)
+        return Asks(self.kind, self.seed, self.first, self.batch, records)
+
+    def count(self, space: Mapping[str, Space]) -> int | None:
+        """Returns None, and refuses a space that is too small; see `methods.Method`."""
+        if (wrong := self.asks([]).lacking) is not None:
+            raise ValueError(wrong)
+        fewest = 2 if self.kind == "cmaes" else 1
+        if len(space) < fewest:
+            raise ValueError(
+                f"method.{self.kind} needs a space of at least {plural(fewest, 'value')}, and this"
+                f" one has {len(space) or 'none'}: add one, or use method.sobol."
+            )
+        return None
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Mapping[str, Tree]]:
+        """Returns the points of the first batch; see `methods.Method`."""
+        if self.kind == "cmaes" and count % self.batch:
+            raise ValueError(
+                f"method.cmaes chooses {self.batch:,} points at a time, and trials is {count:,}:"
+                f" write a multiple, such as {-(-count // self.batch) * self.batch:,}."
+            )
+        asks = self.asks([{key: each} for key, each in space.items()])
+        rows = asks.coordinates(self.search, [], asks.batch_at(0, count))
+        return [
+            {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
+            for row in rows
+        ]
+
+    def of_search(self, search: int) -> "Asked":
+        """Returns the method for a search; see `methods.Method`."""
+        return replace(self, search=search)

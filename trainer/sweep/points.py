@@ -1,0 +1,201 @@
+"""The points that a search chose by the results of earlier ones, in the folder of a sweep.
+
+    SWEEP/points.json    the batches of such points, with the results by which they were chosen
+
+The plan has the trials of all points from the beginning. Those of later batches are pending: they
+have no values until all points before them in their search have ended. Whichever worker then has
+the lock of the sweep chooses the next batch, and adds it to the file. Start with `with_points` and
+`choose_points`.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import platform
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from trainer.messages import UserError
+from trainer.sweep.asked import Asks
+from trainer.sweep.final import is_same_value, rank
+from trainer.sweep.ledger import POINTS_FILE, Recorder
+from trainer.sweep.plan import ArmSearch, Plan, point_name
+from trainer.workdir.fingerprint import processor
+from trainer.writers.files import replace_file
+from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
+from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
+
+_ADVICE = "it has the points that were chosen by results: restore it from a copy."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Points of a search that were chosen together; points.json has a list of them."""
+
+    arm: str
+    search: int
+    first: int  # the number of the first one
+    # the goal of each point before, the mean over its seeds; None if it has no finite value
+    told: tuple[float | None, ...]
+    coordinates: tuple[tuple[float, ...], ...]  # of each point, in [0, 1]
+    software: str  # what chose them, such as "optuna 5.0.0, numpy 2.4.6 on x86_64 0f3c1a2b"
+
+
+Batches = dict[ArmSearch, list[Batch]]
+
+
+def with_points(folder: Path, plan: Plan) -> Plan:
+    """Returns a plan with the values of the points that were chosen so far; raises DamagedFile."""
+    batches = _read(folder, plan)
+    chosen = {
+        (*key, number): plan.arms[key[0]].asks.values(at)  # type: ignore[union-attr]
+        for key, of in batches.items()
+        for batch in of
+        for number, at in enumerate(batch.coordinates, batch.first)
+    }
+    known = {(t.arm, t.search, t.number): t.values for t in plan.trials if not t.pending}
+    for place, values in chosen.items():
+        if known.get(place, values) != values:
+            name = f"{place[0]}/{point_name(*place[1:])}"
+            raise damaged(folder / POINTS_FILE, f"its {name} is not that of plan.json", _ADVICE)
+    return replace(
+        plan,
+        trials=tuple(
+            replace(t, values=chosen[place])
+            if t.pending and (place := (t.arm, t.search, t.number)) in chosen
+            else t
+            for t in plan.trials
+        ),
+    )
+
+
+def _read(folder: Path, plan: Plan) -> Batches:
+    """Reads the batches of each search, in order; raises DamagedFile for others than planned."""
+    found: Batches = {}
+    if all(arm.asks is None for arm in plan.arms.values()):
+        return found
+    file = folder / POINTS_FILE
+    try:
+        every = as_dataclass(read_json(file, list[Batch], _ADVICE), list[Batch])
+    except FileNotFoundError:
+        return found
+    for each in every:
+        points = plan.points.get((each.arm, each.search), {})
+        asks = plan.arms[each.arm].asks if points else None
+        of_search = found.setdefault((each.arm, each.search), [])
+        first = sum(len(batch.coordinates) for batch in of_search)
+        right = asks is not None and each.first == first == len(each.told) < len(points)
+        if asks is not None and right:
+            size = asks.batch_at(first, len(points))
+            right = 0 < len(each.coordinates) <= size
+            right &= all(len(at) == len(asks.axes) for at in each.coordinates)
+            right &= all(0 <= u <= 1 for at in each.coordinates for u in at)
+        if not right:
+            name = f"{each.arm}/{point_name(each.search, each.first)}"
+            raise damaged(file, f"its batch from {name} on is not one of the plan", _ADVICE)
+        of_search.append(each)
+    return found
+
+
+def choose_points(folder: Path, plan: Plan, ledger: Recorder, ended: Collection[str]) -> bool:
+    """Chooses the next points of each search whose known points have ended; returns whether any."""
+    # `ended` are the trials that have a result, by their folders. The lock of the sweep is needed.
+    # Raises UserError if a result is damaged.
+    due: dict[ArmSearch, int] = {}
+    for key, points in plan.points.items():
+        known = [trials for trials in points.values() if not trials[0].pending]
+        if 0 < len(known) < len(points):
+            if all(trial.folder in ended for trials in known for trial in trials):
+                due[key] = len(known)
+    if not due:
+        return False
+    batches = _read(folder, plan)
+    for key, known in due.items():
+        asks, of_search = plan.arms[key[0]].asks, batches.setdefault(key, [])
+        assert asks is not None, "only such searches have points that are pending"
+        if asks.lacking is not None:
+            raise UserError(f"The next points of {key[0]} cannot be chosen. {asks.lacking}")
+        told = _results(plan, key, known, lambda name: read_outcome(folder / name))
+        if None in told:
+            lost = folder / plan.points[key][told.index(None)][0].folder / SUMMARY_FILE
+            raise UserError(
+                f"The next points of {key[0]} cannot be chosen: {lost} is missing or damaged, or"
+                " that of another seed. Restore it, or remove its folder, and the trial is computed"
+                " again."
+            )
+        if not of_search:  # the first batch, which depends on no results
+            of_search.append(_batch(asks, key, of_search, [], asks.batch_at(0, known)))
+        count = asks.batch_at(known, len(plan.points[key]))
+        of_search.append(_batch(asks, key, of_search, told, count, plan.goal.better))
+    text = (
+        "[\n" + ",\n".join(json.dumps(as_json(x)) for of in batches.values() for x in of) + "\n]\n"
+    )
+    ledger.add_file(POINTS_FILE, text.encode())
+    replace_file(folder / POINTS_FILE, text.encode())
+    return True
+
+
+def _results(
+    plan: Plan, key: ArmSearch, known: int, outcome: Callable[[str], Summary | None]
+) -> list[float | None]:
+    """Returns the goal of the first points of a search; None for one that has not all results."""
+    # It is infinite for a point that has no finite one on some seed.
+    points = plan.points[key]
+    trials = tuple(trial for number in range(known) for trial in points[number])
+    found = rank(replace(plan, trials=trials), {t.folder: outcome(t.folder) for t in trials})
+    return [found[key].get(number) for number in range(known)]
+
+
+def _batch(
+    asks: Asks,
+    key: ArmSearch,
+    before: Sequence[Batch],
+    results: Sequence[float | None],
+    count: int,
+    better: str = "min",
+) -> Batch:
+    """Returns the next points of a search, by the batches before and their results."""
+    sign = 1 if better == "min" else -1
+    told = tuple(x if x is not None and math.isfinite(x) else None for x in results)
+    places = itertools.chain.from_iterable(batch.coordinates for batch in before)
+    pairs = [(at, None if x is None else sign * x) for at, x in zip(places, told, strict=True)]
+    found = asks.coordinates(key[1], pairs, count)
+    return Batch(*key, len(told), told, tuple(map(tuple, found)), _software(asks))
+
+
+def wrong_points(
+    folder: Path, plan: Plan, outcome: Callable[[str], Summary | None], again: bool
+) -> Iterator[str]:
+    """Yields what in points.json differs from the results of trials, as parts of sentences."""
+    # `outcome` takes the folder of a trial. `again` chooses the points again, where versions and
+    # instructions of the processor are the same; with others they may differ in their last bits.
+    # Raises DamagedFile as `with_points` does.
+    for key, batches in _read(folder, plan).items():
+        asks = plan.arms[key[0]].asks
+        assert asks is not None, "`_read` has checked that"
+        for n, batch in enumerate(batches):
+            results = _results(plan, key, batch.first, outcome)
+            if None in results:
+                break  # one was removed, to be computed again
+            name = f"{key[0]}/{point_name(key[1], batch.first)}"
+            finite = [x if x is not None and math.isfinite(x) else None for x in results]
+            if not all(map(is_same_value, finite, batch.told)):
+                yield f"the results by which it chose {name} are not those of the trials"
+            elif again and batch.software == _software(asks):
+                count = len(batch.coordinates)
+                new = _batch(asks, key, batches[:n], batch.told, count, plan.goal.better)
+                if new.coordinates != batch.coordinates:
+                    yield f"its {name} is not what {batch.software} chooses by the results before"
+
+
+def _software(asks: Asks) -> str:
+    """Returns the package that chooses points, with what the last bits of its answer depend on."""
+    with contextlib.suppress(PackageNotFoundError):
+        isa = hashlib.sha256(str(processor()["isa"]).encode()).hexdigest()[:8]
+        versions = [f"{name} {version(name)}" for name in (*asks.packages, "numpy")]
+        return f"{', '.join(versions)} on {platform.machine()} {isa}"
+    return ""  # one is not installed
