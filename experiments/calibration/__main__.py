@@ -19,6 +19,7 @@ from experiments.calibration.simulation import (
     Rate,
     coverages,
     errors_at_every_look,
+    errors_of_asked_searches,
     errors_of_configurations,
     errors_of_equal_arms,
     errors_of_searches,
@@ -39,7 +40,11 @@ def tables(draws: int = DRAWS, runs: Path = RUNS) -> str:
         runs: the file of runs from which searches are drawn.
     """
     found = read_runs(runs)
-    searches = [*errors_of_searches(found, draws), *errors_of_configurations(found, draws)]
+    searches = [
+        *errors_of_searches(found, draws),
+        *errors_of_asked_searches(found, draws),
+        *errors_of_configurations(found, draws),
+    ]
     parts = [
         _wide("no difference between the arms", errors_of_equal_arms(draws)),
         _long("looked at after every unit", "false", "bound", errors_at_every_look(draws)),

@@ -21,6 +21,8 @@ from trainer.report.statistics.decide import (
     looks_of_plan,
     relevance,
 )
+from trainer.sweep import methods
+from trainer.sweep.spaces import of_record
 
 DRAWS = 20_000
 UNITS = (4, 6, 8)
@@ -409,6 +411,34 @@ def errors_of_searches(runs: Runs, draws: int = DRAWS) -> Iterator[Rate]:
                 false = (decide(values, looks_of_plan(searches)).decided != 0).mean()
                 cell = f"searches of {trials} trials, {spaces}"
                 yield Rate(cell, searches, 2, float(false), bound)
+
+
+def errors_of_asked_searches(runs: Runs, draws: int = DRAWS, pool: int = 200) -> Iterator[Rate]:
+    """Yields how often an optimizer is better than itself if points are chosen by earlier results.
+
+    Args:
+        runs: from which trials and final runs are drawn, with replacement.
+        draws: of each cell, from searches that are computed once.
+        pool: how many these are.
+    """
+    rates, seeds = runs.validation.shape
+    space = {"rate": of_record({"kind": "integers", "low": 0, "high": rates - 1})}
+    asks = methods.tpe(seed=0, first=8, batch=4).asks([space])
+    assert asks is not None, "points of this method are chosen by results"
+    rng, winners = np.random.default_rng(0), []
+    for search in range(pool):
+        told: list[tuple[list[float], float]] = []
+        seed = rng.integers(seeds)
+        for count in (8, 4, 4):
+            for at in asks.coordinates(search, told, count):
+                told.append((at, float(runs.validation[asks.values(at)["rate"], seed])))
+        best = min(told, key=lambda each: each[1])[0]
+        winners.append(asks.values(best)["rate"])
+    for searches in UNITS:
+        found = np.array(winners)[rng.integers(pool, size=(draws, 2, searches))]
+        values = runs.test[found, rng.integers(seeds, size=found.shape)]
+        false = (decide(values, looks_of_plan(searches)).decided != 0).mean()
+        yield Rate("searches of 16 trials by tpe, equal spaces", searches, 2, float(false), 0.06)
 
 
 def errors_of_configurations(runs: Runs, draws: int = DRAWS) -> Iterator[Rate]:
