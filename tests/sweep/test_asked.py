@@ -160,12 +160,12 @@ def test_generations_are_those_of_one_strategy_that_goes_on():
 
 
 @pytest.mark.parametrize("kind", ["tpe", "cmaes"])
-def test_a_point_without_a_finite_result_counts_as_the_worst_of_the_others(kind):
+def test_a_point_without_a_finite_result_counts_as_worse_than_all_others(kind):
     asks = asked.Asks(kind, 1, 4, 4, ({"a": {}}, {"b": {}}))
     places = asks.coordinates(0, [], 4)
     results = [0.5, None, 0.2, 0.9]
     told = list(zip(places, results, strict=True))
-    as_worst = [(at, 0.9 if value is None else value) for at, value in told]
+    as_worst = [(at, 1.0 if value is None else value) for at, value in told]
     assert asks.coordinates(0, told, 4) == asks.coordinates(0, as_worst, 4)
     as_best = [(at, 0.1 if value is None else value) for at, value in told]
     assert asks.coordinates(0, told, 4) != asks.coordinates(0, as_best, 4)

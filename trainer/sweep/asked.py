@@ -6,6 +6,7 @@ points were chosen is in the folder of the sweep; see `points`.
 
 import hashlib
 import importlib.util
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,12 +81,15 @@ class Asks:
         self, search: int, told: Sequence[tuple[Sequence[float], float | None]], count: int
     ) -> list[list[float]]:
         """Returns the coordinates, in [0, 1], of the points that follow those of a search."""
+        from scipy import stats
+
         # `told` has the coordinates and the results of these, in their order. Smaller results are
-        # better, and None is a point without a finite one, which counts as the worst of the others:
-        # it must not be chosen again, and how bad it was is not known.
-        finite = [value for _, value in told if value is not None]
-        worst = max(finite, default=0.0)
-        known = [(list(at), worst if value is None else value) for at, value in told]
+        # better, and None is a point without a finite one. The samplers are told normal scores of
+        # the ranks: a loss of 1e4 at a rate that is too high would hide what else there is from a
+        # Gaussian process. The others depend on the order only.
+        ranks = stats.rankdata([math.inf if value is None else value for _, value in told])
+        scores = stats.norm.ppf((ranks - 0.5) / max(1, len(told))).tolist()
+        known = [(list(at), score) for (at, _), score in zip(told, scores, strict=True)]
         if self.kind == "cmaes":
             return self._of_cmaes(search_seed(self.seed, search), known, count)
         if not known:

@@ -358,8 +358,8 @@ def tpe(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
     is chosen when all points before it have their results, by a new sampler whose seed depends on
     `seed`, the search and the number of its first point: the points are the same, whoever computes
     them and however often workers are killed. The sampler models all hyperparameters together
-    (`multivariate`), and keeps the points of a batch apart (`constant_liar`). A point's result is
-    the goal, the mean over its seeds; one without a finite value counts as the worst of the others.
+    (`multivariate`), and keeps the points of a batch apart (`constant_liar`). Points are
+    ordered by the goal, the mean over their seeds; those without a finite value come last.
     All values of the space must be inputs of the program, as floats of optimizers are. See Bergstra
     et al. 2011 (NeurIPS 24), and Watanabe 2023 (arXiv:2304.11127).
 
