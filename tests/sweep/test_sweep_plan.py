@@ -494,11 +494,11 @@ def test_arms_that_differ_only_in_whether_they_repeat_a_default_share_a_program(
 
 @pytest.mark.long
 def test_the_examples_of_the_pages_have_one_plan_in_yaml_and_in_gin(tmp_path, capsys, monkeypatch):
-    for name in ("mine.yaml", "mine.gin"):
-        (tmp_path / name).write_text(_example(name))
+    assert main(["new", "run", str(tmp_path / "mlp"), "--on=digits"]) == 0
     for name in ("sweep.yaml", "sweep.gin"):
         (tmp_path / name).write_text(_example(name, "sweeps.md"))
     monkeypatch.chdir(ROOT)  # the base is looked up beside the file of the sweep
+    capsys.readouterr()
     printed = {}
     for name in ("sweep.yaml", "sweep.gin"):
         code, printed[name], err = dry_run(tmp_path / name, capsys)
@@ -507,7 +507,7 @@ def test_the_examples_of_the_pages_have_one_plan_in_yaml_and_in_gin(tmp_path, ca
     assert last["sweep.yaml"] == last["sweep.gin"] and last["sweep.yaml"].startswith("plan ")
     assert re.match(r" +runs +steps +FLOPs +time\ntrials +96 ", printed["sweep.yaml"])
     assert "trials: 6 searches of each arm; search 0: seed 0" in printed["sweep.yaml"]
-    assert "The arms 'muon' and 'adamw' have different programs" in printed["sweep.yaml"]
+    assert "The arms 'adamw' and 'lion' have different programs" in printed["sweep.yaml"]
 
 
 def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folder, capsys):
