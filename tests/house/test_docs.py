@@ -91,12 +91,47 @@ def test_the_readme_shows_what_its_comparison_finds(
     capsys.readouterr()
     assert main(["report", "sweeps/muon"]) == 0
     shown = " ".join(console(text, "python -m trainer report sweeps/muon"))
-    found = capsys.readouterr().out
+    assert_alike(shown, capsys.readouterr().out)
+
+
+def assert_alike(shown: str, found: str) -> None:
+    """Asserts that what is printed begins with what a page shows, but for the last digits."""
     number = r"\d+\.\d+"
     # The conditions of a working tree with changes are a sentence of their own.
     assert re.sub(number, "N", found).startswith(re.sub(number, "N", shown))
     pairs = zip(re.findall(number, shown), re.findall(number, found), strict=False)
     assert all(float(b) == pytest.approx(float(a), rel=0.3) for a, b in pairs)
+
+
+FIRST_PARTS = ("sweeps", "reports", "statistics")
+
+
+@pytest.mark.parametrize("name", FIRST_PARTS)
+def test_a_page_about_comparisons_begins_with_what_is_read_in_two_minutes(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    title, first, *_ = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert title == f"# {name.capitalize()}\n\n" and first.startswith("In two minutes\n")
+    assert len(first.strip().splitlines()) <= 40
+
+
+@pytest.mark.long
+def test_the_first_parts_of_these_pages_show_what_their_commands_print(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {x: (ROOT / "docs" / f"{x}.md").read_text() for x in FIRST_PARTS}
+    (sweep,) = [x for x in blocks("sweeps", pages["sweeps"]) if x.file == "sweep.yaml"]
+    Path("sweep.yaml").write_text(sweep.text)
+    assert main(["new", "run", "mlp", "--on=digits"]) == 0
+    command = "sweep --config=sweep.yaml --workdir=sweeps/lion"
+    assert main(command.split()) == 0
+    printed = capsys.readouterr().out
+    for line in console(pages["sweeps"], f"python -m trainer {command}"):
+        assert_alike(line, next(x for x in printed.splitlines() if x.startswith(line[:13])))
+    assert main(["report", "sweeps/lion"]) == 0
+    verdict = capsys.readouterr().out
+    for name in ("reports", "statistics"):
+        shown = console(pages[name], "python -m trainer report sweeps/lion")
+        assert_alike(" ".join(x for x in shown if "index.html" not in x).strip(), verdict)
 
 
 # The blocks of code.
