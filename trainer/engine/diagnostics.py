@@ -164,24 +164,7 @@ def compute_noise(
     examples: int,
     split: Callable[[dict[str, Any]], Mapping[str, Mapping[str, Any]]],
 ) -> dict[str, jax.Array]:
-    """Computes the diagnostics of two halves of a batch, as a pure function.
-
-    Of gradients g1 and g2 of two halves with B / 2 examples each, "gradient_square" is <g1, g2>,
-    and "gradient_noise" is B |g1 - g2|^2 / 4. Over batches of independent examples, their means are
-    |G|^2, of the gradient of the expected loss, and the trace of the covariance of the gradients of
-    single examples. These are the estimates of McCandlish et al. (arXiv:1812.06162, appendix A.1)
-    from the batch sizes B / 2 and B; the quotient of their means, not the mean of their quotients,
-    is the gradient noise scale, see `NoiseScale`.
-
-    Args:
-        asked: names of diagnostics; "noise_scale" asks for both of these, and others are left out.
-        first: path name -> g1, of the trainable parameters.
-        second: path name -> g2.
-        examples: B.
-        split: as for `compute`.
-
-    Returns:
-        "<name>/<group>" -> float32 scalar, for each group that is not frozen.
+    """Computes the diagnostics of the gradients of two halves of a batch, as a pure function.
 
     Example:
         >>> halves = {"w": jnp.asarray([3.0, 1.0])}, {"w": jnp.asarray([1.0, 1.0])}
@@ -189,6 +172,12 @@ def compute_noise(
         >>> print(found["gradient_square/all"], found["gradient_noise/all"])
         4.0 8.0
     """
+    # Of gradients g1 and g2 of two halves with B / 2 `examples` each, "gradient_square" is
+    # <g1, g2>, and "gradient_noise" is B |g1 - g2|^2 / 4. Over batches of independent examples,
+    # their means are |G|^2, of the gradient of the expected loss, and the trace of the covariance
+    # of the gradients of single examples. These are the estimates of McCandlish et al.
+    # (arXiv:1812.06162, appendix A.1) from the batch sizes B / 2 and B; the quotient of their
+    # means, not the mean of their quotients, is the gradient noise scale, see `NoiseScale`.
     first, second = widen((first, second))
     values: dict[str, Any] = {}
     for group, own in split(first).items():
@@ -203,10 +192,8 @@ def compute_noise(
 class NoiseScale:
     """The gradient noise scale of each group, from the rows of a run so far.
 
-    It is the quotient of the means of "gradient_noise" and "gradient_square" over the rows, where a
-    row counts half as much as one that is 20 rows newer: the batch size at which the noise of a
-    gradient is as long as the expected gradient, above which larger batches save few steps
-    (McCandlish et al., arXiv:1812.06162, section 2.2 and appendix A.1).
+    It is the quotient of the means of "gradient_noise" and "gradient_square", in which a row counts
+    half as much as one that is 20 rows newer (McCandlish et al., arXiv:1812.06162, section 2.2).
 
     Example:
         >>> scale = NoiseScale()
@@ -244,15 +231,6 @@ class Group:
 
     A quotient whose denominator is 0 is 0: ratio and angles of a group of zeros.
 
-    Args:
-        updates: path name -> U, of the parameters of the group.
-        weights: path name -> W, of these parameters at least.
-        grads: path name -> G, of these parameters at least.
-        found: path name -> the layout of its matrices.
-
-    Attributes:
-        matrices: U and W of each parameter that has matrices, [matrices, rows, columns].
-
     Example:
         >>> w, u = jnp.asarray([[3.0, 0.0], [0.0, 1.0]]), jnp.asarray([[0.0, 0.1], [0.0, 0.0]])
         >>> found = layouts({"w": w}, [], "")
@@ -273,7 +251,7 @@ class Group:
         self._u = dict(updates)
         self._w = {path: weights[path] for path in updates}
         self._g = widen({path: grads[path] for path in updates})
-        self.matrices = [
+        self.matrices = [  # U and W of each parameter that has some, [matrices, rows, columns]
             (_stacked(self._u[path], found[path]), _stacked(self._w[path], found[path]))
             for path in updates
             if path in found
@@ -335,24 +313,16 @@ class Group:
 
 
 def spectral_norms(matrices: jax.Array) -> jax.Array:
-    """Estimates the largest singular value of matrices, [n, rows, columns], by power iteration.
-
-    It takes 20 steps of X^T X from each of 8 random vectors, which are always the same, and returns
-    the largest result. But for rounding it is never too large. Where the second singular value is
-    at most 0.9 of the first, it is exact to 1e-3. Where many are nearly equal it is too small: for
-    240 Gaussian matrices of up to 512x512 by 0.1 to 0.4% in the mean, and by 1.1% at most (from one
-    vector by 7%). A stable rank is then too large by twice as much.
-
-    Args:
-        matrices: [n, rows, columns], at least float32.
-
-    Returns:
-        The estimates, [n].
+    """Estimates the largest singular values of matrices, [n, rows, columns], by power iteration.
 
     Example:
         >>> print(spectral_norms(jnp.diag(jnp.asarray([2.0, 1.0, 0.5]))[None]).round(4))
         [2.]
     """
+    # The largest result from several random vectors, which are always the same; but for rounding
+    # never too large. Where the second singular value is at most 0.9 of the first, it is exact to
+    # 1e-3. Where many are nearly equal it is too small: for 240 Gaussian matrices of up to 512x512
+    # by 0.1 to 0.4% in the mean, and by 1.1% at most (from one vector by 7%).
     # Scaled, because the square of the fourth power of a small number would be 0 in float32.
     size = jnp.max(jnp.abs(matrices), (1, 2), keepdims=True)
     x = _quotient(matrices, size)

@@ -47,17 +47,14 @@ class Evaluation:
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
         self._evaluate_all = jax.jit(self._accumulate_all, static_argnames="size")
         self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
-        self._averages = jax.jit(self._eval_params)
+        # The parameters that are evaluated: averages, if the experiment has any.
+        self.params = jax.jit(self._eval_params)
         self.unmasked: list[str] = []
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         # How many batches to compute in one loop; 1 also if sums change their shapes. It must not
         # depend on the blocks of the run, which may have any length: a loop may have other bits.
         self._most = 1
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
-
-    def params(self, state: State) -> Any:
-        """Returns the parameters that are evaluated: averages, if the experiment has any."""
-        return self._averages(state)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Yields this process's shards of the batches of a split, once."""
@@ -72,7 +69,7 @@ class Evaluation:
         # Raises ComponentError if a mask does not fit, or no batch has an example.
 
         # Once for all batches: averages are functions of the state alone.
-        given = self._averages(state), state.model_state, state.hyperparams
+        given = self.params(state), state.model_state, state.hyperparams
         batches = iter(batches)
         if self._aux is None and (first := next(batches, None)) is not None:
             size = size_of(check_eval_batch(first)) * self._shard.size
@@ -113,7 +110,7 @@ class Evaluation:
         # Metrics that are not means over examples are left out. The weighted means of the others
         # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
         # Raises ComponentError if a mask does not fit, or a metric cannot be computed.
-        given = self._averages(state), state.model_state, state.hyperparams
+        given = self.params(state), state.model_state, state.hyperparams
 
         def sums_of(batch: Batch) -> Any:
             sent = meshes.to_devices(self._mesh, pad(self._mesh, batch))
@@ -137,7 +134,7 @@ class Evaluation:
         # They are this process's shards. If the data set is not on this machine, it traces a batch
         # of the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
         # Raises ComponentError.
-        given = self._averages.eval_shape(state), state.model_state, state.hyperparams
+        given = self.params.eval_shape(state), state.model_state, state.hyperparams
         data: Any = self._experiment.data
         first = {}
         for split in split_sizes(data):

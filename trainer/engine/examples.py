@@ -52,7 +52,8 @@ def collect_examples(
     varies: list[bool] = []  # whether the loss does within each batch of two examples or more
     fields: dict[str, Any] = {}  # header of a field -> hash of its rows
     for batch in batches:
-        kept = np.flatnonzero(_counted(batch))
+        mask = np.asarray(batch["mask"])
+        kept = np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))  # or a position that counts
         complete &= len(kept) <= left
         if len(kept) and not left:
             break
@@ -90,9 +91,3 @@ def _hash(fields: dict[str, Any], batch: _Batch, kept: NDArray) -> None:
         header = f"{name} {rows.dtype} {rows.shape[1:]}"
         digest = fields.setdefault(header, hashlib.sha256())
         digest.update(np.ascontiguousarray(rows[kept]).data)
-
-
-def _counted(batch: _Batch) -> NDArray[np.bool_]:
-    """Returns which examples of a batch count, or have a position that does."""
-    mask = np.asarray(batch["mask"])
-    return np.asarray(mask.reshape(len(mask), -1).any(axis=1))

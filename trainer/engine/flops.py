@@ -21,21 +21,18 @@ _CUDNN_PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attentio
 def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     """Counts the operations of the matrix products and convolutions in a jaxpr.
 
-    A multiplication and the addition after it are two operations. XLA's own analysis counts the
-    body of a loop once. This one multiplies a scan by its length and a shard_map by its devices,
-    counts the body of a `while` once and the most expensive branch of a `cond`, and leaves out
-    everything elementwise, as is usual for FLOPs that are compared with a device's peak. It also
-    leaves out the loop of chunked logits that computes a gradient again, which a mean loss does not
-    need. What `jax.checkpoint` computes a second time counts a second time. cuDNN's attention
-    counts as the products of attention without it: whole, under a causal mask too, and without
-    those that the kernel computes again. With `elementwise`, every other operation counts as one
-    for each element of its result.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> count_flops(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 5))))
         60
     """
+    # XLA's own analysis counts the body of a loop once. This one multiplies a scan by its length
+    # and a shard_map by its devices, counts the body of a `while` once and the most expensive
+    # branch of a `cond`. It leaves out the loop of chunked logits that computes a gradient again,
+    # which a mean loss does not need. What `jax.checkpoint` computes a second time counts a second
+    # time. cuDNN's attention counts as the products of attention without it: whole, under a causal
+    # mask too, and without those that the kernel computes again. With `elementwise`, every other
+    # operation counts as one for each element of its result.
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_count_equation(equation, elementwise) for equation in jaxpr.eqns)
 

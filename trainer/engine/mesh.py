@@ -47,15 +47,7 @@ def make_mesh(axes: Mapping[str, int] | None, devices: Sequence[Any] | None = No
 
 
 def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str, int]:
-    """Returns the sizes of a mesh's axes, with a number in the place of -1.
-
-    Args:
-        axes: as `make_mesh` takes them.
-        devices: the number of all devices.
-        platform: what they are, such as "gpu", for errors.
-
-    Raises:
-        ValueError: see `make_mesh`.
+    """Returns the sizes of a mesh's axes, with a number in the place of -1; raises ValueError.
 
     Example:
         >>> axis_sizes({"data": -1, "tensor": 2}, 8, "gpu")

@@ -42,16 +42,7 @@ class Cost:
 
 
 def measure(recipe: partial) -> Cost:
-    """Measures an optimizer as the only group of a run.
-
-    Args:
-        recipe: a partial of its factory, such as `partial(optax.adamw, learning_rate=1e-3)`.
-
-    Returns:
-        Its cost.
-
-    Raises:
-        GroupError: the optimizer does not accept its arguments or the kernel.
+    """Measures an optimizer as the only group of a run; raises GroupError if it accepts no kernel.
 
     Example:
         >>> from functools import partial
@@ -78,16 +69,7 @@ def measure(recipe: partial) -> Cost:
 
 
 def measure_part(recipe: partial) -> Cost:
-    """Measures a transformation by itself, as `optim.chain` calls it.
-
-    Args:
-        recipe: a partial of a part in `optim.parts`, or of any transformation of optax.
-
-    Returns:
-        Its cost, without the addition to the parameter.
-
-    Raises:
-        ValueError: the part does not accept the kernel.
+    """Measures a transformation by itself, as `optim.chain` calls it; raises ValueError.
 
     Example:
         >>> from functools import partial

@@ -50,12 +50,7 @@ _PART = "MIG"
 
 
 def peak_flops(kind: str, precision: str) -> float | None:
-    """Returns the peak of a device in dense floating-point operations a second, or None.
-
-    A multiply-add counts as two. None means that the device is not in the table, as a CPU or a part
-    of a GPU is not. `kind` is the `device_kind` of jax. "bfloat16" and "mixed" have the peak of
-    bfloat16; "float32" that of the products which jax computes for float32 by default, in TF32 on
-    NVIDIA.
+    """Returns the peak of a device, by its `device_kind`, in FLOPs a second; None if not known.
 
     Example:
         >>> peak_flops("NVIDIA H200", "bfloat16"), peak_flops("cpu", "float32")

@@ -62,11 +62,7 @@ class Hyperparameter(NamedTuple):
 
 
 def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter]]:
-    """Finds the values over the run of every float argument of the optimizers of a program.
-
-    Returns group name -> argument -> values; the name "" has those of `optim.optimizer` itself:
-    `clip_norm`, "lookahead.step_size" and the like, if there are any. The program is not compiled.
-    Raises GroupError if a schedule returns what its argument does not take.
+    """Finds the values over the run of all float arguments; group name -> argument -> values.
 
     Example:
         >>> from trainer.config import load

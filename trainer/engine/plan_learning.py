@@ -259,7 +259,12 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
     if not held or held[0].name != "training":  # nothing of it counts
         return warnings
     train, others = held[0], held[1:]
-    warnings += [text for split in held for text in _constant(split)]
+    warnings += [
+        f"All {split.size:,} examples of {split.what} have the same {key!r}."
+        for split in held
+        for key, x in split.arrays.items()
+        if split.size > 1 and x.size and bool((x == x[:1]).all())
+    ]
     warnings += [text for split in others for text in _shared(train, split)]
     if key is not None and classes <= _MOST_CLASSES and _is_number(train, key, outputs):
         if train.arrays[key].ndim == 1:
@@ -325,12 +330,6 @@ def _columns(finite: np.ndarray) -> str:
     shown = ", ".join(map(str, columns[:3])) + (", ..." if len(columns) > 3 else "")
     which = "column" if len(columns) == 1 else "columns"
     return f"They are in {which} {shown} of {finite.shape[1]} (from 0) only. "
-
-
-def _constant(split: _Split) -> Iterator[str]:
-    for key, x in split.arrays.items():
-        if split.size > 1 and x.size and bool((x == x[:1]).all()):
-            yield f"All {split.size:,} examples of {split.what} have the same {key!r}."
 
 
 def _shared(train: _Split, split: _Split) -> Iterator[str]:

@@ -48,14 +48,7 @@ NAMES: Mapping[str, Roles] = {
 
 
 def roles_of(precision: str | Mapping[str, Any]) -> Roles:
-    """Returns the roles that a precision stands for.
-
-    Args:
-        precision: a name in NAMES, or a mapping of roles. Of the roles that a mapping leaves out,
-            `parameters` is float32, `compute` as `parameters`, and `reductions` as `compute`.
-
-    Raises:
-        ValueError: a name, a role or a dtype does not exist, or a role would have no effect.
+    """Returns the roles that a name in NAMES, or a mapping of roles, stands for; raises ValueError.
 
     Example:
         >>> roles_of({"compute": "bfloat16"}) == roles_of("mixed")

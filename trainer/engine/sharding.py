@@ -77,32 +77,19 @@ def read_rule(pattern: str, axes: str, owner: str, component: str) -> Rule:
 class ShardingRules:
     """Decides which mesh axes split the parameters of a run.
 
-    The first rule of the experiment that matches a parameter decides, and nothing is added to it.
-    For any other parameter the first default of the model that matches decides, and "fsdp" then
-    splits the longest dimension that the default leaves free and that the axis divides. An axis
-    that the mesh lacks, or whose size is 1, splits nothing.
-
-    Args:
-        mesh: the mesh.
-        rules: the experiment's `sharding`, pattern -> axes, in their order.
-        model: the model, whose attributes `sharding` and `heads` are read, if it has them; see
-            `trainer.models.Model`.
-
-    Attributes:
-        mesh: the mesh.
-
-    Raises:
-        ComponentError: a rule cannot be read; see `read_rule`.
-
     Example:
         >>> import jax
-        >>> from trainer.engine.sharding import ShardingRules
         >>> mesh = jax.sharding.AbstractMesh((4, 2), ("fsdp", "tensor"))
         >>> rules = ShardingRules(mesh, {"head/.*": "- tensor"})
         >>> leaf = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")
         >>> rules.axes_of({"head": {"kernel": leaf(8, 10)}, "scale": leaf(3, 8)})
         {'head/kernel': ((), ('tensor',)), 'scale': ((), ('fsdp',))}
     """
+
+    # The first rule of the experiment that matches a parameter decides, and nothing is added to it.
+    # For any other parameter the first default of the model that matches decides, and "fsdp" then
+    # splits the longest dimension that the default leaves free and that the axis divides. An axis
+    # that the mesh lacks, or whose size is 1, splits nothing.
 
     def __init__(
         self, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] | None = None, model: Any = None

@@ -362,21 +362,18 @@ def _split(batch: Batch, count: int) -> dict[str, Any]:
 class StepMetrics(Mapping[str, Any]):
     """The metrics of a step, or of each step of a block; a pytree of few arrays.
 
-    A program that returned each metric as an array of its own would take longer to call than some
-    small models take to compute.
-
-    Attributes:
-        arrays: one array for each dtype, [..., metrics]; the leading axes count steps and trials.
-        names: the names of the metrics in each array, in their order.
-
     Example:
         >>> metrics = StepMetrics.pack({"loss": jnp.float32(2), "finite": jnp.bool_(True)})
         >>> {name: value.item() for name, value in metrics.items()}
         {'loss': 2.0, 'finite': 1}
     """
 
+    # A program that returned each metric as an array of its own would take longer to call than some
+    # small models take to compute.
+
+    # one array for each dtype, [..., metrics]; the leading axes count steps and trials
     arrays: tuple[Any, ...]
-    names: tuple[tuple[str, ...], ...]
+    names: tuple[tuple[str, ...], ...]  # of the metrics in each array
 
     @classmethod
     def pack(cls, metrics: Mapping[str, Any]) -> "StepMetrics":
