@@ -87,14 +87,7 @@ def model_of(params: optax.Params) -> Iterator[None]:
 
 
 def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Declaration]:
-    """Lists the matrices that the optimizers inside an init function work on.
-
-    Args:
-        init: the `init` of an optimizer, of a chain of them or of an `optim.Optimizer`.
-        params: a pytree of arrays, or of shapes and dtypes; nothing is computed.
-
-    Returns:
-        One declaration for each optimizer of matrices, and one for each `doubt`.
+    """Lists the matrices and doubts of the optimizers inside an init function; computes nothing.
 
     Example:
         >>> import jax, optim

@@ -67,29 +67,6 @@ def divide(
 ) -> list[Any]:
     """Applies a function to the matrices of many parameters; each device computes a share of them.
 
-    The devices are those of the mesh that `jax.set_mesh` has set around the call, or around the
-    call of the jitted function that contains it. Without a mesh, on one device, inside shard_map
-    and with explicit axes, every device computes all matrices.
-
-    Matrices of equal shapes are stacked across parameters, and distributed so that every device has
-    about the same cost.
-
-    Args:
-        function: takes an array [k, ...] of each of `batches`, and returns a pytree of arrays
-            [k, ...]. It treats each of the k matrices alone, and has no collectives.
-        *batches: lists with an array [n, rows, columns] for each parameter. The number n may differ
-            between parameters, not between lists.
-        cost: takes a shape [rows, columns] of the first list, and returns the cost of such a
-            matrix, in any unit.
-        by_rows: the same function, computed by several devices together: it takes the arrays [k,
-            ...], of which each of these devices has a copy, and `axes`, the names of the mesh axes
-            along which they exchange what they compute. It returns this device's rows of the arrays
-            [k, rows, columns] that `function` returns; all devices have equally many. None for a
-            function that needs whole matrices.
-
-    Returns:
-        For each parameter the result of the function.
-
     Example:
         >>> import jax, numpy as np
         >>> from jax.sharding import Mesh
@@ -99,6 +76,13 @@ def divide(
         >>> [float(x[0, 0, 0]) for x in roots]
         [2.0, 3.0]
     """
+    # Without a mesh of several devices with automatic axes, every device computes all matrices.
+    # `batches` are lists with an array [n, rows, columns] for each parameter, whose n may differ
+    # between parameters. `function` takes an array [k, ...] of each list, and returns a pytree of
+    # arrays [k, ...]; it treats each of the k matrices alone, and has no collectives. `cost` is of
+    # a matrix of the first list, in any unit. `by_rows` is the same function, computed by several
+    # devices together: it takes arrays of which each of them has a copy, and the `axes` of the mesh
+    # along which they exchange what they compute, and returns this device's rows.
     rows = list(zip(*batches, strict=True))
     if not is_divided():
         return [function(*row) for row in rows]
@@ -149,17 +133,14 @@ def is_divided() -> bool:
 def assign_to_devices(
     numbers: Sequence[int], costs: Sequence[float], devices: int
 ) -> list[np.ndarray]:
-    """Distributes matrices to devices: the costliest first, each to the least loaded device.
-
-    `numbers` and `costs` are, for each shape, how many matrices have it and the cost of one.
-    Returns, for each shape, how many of its matrices each device gets, int [devices]. The costliest
-    share is at most 4/3 of the best possible (Graham, Bounds on Multiprocessing Timing Anomalies,
-    1969), and the shares are equal where the devices divide every number.
+    """Distributes matrices of each shape: the costliest first, each to the least loaded device.
 
     Example:
         >>> [share.tolist() for share in assign_to_devices([3, 4], [8.0, 2.0], 2)]
         [[2, 1], [0, 4]]
     """
+    # The costliest share is at most 4/3 of the best possible (Graham, Bounds on Multiprocessing
+    # Timing Anomalies, 1969), and the shares are equal where the devices divide every number.
     shares = [np.zeros(devices, int) for _ in numbers]
     # The device breaks ties: every process computes the shares, and all must find the same.
     loads = [(0.0, device) for device in range(devices)]

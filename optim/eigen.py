@@ -36,7 +36,6 @@ def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
 
 def grams_of_sides(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
     """Returns X X^T and X^T X of X [..., rows, columns]; () for a side that is too long."""
-    # With "shorter" for `sides`, the longer side of a matrix is too long.
     if sides == "shorter":
         max_size = min(max_size, *x.shape[-2:])
     return Sides(*gram_matrices(x, max_size))

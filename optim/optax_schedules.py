@@ -20,8 +20,6 @@ def traceable(factory: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the factory of this module that replaces another, or the factory itself.
 
     Example:
-        >>> import jax, optax
-        >>> from optim.optax_schedules import traceable
         >>> factory = traceable(optax.exponential_decay)
         >>> halved = jax.jit(lambda rate: factory(1.0, transition_steps=1, decay_rate=rate)(2))
         >>> print(halved(0.5))

@@ -10,8 +10,6 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 def path_name(path: tuple[Any, ...]) -> str:
     """Joins the keys of a jax key path by "/", on one line, with control characters escaped."""
-    # The name for the path of a bare array is "params".
-
     # The path of parameters that are a single array is empty.
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
     if name.isprintable():
@@ -23,17 +21,15 @@ def path_name(path: tuple[Any, ...]) -> str:
 def names(tree: Any) -> list[str]:
     """Returns the path names of a tree's leaves, in the order of the leaves; two may be the same.
 
-    A node whose only child is `value`, such as a variable of flax.nnx, has the name of its value:
-    "dense/kernel", and not "dense/kernel/value".
-
     Example:
         >>> names({"dense": {"kernel": 1.0, "bias": 0.0}, "layers": [2.0, 3.0]})
         ['dense/bias', 'dense/kernel', 'layers/0', 'layers/1']
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     if any(path and path[-1] == _VALUE for path in paths):
-        # The number of leaves below each node. A node with other children than `value` keeps the
-        # key: without it, one leaf's name would be the beginning of the others'.
+        # A node whose only child is `value`, such as a variable of flax.nnx, has the name of its
+        # value: "dense/kernel", not "dense/kernel/value". One with other children keeps the key:
+        # without it, one leaf's name would be the beginning of the others'.
         below = Counter(path[:end] for path in paths for end in range(len(path)))
         alone = [len(path) > 1 and path[-1] == _VALUE and below[path[:-1]] == 1 for path in paths]
         paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
@@ -60,6 +56,5 @@ def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
 
 
 def unflatten(like: Any, by_path: dict[str, Any]) -> Any:
-    """Builds a tree like `like` from leaves by path name; raises KeyError if one is missing."""
-    # It inverts `flatten`.
+    """Inverts `flatten`: builds a tree like `like` from leaves by name; KeyError if one lacks."""
     return jax.tree.unflatten(jax.tree.structure(like), [by_path[name] for name in names(like)])

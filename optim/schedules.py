@@ -401,12 +401,11 @@ def piecewise(
 def fit_after(warmup: int, last: int, total: int) -> int | None:
     """Returns the length of the last phase between warm-up and end; None if it does not fit.
 
-    In a run of one step, where "5%" is one step for both, the warm-up has precedence.
-
     Example:
         >>> fit_after(10, 20, total=100), fit_after(1, 1, total=1), fit_after(60, 50, total=100)
         (20, 0, None)
     """
+    # In a run of one step, where "5%" is one step for both, the warm-up has precedence.
     last = 1 - warmup if total == max(warmup, last) == 1 else last
     return last if warmup + last <= total else None
 
@@ -420,7 +419,6 @@ def interpolate(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Ar
     """Returns the value at a fraction of the way from `start` to `end`, in the default float type.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> float(interpolate(1.0, 3.0, jnp.asarray(0.25)))
         1.5
     """
@@ -430,13 +428,11 @@ def interpolate(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Ar
 def fraction(step: ArrayLike, begin: int, end: int) -> jax.Array:
     """Returns (step - begin) / (end - begin), clipped to [0, 1], in the default float type.
 
-    A phase whose `end` is its `begin` is over from this step on.
-
     Example:
         >>> [float(fraction(step, 2, 6)) for step in (0, 2, 3, 6, 9)]
         [0.0, 0.0, 0.25, 1.0, 1.0]
     """
-    if begin == end:
+    if begin == end:  # the phase is over from this step on
         return default_float(jnp.asarray(step) >= end)
     # Integers are subtracted because float32 does not represent steps above 2**24 exactly.
     return default_float(jnp.clip(jnp.asarray(step) - begin, 0, end - begin)) / (end - begin)
