@@ -28,10 +28,7 @@ _OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 def or_type_of_default(hint: Any, default: Any) -> Any:
     """Returns the annotation of a parameter, or the type of its default; Any if neither says it.
 
-    Both are `inspect.Parameter.empty` if the parameter has none.
-
     Example:
-        >>> import inspect
         >>> or_type_of_default(inspect.Parameter.empty, 0.9)
         <class 'float'>
     """
@@ -44,9 +41,6 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
 
 def widen_to_float(hint: Any, default: Any) -> Any:
     """Returns an annotation that also accepts a float."""
-    # For a parameter without an annotation, it accepts a float or a schedule, and None if that is
-    # the default.
-
     # Union, because `float | hint` raises TypeError if the hint is a string.
     if hint is not inspect.Parameter.empty:
         return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
@@ -57,12 +51,8 @@ def widen_to_float(hint: Any, default: Any) -> Any:
 def union_members(hint: Any) -> list[Any]:
     """Returns the annotations that a union consists of, without aliases and Annotated.
 
-    Members of unions inside the union are included. An annotation that is not a union is its only
-    member.
-
     Example:
-        >>> from typing import Annotated
-        >>> union_members(Annotated[int | str, "steps"] | None)
+        >>> union_members(typing.Annotated[int | str, "steps"] | None)
         [<class 'int'>, <class 'str'>, <class 'NoneType'>]
     """
     while True:
@@ -128,21 +118,6 @@ def takes_int(hint: Any) -> bool:
     return int in parts and float not in parts and not accepts_anything(hint)
 
 
-def takes_number(hint: Any) -> bool:
-    """Returns whether an annotation names int or float."""
-    return not accepts_anything(hint) and not {int, float}.isdisjoint(union_members(hint))
-
-
-def takes_none(hint: Any) -> bool:
-    """Returns whether an annotation accepts None."""
-    return accepts_anything(hint) or type(None) in union_members(hint)
-
-
-def takes_leaf(hint: Any) -> bool:
-    """Returns whether an annotation accepts a string, a number or a boolean."""
-    return accepts_anything(hint) or any(is_scalar(part) for part in union_members(hint))
-
-
 def takes_dtype(hint: Any) -> bool:
     """Returns whether an annotation accepts a dtype, as `jax.typing.DTypeLike` does."""
     # numpy.dtype is one of the members of jax.typing.DTypeLike.
@@ -183,8 +158,7 @@ def choices(hint: Any) -> list[str]:
     """Returns the strings that an annotation lists with Literal.
 
     Example:
-        >>> from typing import Literal
-        >>> choices(Literal["nearest", "master"] | None)
+        >>> choices(typing.Literal["nearest", "master"] | None)
         ['nearest', 'master']
     """
     literals = [part for part in union_members(hint) if is_literal(part)]

@@ -260,7 +260,7 @@ class _Traversal:
         return kind(built) if self.calling else built
 
     def _dict(self, tree: dict, slot: Slot, path: str) -> dict:
-        key_slot = slot.of_keys()
+        key_slot = replace(slot, hint=signatures.entries(slot.hint)[0], default=None)
         built, mistakes = {}, _Mistakes()
         for key, item in tree.items():
             with mistakes.collected():

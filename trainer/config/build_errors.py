@@ -80,6 +80,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
     words = "a mask" if slot.takes_mask else annotations.describe(slot.hint)
     words = "the name of a dtype" if slot.takes_dtype else words
     text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."
+    parts, anything = annotations.union_members(slot.hint), annotations.accepts_anything(slot.hint)
     if isinstance(tree, Call):
         if tree.name == "optim.optimizer":
             text += (
@@ -100,7 +101,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += f" {annotations.dtype_advice(tree)}"
     elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
-    elif isinstance(tree, str) and _is_number(tree) and annotations.takes_number(slot.hint):
+    elif isinstance(tree, str) and _is_number(tree) and not anything and {int, float} & {*parts}:
         text += " A number is written without quotes."
     elif isinstance(tree, float) and annotations.takes_int(slot.hint) and tree.is_integer():
         text += f" Write it as {int(tree):_}." if abs(tree) < 1e15 else ""
@@ -113,7 +114,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             " Only numbers of steps have units: arguments that are named like warmup_steps, or"
             " annotated like Annotated[int, 'steps']."
         )
-    elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
+    elif isinstance(tree, str) and tree.lower() == "none" and (anything or type(None) in parts):
         text += " The value None is written None in Gin and null in YAML."
     elif words == "a Space" and isinstance(tree, list):
         text += (
@@ -126,7 +127,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += " A value that all trials have is written under set, not under space."
     elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
         text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
-    elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
+    elif annotations.takes_function(slot.hint) or not any(map(annotations.is_scalar, parts)):
         text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
 

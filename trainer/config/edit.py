@@ -89,9 +89,7 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
 
 
 def without(config: Config, path: str) -> Config:
-    """Returns the config without the value at a path; an argument then has its default.
-
-    Raises KeyError if the path does not exist. `config` itself is not changed.
+    """Returns a copy of a config without the value at a path; KeyError if there is none.
 
     Example:
         >>> from trainer import config

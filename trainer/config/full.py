@@ -41,9 +41,7 @@ def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
 
 
 def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict[str, str]]:
-    """Adds the defaults of every call to the tree of a config.
-
-    Returns the tree, and path -> text for the defaults that a config cannot spell.
+    """Returns a tree with all defaults, and path -> text for those that a config cannot spell.
 
     Example:
         >>> from trainer import config

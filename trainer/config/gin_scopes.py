@@ -290,7 +290,11 @@ class UnusedBindings:
         name, why, unknown = binding.name, "", None
         if name == MACRO:
             if binding.scopes not in self._named_macros:
-                raise ConfigError(self._why_macro(binding), binding.source)
+                used = ["/".join(scopes) for scopes in self._called.get(MACRO, ()) if scopes]
+                macro = "/".join(binding.scopes)
+                near = known_names(macro, used, "Macros that are used")
+                text = f"Nothing reads {binding}. Use it as %{macro}, or remove it. {near}"
+                raise ConfigError(text, binding.source)
             why = "Only bindings without effect read it."
         elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
             why = f"{self._overriding(binding)} it wherever {self._full_name(name)} is called."
@@ -374,12 +378,6 @@ class UnusedBindings:
         if near is not None:
             hint = f"It calls {near} ({self._resolver.where[near]}): is one of the two misspelled?"
         return f"This config never calls {name}, so nothing reads this. {hint}"
-
-    def _why_macro(self, binding: Binding) -> str:
-        used = ["/".join(scopes) for scopes in self._called.get(MACRO, ()) if scopes]
-        macro = "/".join(binding.scopes)
-        near = known_names(macro, used, "Macros that are used")
-        return f"Nothing reads {binding}. Use it as %{macro}, or remove it. {near}"
 
     def _why_scope(self, binding: Binding) -> str:
         within = sorted(self._scopes(binding.name))

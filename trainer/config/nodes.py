@@ -136,9 +136,6 @@ def check_key(key: Any, source: Source) -> None:
 
 def check_leaf(value: Any, source: Source) -> None:
     """Raises ConfigError for a leaf that a config cannot contain, such as NaN."""
-    # The others are an integer of more than 64 bits, a string with half of a surrogate pair, and an
-    # object of another type.
-
     # NaN is not equal to itself: such a config would differ from its own config.yaml.
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError("The value is NaN, which a config cannot contain.", source)

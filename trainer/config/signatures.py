@@ -48,8 +48,6 @@ class Function:
 
     def bind(self, values: Mapping[str, Any]) -> functools.partial:
         """Returns a partial with arguments bound by name; the value of *args is a list."""
-        # Positional-only arguments are in their positions.
-
         # Python takes the values of *args only behind all positional arguments, so that these are
         # passed by position as well, their defaults included.
         spread = any(
@@ -193,10 +191,6 @@ class Slot:
         ]
         return slots, kind
 
-    def of_keys(self) -> "Slot":
-        """Returns the slot of the keys of a dict; raises TypeMismatch."""
-        return replace(self, hint=entries(self.hint)[0], default=None)
-
     def of_entry(self, key: Key) -> "Slot":
         """Returns the slot of a value of a dict; raises TypeMismatch if a dict is not accepted."""
         name = f"{self.argument}.{key}"
@@ -209,8 +203,6 @@ class TypeMismatch(Exception):
 
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
     """Converts a leaf to the annotated type, 3 to 3.0, a string to a Path; raises TypeMismatch.
-
-    An integer becomes a float if `default` is one.
 
     Example:
         >>> leaf(3, float | None)
@@ -254,7 +246,6 @@ def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
 
 def items(hint: Any, count: int) -> tuple[list[Any], type]:
     """Returns the annotations of a list's elements, and its type; raises TypeMismatch."""
-    # It accepts no list, or none of this length.
     if accepts_anything(hint):
         return [Any] * count, list
     elements: list[Any] = []

@@ -188,9 +188,7 @@ def _hparams(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 
 
 def split_path(tree: Tree, path: str) -> list[Key]:
-    """Splits a path into keys of a tree; raises KeyError if the path does not exist.
-
-    A key may contain dots; the longest matching key is taken.
+    """Splits a path into keys of a tree, the longest that match; KeyError if it does not exist.
 
     Example:
         >>> split_path({"blocks.0": {"width": 64}}, "blocks.0.width")

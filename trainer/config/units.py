@@ -30,8 +30,6 @@ _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}[A-Za-z]?\s*[%A-Za-z]*\s*")
 def quantity(text: str) -> tuple[Fraction, str] | None:
     """Returns a number and its unit, "%", "step", "epoch", "example" or "token"; else None.
 
-    K, M, B and T stand for 10**3, 10**6, 10**9 and 10**12 steps, examples or tokens.
-
     Example:
         >>> quantity("1_000 examples"), quantity("1.5K tokens"), quantity("fast")
         ((Fraction(1000, 1), 'example'), (Fraction(1500, 1), 'token'), None)

@@ -27,8 +27,6 @@ def nearest(word: str, known: Iterable[Key]) -> str | None:
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
     """Returns a sentence that suggests the nearest known name, or lists all; "" if there are none.
 
-    `there_is` begins the sentence with the list.
-
     Example:
         >>> known_names("widht", ["width", "depth"])
         "Did you mean 'width'?"
@@ -43,9 +41,7 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
 
 
 def listing(names: Sequence[str], most: int = 8) -> str:
-    """Joins names by commas.
-
-    Names beyond the first `most` are only counted.
+    """Joins names by commas; those beyond the first `most` are only counted.
 
     Example:
         >>> listing(["a", "b", "c"], most=2)
@@ -207,10 +203,6 @@ def summary(error: BaseException, package: str) -> str:
 def cause(error: BaseException) -> str:
     """Returns the type and the message of an exception on one line, and where it was raised.
 
-    That is the last line of the user's code, or the last line if the user's code has no part in it.
-    jax passes on an exception of a host callback as text, with its traceback; the result is then
-    about that exception.
-
     Example:
         >>> def fail():
         ...     raise ValueError("It is too large.")
@@ -222,7 +214,7 @@ def cause(error: BaseException) -> str:
     """
     text = f"{type(error).__name__}: {error}"
     where = location(error) or location(error, "")
-    if found := _IN_TEXT.fullmatch(str(error)):
+    if found := _IN_TEXT.fullmatch(str(error)):  # jax passes on those of host callbacks as text
         file, line, text = found.groups()
         where = f" ({_shown(file)}:{line})"
     return f"{' '.join(text.split()).rstrip('.: ')}{where}"
