@@ -83,7 +83,15 @@ class ArrayDataset:
             _check_arrays(split, name, which)
         count = _count(train, name, "training")
         self.splits = {"test": _count(test, name, "test")}
-        _check_same(train, test, name)
+        kinds = [
+            {key: (array.shape[1:], array.dtype) for key, array in sorted(split.items())}
+            for split in (train, test)
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{name} needs training and test arrays of the same keys, shapes and dtypes, but "
+                f"got {kinds[0]} and {kinds[1]}."
+            )
         self._train, self._eval = dict(train), {"test": dict(test)}
         if validation is not None:
             chosen = choose_validation(validation, validation_seed, count, name)
@@ -279,14 +287,3 @@ def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
             f"leading axes, but got {found}."
         )
     return next(iter(lengths.values()))
-
-
-def _check_same(train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray], name: str) -> None:
-    def kinds(split: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        return {key: (array.shape[1:], array.dtype) for key, array in sorted(split.items())}
-
-    if kinds(train) != kinds(test):
-        raise ValueError(
-            f"{name} needs training and test arrays of the same keys, shapes and dtypes, but got "
-            f"{kinds(train)} and {kinds(test)}."
-        )

@@ -14,9 +14,6 @@ _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex1
 def dtype_fault(dtype: Any) -> str | None:
     """Returns why jax has no arrays of a dtype, and what to store instead; None if it has.
 
-    The text follows the dtype in a sentence, and has no last full stop. The dtype may be one of
-    jax's own, such as that of keys.
-
     Example:
         >>> dtype_fault(np.dtype("int64"))
         >>> dtype_fault(np.dtype(">f4"))
@@ -42,9 +39,6 @@ def dtype_fault(dtype: Any) -> str | None:
 
 def value_fault(x: Any) -> str | None:
     """Returns which value of an array jax would change, and what to store instead; else None.
-
-    The text follows the array in a sentence, and has no last full stop. jax must have the dtype of
-    x.
 
     Example:
         >>> value_fault(np.arange(3))

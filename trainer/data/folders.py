@@ -101,8 +101,7 @@ def base_name(name: str) -> str:
 
 @contextlib.contextmanager
 def opened(directory: Path, hint: str = "Remove") -> Iterator[Any]:
-    """Gives TFDS's builder of a prepared data set; raises ValueError if it cannot be read."""
-    # Also where the block raises another error than Refused. The message ends with `hint`.
+    """Gives TFDS's builder of a prepared data set; ValueError if it, or the block, cannot read."""
     try:
         check_folder(directory)  # before TFDS, which imports the classes that the files name
         import tensorflow_datasets

@@ -14,12 +14,7 @@ _ROUNDS = 8
 def process_rows(
     batch_size: int, name: str, rank: int | None = None, size: int | None = None
 ) -> slice:
-    """Returns the rows of a whole batch that are part `rank` of `size` equal parts.
-
-    If both are None, there is a part for each process of jax, and the part is this process's: what
-    a data set gets that is read without a mesh, or by another one that does not know of parts.
-
-    Raises ValueError if the batch does not divide into the parts, or there is no such part.
+    """Returns the rows of part `rank` of `size` of a batch, None for this process's; ValueError.
 
     >>> process_rows(12, "data.mine", rank=1, size=3)
     slice(4, 8, None)
@@ -56,7 +51,6 @@ def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     """Returns the indices of the examples in the order of an epoch, int [size]."""
-    # It is a pure function of the arguments.
     words = random_words(seed, epoch, 0, size)
     order = np.argsort(words)  # a third of the time of a stable sort
     ordered = words[order]

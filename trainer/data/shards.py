@@ -28,19 +28,9 @@ class NoShards(ValueError):
 
 
 class TokenStream:
-    """The tokens of several arrays, one after the other.
-
-    Args:
-        sizes: number of tokens of each array, at least 1.
-        read: `read(pieces)` yields the tokens of each `Piece`, arrays of integers.
-        fingerprint: returns a hash of all tokens.
-
-    Attributes:
-        sizes: number of tokens of each array.
+    """The tokens of several arrays of `sizes`, each at least 1, one after the other.
 
     Example:
-        >>> import numpy as np
-        >>> from trainer.data.shards import TokenStream
         >>> stream = TokenStream.of_arrays([np.arange(3), np.arange(10, 14)])
         >>> len(stream), stream.windows(np.array([1, 5]), 3).tolist()
         (7, [[1, 2, 10], [12, 13, 0]])

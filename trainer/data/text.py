@@ -100,8 +100,13 @@ def text(
     """
     documents = find_documents(files, separator)
     plan = TextPlan(documents, tokenizer, vocab_size, validation, test, split_seed, end_of_text)
-    if tokenizer in ("bytes", "bpe"):
-        _check_length(documents, length)
+    size, number = documents.size, len(documents.files)
+    # Each document adds one token; its separator took at least one byte.
+    if tokenizer in ("bytes", "bpe") and number and size + number <= length:
+        raise ValueError(
+            f"A sequence has length + 1 = {length + 1} tokens, but the text ({documents}) has "
+            f"{size} bytes. Give more text as `files`, or choose a smaller length."
+        )
     root = data_root(data_dir)
     folder = root / "text" / plan.key(root / "text" / _UNCHANGED)
     opened = _open(folder, end_of_text)
@@ -134,17 +139,6 @@ def text(
     )
     dataset.plan_warnings = plan.too_few(loaded.vocab_size)
     return dataset
-
-
-def _check_length(documents: "Documents", length: int) -> None:
-    """Refuses a text that is certainly shorter than a sequence, before its tokens are made."""
-    size = documents.size
-    # Each document adds one token; its separator took at least one byte.
-    if documents.files and size + len(documents.files) <= length:
-        raise ValueError(
-            f"A sequence has length + 1 = {length + 1} tokens, but the text ({documents}) has "
-            f"{size} bytes. Give more text as `files`, or choose a smaller length."
-        )
 
 
 @dataclass(frozen=True)
@@ -294,9 +288,7 @@ class Documents:
     stamps: tuple[Stamp, ...] = ()  # those of the files, when they were found
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the documents in the order of the files."""
-        # Raises ValueError if a file cannot be read, a document is empty, or the separator is
-        # nowhere.
+        """Yields the documents in the order of the files; raises ValueError."""
         yield from (document for _, document in self._named())
 
     def _named(self) -> Iterator[tuple[str, bytes]]:
@@ -378,17 +370,12 @@ class Documents:
         # A file that was written just now may change again without another time: keep no hash.
         newest = max(max(stamp.modified, stamp.changed) for stamp in self.stamps)
         if record is not None and newest < now - _RACY:
-            _write_aside(record, digest.hexdigest())
+            aside = record.with_name(f"{record.name}.{os.getpid()}")
+            with contextlib.suppress(OSError):  # the file only saves time
+                record.parent.mkdir(parents=True, exist_ok=True)
+                aside.write_text(digest.hexdigest(), "ascii")
+                aside.replace(record)
         return digest.hexdigest()
-
-
-def _write_aside(file: Path, text: str) -> None:
-    """Writes a file that only saves time, if possible."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, "ascii")
-        aside.replace(file)
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:

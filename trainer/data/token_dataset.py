@@ -43,37 +43,10 @@ class TokenDataset:
       `token_bytes` is None;
     - `mask`, float32 [batch, length], in evaluation only: 0 for padding.
 
-    Args:
-        train: the stream to train on.
-        evaluated: "validation", "test" or both -> the stream of the split.
-        length: number of positions of an example.
-        batch_size: examples per training batch, over all processes.
-        vocab_size: number of different tokens.
-        end_of_text: the token before each document; None if it is not known.
-        token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if it is
-            not known.
-        prefix_bytes: how many bytes the tokens of a document stand for in excess of its own; they
-            are not counted for its first token.
-        tokenizer: the tokenizer of the tokens; None if it is not known.
-        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
-        eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None or
-            more than there are for all.
-        order: "shuffled" or "stream", the order of the training sequences.
-        documents: whether batches have the field `documents`, if `end_of_text` is known.
-        name: the name of the data set in error messages.
-
-    Attributes:
-        splits: split -> number of examples that `evaluate` yields, the last of which may be padded.
-        tokens_per_example: `length`.
-        plan_warnings: sentences that the plan of a run repeats.
-
-    Raises:
-        ValueError: an argument is out of its range, or a stream is shorter than a sequence.
+    The arguments are those of `data.tokens`, with streams in place of shards, and what is known of
+    their tokenizer.
 
     Example:
-        >>> import numpy as np
-        >>> from trainer.data.shards import TokenStream
-        >>> from trainer.data.token_dataset import TokenDataset
         >>> stream = TokenStream.of_arrays([np.arange(10)])
         >>> sizes = {"length": 3, "batch_size": 2, "vocab_size": 10}
         >>> dataset = TokenDataset(stream, {"test": stream}, **sizes)
@@ -92,6 +65,8 @@ class TokenDataset:
         batch_size: int,
         vocab_size: int,
         end_of_text: int | None = None,
+        # How many bytes of text each token stands for, int32 [vocab_size], and by how many those of
+        # a document exceed its own, which its first token does not count.
         token_bytes: np.ndarray | None = None,
         prefix_bytes: int = 0,
         tokenizer: "Tokenizer | None" = None,

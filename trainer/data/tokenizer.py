@@ -20,12 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 class ByteTokenizer:
     """The bytes of a text in UTF-8 are its tokens, 0 to 255, and 256 is `end_of_text`.
 
-    Attributes:
-        token_bytes: how many bytes of text each token stands for, int32 [vocab_size].
-        prefix_bytes: 0; see `trainer.data.tokenizer.SubwordTokenizer`.
-
     Example:
-        >>> from trainer.data.tokenizer import ByteTokenizer
         >>> tokenizer = ByteTokenizer()
         >>> tokenizer.encode("né"), tokenizer.decode([110, 195, 169, 256])
         ([110, 195, 169], 'né')
@@ -33,8 +28,8 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_of_text = 256
-    token_bytes = np.array([1] * 256 + [0], np.int32)
-    prefix_bytes = 0
+    token_bytes = np.array([1] * 256 + [0], np.int32)  # of text, for each token
+    prefix_bytes = 0  # see `SubwordTokenizer`
 
     def encode(self, text: str) -> list[int]:
         """Returns the bytes of a text; raises ValueError as `to_utf8` does."""

@@ -102,7 +102,12 @@ def tokens(
         raise absent from error
     for split, given in evaluated.items():
         paths[split] = find_shards(given, f"The shards of {split}=")
-    _check_disjoint(paths)
+    owners: dict[Path, str] = {}
+    for split, file in ((split, file) for split, files in paths.items() for file in files):
+        if (owner := owners.setdefault(file.resolve(), split)) != split:
+            raise ValueError(
+                f"{file} is a shard of both {owner} and {split}. Give each split its own files."
+            )
     streams = {split: TokenStream.of_files(files) for split, files in paths.items()}
     file = paths["train"][0].with_name(FILE) if tokenizer is None else Path(tokenizer).expanduser()
     loaded = None
@@ -138,17 +143,6 @@ def tokens(
 def _declared(count: int) -> TokenStream:
     """Returns a stream of which only the length is known."""
     return TokenStream([count], lambda _: iter(()), lambda: "")
-
-
-def _check_disjoint(paths: dict[str, list[Path]]) -> None:
-    owners: dict[Path, str] = {}
-    for split, files in paths.items():
-        for path in files:
-            owner = owners.setdefault(path.resolve(), split)
-            if owner != split:
-                raise ValueError(
-                    f"{path} is a shard of both {owner} and {split}. Give each split its own files."
-                )
 
 
 def _largest(streams: dict[str, TokenStream], vocab_size: int | None) -> int:
