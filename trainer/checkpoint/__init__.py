@@ -3,6 +3,7 @@
 Only this package imports orbax, when several processes save or such a checkpoint is read, and
 safetensors, when parameters are exported.
 """
+# ruff: noqa: F401  # what other packages import from here; users import lockstep
 
 from trainer.checkpoint.commit import check_not_lost, holds_results
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
@@ -23,26 +24,3 @@ from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.leaf_file import export
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.renaming import rename
-
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "CorruptCheckpoint",
-    "Info",
-    "UnlikeCheckpoint",
-    "check",
-    "check_not_lost",
-    "diff",
-    "digests",
-    "distances",
-    "export",
-    "holds_results",
-    "leaf_names",
-    "leaves_digest",
-    "load_leaves",
-    "load_params",
-    "load_parts",
-    "ls",
-    "misfits",
-    "rename",
-]

@@ -112,11 +112,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def holds_results(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a checkpoints/ directory has more than the files of an interrupted save.
-
-    Args:
-        directory: may not exist.
-    """
+    """Returns whether a checkpoints/ directory has more than the files of an interrupted save."""
     root = Path(directory)
     if not root.is_dir():
         return root.exists()
@@ -124,16 +120,8 @@ def holds_results(directory: str | os.PathLike[str]) -> bool:
 
 
 def check_not_lost(directory: str | os.PathLike[str]) -> None:
-    """Checks that a run has not lost every checkpoint.
-
-    A run must not start anew in such a folder, because it would erase the metrics.
-
-    Args:
-        directory: a checkpoints/ directory, which may not exist yet.
-
-    Raises:
-        CheckpointError: every checkpoint was set aside as damaged.
-    """
+    """Raises CheckpointError if every checkpoint of a run was set aside as damaged."""
+    # A run must not start anew in such a folder, because it would erase the metrics.
     home = Path(directory) / DAMAGED
     if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
         raise CheckpointError(
@@ -149,9 +137,6 @@ def check_not_lost(directory: str | os.PathLike[str]) -> None:
 class Retention:
     """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps."""
 
-    # It keeps at least 1 of the newest. `mode` is 'max' or 'min'; of two equal metrics the earlier
-    # one is better.
-
     def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
         if latest < 1 or best < 0:
             raise ValueError(
@@ -162,7 +147,8 @@ class Retention:
             raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
         self._latest = latest
         self._best = best
-        self._sign = -1 if mode == "max" else 1  # sorted() puts the best metric first
+        # sorted() puts the best metric first, and of two equal ones the earlier.
+        self._sign = -1 if mode == "max" else 1
         self._always = frozenset(always)
         self._metrics: dict[int, float] = {}
         self._later_metrics: dict[int, float] = {}

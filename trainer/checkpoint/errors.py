@@ -20,17 +20,9 @@ class UnlikeCheckpoint(CheckpointError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """Raised if the files of a checkpoint are not as they were saved.
+    """Raised if the files of a checkpoint are not as they were saved; not for a failing disk."""
 
-    A disk that cannot be read at the moment raises OSError instead.
-
-    Args:
-        message: a part of a sentence, without a full stop.
-        problems: one line for each damaged leaf or file.
-
-    Attributes:
-        problems: the lines.
-    """
+    # The message is a part of a sentence; `problems` has a line for each damaged leaf or file.
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)

@@ -1,7 +1,8 @@
 """Inspects checkpoints without a program: ls, check, diff, distances, parameters for a warm start.
 
 The functions take a workdir, a checkpoints/ directory or its damaged/ directory, and change nothing
-on disk.
+on disk. They raise CheckpointError if there is no such checkpoint, CorruptCheckpoint if what they
+read of it is damaged, and OSError if the disk cannot be read.
 """
 
 from __future__ import annotations
@@ -37,17 +38,7 @@ class Info(NamedTuple):
 
 
 def ls(directory: str | os.PathLike[str]) -> list[Info]:
-    """Lists the checkpoints of a run, oldest first, from their manifests alone.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-
-    Returns:
-        An Info for each checkpoint, also for one whose manifest is damaged.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or the directory cannot be listed.
-    """
+    """Lists the checkpoints of a run, oldest first, from their manifests, damaged ones too."""
     return [_info(step, path) for step, path in _steps(directory).items()]
 
 
@@ -67,28 +58,15 @@ def _info(step: int, path: Path) -> Info:
 
 
 def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, list[str]]:
-    """Reads every leaf of checkpoints, and verifies the checksums.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint; None for all.
-
-    Returns:
-        Step -> a line for each problem; no lines for an intact checkpoint.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-        OSError: the disk cannot be read.
-    """
-    return {number: _problems(path) for number, path in _steps(directory, step).items()}
-
-
-def _problems(path: Path) -> list[str]:
-    try:
-        read_arrays(path, read_manifest(path))
-    except CorruptCheckpoint as e:
-        return e.problems or [str(e)]
-    return []
+    """Verifies every leaf of a checkpoint, None for all: step -> a line for each problem."""
+    found: dict[int, list[str]] = {}
+    for number, path in _steps(directory, step).items():
+        found[number] = []
+        try:
+            read_arrays(path, read_manifest(path))
+        except CorruptCheckpoint as e:
+            found[number] = e.problems or [str(e)]
+    return found
 
 
 def diff(
@@ -97,22 +75,8 @@ def diff(
     step_b: int,
     other: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """Compares two checkpoints bit for bit.
-
-    Args:
-        directory: of the first checkpoint.
-        step_a: of the first checkpoint.
-        step_b: of the second checkpoint.
-        other: directory of the second checkpoint; None for the same one.
-
-    Returns:
-        A line for every leaf that differs.
-
-    Raises:
-        CheckpointError: a checkpoint does not exist.
-        CorruptCheckpoint: a checkpoint is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Compares two checkpoints bit for bit; a line for every leaf that differs."""
+    # `other` is the directory of the second one; None for that of the first.
     a = _steps(directory, step_a)[step_a]
     b = _steps(other if other is not None else directory, step_b)[step_b]
     manifests = read_manifest(a), read_manifest(b)
@@ -147,23 +111,10 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
 def distances(
     directory: str | os.PathLike[str], step: int, other: str | os.PathLike[str]
 ) -> dict[str, float]:
-    """Measures how far the states of two checkpoints of a step are apart.
-
-    Args:
-        directory: of the first checkpoint.
-        step: of both.
-        other: directory of the second checkpoint.
-
-    Returns:
-        Field of the state, such as "params" -> the Euclidean norm of the difference of all of its
-        floats, divided by the larger of their norms; only fields with a difference of bits. It is
-        infinite if other values than floats differ, values are not finite, or leaves are missing.
-
-    Raises:
-        CheckpointError: a checkpoint does not exist.
-        CorruptCheckpoint: a checkpoint is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Measures how far the states of two checkpoints of a step are apart, for each field."""
+    # That is the Euclidean norm of the difference of all floats of a field, such as "params",
+    # divided by the larger of their norms; fields without a difference of bits are left out. It is
+    # infinite if other values than floats differ, values are not finite, or leaves are missing.
     paths = [_steps(each, step)[step] for each in (directory, other)]
     one, two = (read_arrays(path, read_manifest(path)) for path in paths)
     unequal = dict[str, list[np.ndarray]]()  # field -> three squared norms of each leaf
@@ -198,23 +149,10 @@ def _norms(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
 
 
 def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:
-    """Compares the leaves of a checkpoint with those of a state, by its manifest alone.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint.
-        abstract_state: pytree of jax.ShapeDtypeStruct.
-
-    Returns:
-        A line for every leaf whose path, shape or dtype differs; none if the manifest is damaged
-        or cannot be read, which a restore tells.
-
-    Raises:
-        CheckpointError: there is no such step.
-    """
+    """Returns a line for every leaf whose path, shape or dtype is not that of an abstract state."""
     try:
         manifest = read_manifest(_steps(directory, step)[step])
-    except (CorruptCheckpoint, OSError):
+    except (CorruptCheckpoint, OSError):  # which a restore tells
         return []
     return mismatches(manifest, flatten(abstract_state, verbatim=True))
 
@@ -222,21 +160,8 @@ def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -
 def load_params(
     workdir: str | os.PathLike[str], step: int | None = None, prefix: str = "params"
 ) -> dict[str, Any]:
-    """Reads the parameters of another run's checkpoint, and verifies their checksums.
-
-    Args:
-        workdir: the other run's workdir, or its checkpoints/ directory.
-        step: of the checkpoint; None for the newest one.
-        prefix: path of the subtree of the state to read.
-
-    Returns:
-        Nested dicts of numpy arrays.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it has no leaf under `prefix`.
-        CorruptCheckpoint: it is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Reads a subtree of a state as nested dicts, and verifies it; None is the newest step."""
+    # Raises CheckpointError too if there is no leaf under the path `prefix`.
     _, path = max(_steps(workdir, step).items())
     tree = _subtree(path, read_manifest(path), prefix)
     if not tree:
@@ -247,21 +172,7 @@ def load_params(
 def load_parts(
     directory: str | os.PathLike[str], step: int, parts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Reads some parts of the state of a checkpoint, and verifies their checksums.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint.
-        parts: fields of the state, such as "params" and "ema".
-
-    Returns:
-        Part -> nested dicts of numpy arrays; an empty dict for a part without leaves.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-        CorruptCheckpoint: it is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Reads fields of a state, such as "params" and "ema", as nested dicts, and verifies them."""
     path = _steps(directory, step)[step]
     manifest = read_manifest(path)
     return {part: _subtree(path, manifest, part) for part in parts}
@@ -274,55 +185,20 @@ def _subtree(path: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any
 
 
 def leaves_digest(directory: str | os.PathLike[str], step: int) -> str:
-    """Computes a hash of a checkpoint: of the path, shape, dtype and checksum of each leaf.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint.
-
-    Returns:
-        The SHA-256 of these entries of its manifest, in hexadecimal digits.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-        CorruptCheckpoint: its manifest is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Returns the SHA-256 of the path, shape, dtype and checksum of each leaf of a checkpoint."""
     leaves = read_manifest(_steps(directory, step)[step])["leaves"]
     text = json.dumps(leaves, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_leaves(directory: str | os.PathLike[str], step: int) -> dict[str, np.ndarray]:
-    """Reads every leaf of a checkpoint, and verifies the checksums.
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint.
-
-    Returns:
-        Path, such as "params/head/kernel", -> array; a typed key as its key data.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-        CorruptCheckpoint: it is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Reads every leaf of a checkpoint by its path, a typed key as its data, and verifies them."""
     path = _steps(directory, step)[step]
     return read_arrays(path, read_manifest(path))
 
 
 def leaf_names(directory: str | os.PathLike[str], step: int) -> list[str]:
-    """Returns the paths of the leaves of a checkpoint, such as "params/head/kernel".
-
-    Args:
-        directory: a workdir, its checkpoints/, or its damaged/.
-        step: of the checkpoint.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-        CorruptCheckpoint: its manifest is damaged.
-    """
+    """Returns the paths of the leaves of a checkpoint, such as "params/head/kernel"."""
     return list(read_manifest(_steps(directory, step)[step])["leaves"])
 
 

@@ -83,16 +83,7 @@ def checksum(array: np.ndarray) -> str:
 
 
 def digests(tree: Any) -> dict[str, str]:
-    """Computes a hash of every leaf of a pytree.
-
-    Used to compare two states bit for bit: -0.0 and 0.0 differ, NaNs with the same bits are equal.
-
-    Args:
-        tree: pytree of arrays and typed PRNG keys that this process has as a whole.
-
-    Returns:
-        Path -> "dtype[shape]:SHA-256 of the bytes", such as "float32[64,10]:9f86d0...".
-    """
+    """Returns path -> a hash of each leaf, such as "float32[64,10]:9f86d0...", of its bits."""
     result = {}
     for name, leaf in flatten(tree, verbatim=True).items():
         data = jax.random.key_data(leaf) if is_key(leaf) else leaf

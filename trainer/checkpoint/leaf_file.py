@@ -148,17 +148,7 @@ def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:
 
 
 def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file: all of it, or nothing.
-
-    Args:
-        path: the file; one that exists is replaced.
-        arrays: name -> array; dtypes are kept, bfloat16 as well.
-        metadata: what the file says about them.
-
-    Raises:
-        ValueError: safetensors has no such dtype; the message names the array.
-        OSError: the disk cannot be written; a file that existed is unchanged.
-    """
+    """Writes or replaces a safetensors file, all of it or nothing; ValueError for its dtypes."""
     import safetensors.numpy
 
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}

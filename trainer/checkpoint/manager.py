@@ -39,27 +39,17 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one directory, written by the processes of that run.
+    """The checkpoints of one run, in one directory, written by the processes of that run."""
 
-    A save that fails, for example on a full disk, does not raise: the first of several failures is
-    logged, `error` has the reason until a later save succeeds, and older checkpoints stay. A
-    damaged checkpoint is moved to checkpoints/damaged/, and the previous intact one is used. If the
-    disk cannot be read at the moment, nothing is moved.
-
-    Args:
-        directory: WORKDIR/checkpoints; created when the first checkpoint is saved.
-        keep_latest: how many of the newest checkpoints to keep, at least 1.
-        keep_best: how many of the best checkpoints by `metric` to keep as well; 0 for none.
-        best_mode: 'max' or 'min'. A NaN or infinite metric is never best.
-        keep_always: steps whose checkpoints are never removed.
-        log: takes a line of warning; writes to stderr by default.
-        fence: called just before a checkpoint is committed, moved or removed. An exception that it
-            raises prevents that, and is raised by the next save, wait or close.
-        before_commit: called in a background thread of process 0 before a checkpoint is committed;
-            syncs the files that no checkpoint may be ahead of. If it raises OSError, the save
-            fails.
-        read_only: whether moving, removing and saving are forbidden.
-    """
+    # A save that fails, for example on a full disk, does not raise: the first of several failures
+    # is logged, `error` has the reason until a later save succeeds, and older checkpoints stay. A
+    # damaged checkpoint is moved to checkpoints/damaged/, and the previous intact one is used. If
+    # the disk cannot be read at the moment, nothing is moved.
+    # The directory is made when the first checkpoint is saved. A metric that is not finite is never
+    # best. `fence` is called just before a checkpoint is committed, moved or removed: an exception
+    # of it prevents that, and is raised by the next save, wait or close. `before_commit` is called
+    # in a background thread of process 0; it syncs the files that no checkpoint may be ahead of,
+    # and if it raises OSError, the save fails.
 
     def __init__(
         self,
@@ -102,24 +92,10 @@ class Checkpoints:
         return list(read_manifest(step_directories(self.directory)[step])["leaves"])
 
     def save(self, step: int, state: Any, *, metric: float | None = None) -> bool:
-        """Starts to save a state, after the previous save has finished.
-
-        Returns when the state's buffers may be donated to the next step; the files are written in
-        the background.
-
-        Args:
-            step: number of finished steps, at least 0.
-            state: pytree of arrays and typed PRNG keys; NamedTuples, dicts, lists, tuples, None.
-            metric: ranks the checkpoints for `keep_best`; None if it is not known.
-
-        Returns:
-            Whether the save was started. It was not if the step is saved already, or if the save
-            failed at once (`error` has the reason).
-
-        Raises:
-            ValueError: the checkpoints are read-only, or a leaf is not an array.
-            Exception: any exception of `fence`.
-        """
+        """Starts to save a state, after the previous save; returns whether it was started."""
+        # Returns when the state's buffers may be donated to the next step; the files are written in
+        # the background. It is not started if the step is saved already, or fails at once. `metric`
+        # ranks the checkpoint. Raises ValueError if a leaf is not an array.
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
         self.wait()
@@ -145,21 +121,11 @@ class Checkpoints:
         return True
 
     def record_metric(self, step: int, metric: float) -> None:
-        """Sets the metric of a checkpoint that was saved before it was evaluated.
-
-        The metric is kept in memory: the manifest on disk is not changed.
-
-        Args:
-            step: of the checkpoint.
-            metric: ranks it for `keep_best`.
-        """
+        """Sets, in memory alone, the metric of a checkpoint saved before it was evaluated."""
         self._retention.record_metric(step, float(metric))
 
     def prune(self) -> None:
-        """Removes superfluous checkpoints, as every save does after its commit.
-
-        Called at the end of a run, because `record_metric` may have changed which ones to keep.
-        """
+        """Removes superfluous checkpoints at the end, as `record_metric` may have changed them."""
         self.wait()
         self._fence()
         if jax.process_index() == 0:
@@ -198,19 +164,10 @@ class Checkpoints:
         self.close()
 
     def restore(self, abstract_state: Any, step: int | None = None) -> Any:
-        """Reads a checkpoint into the structure, shapes, dtypes and shardings of abstract_state.
-
-        Args:
-            abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
-            step: of the checkpoint; None for the newest intact one. Damaged ones are set aside.
-
-        Returns:
-            The state, every leaf committed and strongly typed.
-
-        Raises:
-            CheckpointError: there is no intact checkpoint, the disk cannot be read, or structure,
-                shapes or dtypes differ (the error names the leaves).
-        """
+        """Reads a checkpoint into the structure, dtypes and shardings of an abstract state."""
+        # A `step` of None is the newest intact one; damaged ones are set aside. Every leaf is
+        # committed and strongly typed. Raises CheckpointError if there is no intact checkpoint, the
+        # disk cannot be read, or structure, shapes or dtypes differ.
         self.wait()
         found = step_directories(self.directory)
         if step is not None and step not in found:
@@ -232,17 +189,8 @@ class Checkpoints:
         )
 
     def discard_after(self, step: int) -> list[int]:
-        """Removes the checkpoints after `step`, for a rollback: `save` skips a step that exists.
-
-        Args:
-            step: the newest step to keep.
-
-        Returns:
-            The steps that were removed.
-
-        Raises:
-            CheckpointError: they cannot be removed.
-        """
+        """Removes and returns the steps after `step`, for a rollback; raises CheckpointError."""
+        # `save` skips a step that exists.
         self.wait()
         self._fence()
         later = [number for number in self.steps() if number > step]

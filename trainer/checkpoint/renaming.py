@@ -10,25 +10,14 @@ from optim.patterns import fullmatch
 
 
 def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:
-    r"""Renames the paths of nested parameters by regular expressions.
-
-    Args:
-        params: nested dicts of arrays.
-        rules: pattern -> replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
-            pattern must match a whole path. The first matching rule applies; None drops the
-            parameter. A parameter that no rule matches keeps its path.
-
-    Returns:
-        Nested dicts.
-
-    Raises:
-        ValueError: a rule applies to no parameter, a pattern is invalid or takes too long, or two
-            parameters would get the same path.
+    r"""Renames the paths of nested parameters by regular expressions; raises ValueError.
 
     Example:
         >>> rename({"encoder": {"bias": 1}, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
         {'net': {'bias': 1}}
     """
+    # A pattern must match a whole path. The first rule that matches applies, and None drops the
+    # parameter; one that no rule matches keeps its path.
     compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
     unused = set(rules)
     result: dict[str, Any] = {}
@@ -44,7 +33,11 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
                 break
         if target is None:
             continue
-        clash = next((t for t in result if _nest_clash(t, target)), None)
+        # A path cannot be both a leaf and a dict: with a leaf a/b, there cannot be a leaf a.
+        inside = f"{target}/"
+        clash = next(
+            (t for t in result if f"{t}/".startswith(inside) or inside.startswith(f"{t}/")), None
+        )
         if clash is not None:
             raise ValueError(
                 f"Renaming would put {path!r} at {target!r}, where {origin[clash]!r} is already."
@@ -80,11 +73,6 @@ def _expand(match: re.Match[str], replacement: str) -> str:
             "which is not a path."
         )
     return target
-
-
-def _nest_clash(a: str, b: str) -> bool:
-    # A path cannot be both a leaf and a dict: with a leaf a/b, there cannot be a leaf a.
-    return a == b or a.startswith(b + "/") or b.startswith(a + "/")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
