@@ -49,18 +49,11 @@ _COMMON = {
 
 
 class Change(NamedTuple):
-    """A key of the fingerprint with another value than before.
+    """A key of the fingerprint with another value than before."""
 
-    Attributes:
-        kind: "program" or "data", which are refused, or "bits".
-        key: the key, or a path of the config.
-        old: the value of the previous process.
-        new: the value of this process.
-    """
-
-    kind: str
-    key: str
-    old: object  # values of JSON
+    kind: str  # "program" or "data", which are refused, or "bits"
+    key: str  # or a path of the config
+    old: object  # values of JSON: of the previous process, and of this one
     new: object
 
     def __str__(self) -> str:
@@ -94,22 +87,9 @@ def fingerprint(
     openblas_threads: int | None = None,
     data_shards: int = 1,
 ) -> dict[str, Any]:
-    """Describes the machine, the versions and the settings with which this process computes.
-
-    Args:
-        config: digest of the resolved config.
-        data: fingerprint of the data set; "" if it is not known.
-        seed: of the run.
-        data_seed: that the data set is passed.
-        batch_size: of all processes together, in examples.
-        code: of the user's packages, as `code.hashes` returns it.
-        openblas_threads: how many threads OpenBLAS has; None for its default, as in the
-            fingerprints of earlier versions, which do not have this key.
-        data_shards: into how many parts the processes divide a batch.
-
-    Returns:
-        A dict of JSON values, for `compare`.
-    """
+    """Describes the machine, versions and settings of this process, as values of JSON."""
+    # `config` is the digest of the resolved config, and `code` from `code.hashes`. Earlier versions
+    # have no `openblas_threads`, which is None for the default of OpenBLAS.
     import jax
 
     settings: Any = jax.config  # its attributes are unknown to pyright
@@ -137,16 +117,8 @@ def fingerprint(
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Returns the differences between two fingerprints, the refused ones first.
-
-    A key that only one of them has counts as None in the other. Keys that older versions did not
-    record are ignored if `old` lacks them, and "data" if it is "" in one of them. For "code", see
-    `code.differing`.
-
-    Args:
-        old: the fingerprint of the previous process, as read from run.json.
-        new: that of this process.
-    """
+    """Returns the differences between two fingerprints, the refused ones first."""
+    # A key that only one of them has counts as None in the other.
     changes = [
         Change(_kind(key, old, new), key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
@@ -170,10 +142,7 @@ def _kind(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def common(print_: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what all processes of a run must have alike, as texts: name in errors -> value.
-
-    `print_` is the fingerprint of one of them.
-    """
+    """Returns what all processes of a run must have alike, as texts: name in errors -> value."""
     texts = {name: str(print_.get(key)) for key, name in _COMMON.items()}
     if print_.get("data", "").startswith("batches "):  # each process has hashed its own shards
         del texts[_COMMON["data"]]

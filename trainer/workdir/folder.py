@@ -38,35 +38,15 @@ from trainer.writers.summary import SUMMARY_FILE
 
 
 class Workdir:
-    """A run's folder, which this process alone may write.
+    """A run's folder, which this process alone may write; UserError if it cannot be used."""
 
-    Args:
-        path: the folder; created with its parents if it does not exist, with permissions 0700.
-        config: the resolved config; that of an existing run must be equal, unless it has made no
-            step (see `holds_steps`).
-        full: the text of config_full.yaml, the config with all defaults; None writes no such file.
-        plan: the text of the plan, written to plan.txt.
-        tokenizer: the text of tokenizer.json; None writes no such file.
-        fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
-            refused for a change to the data or the program, unless it has made no step; other
-            changes are logged.
-        commits: of the user's packages, as `code.commits` returns them; written to run.json.
-        step_program: digest of the program of a training step, by which changed code is explained;
-            written to run.json. None if it is not known.
-        files: name, path and hash of each file that the config was read from; written to run.json.
-        allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
-            the fingerprint, or "config", "program", "data" as a whole.
-        take_over: whether to take the folder from a holder on a host that is gone.
-        log: takes lines of warning.
-
-    Raises:
-        UserError: the folder cannot be used; nothing in it was changed.
-
-    Attributes:
-        path, config_file, plan_file, run_file, metrics_file, checkpoints: paths of the folder and
-            of its files.
-        changes: the differences from the previous process of the run.
-    """
+    # The config and the fingerprint of an existing run must be equal, unless it has made no step
+    # (see `holds_steps`), or `allow_changed` has the difference: a path of the config, a key of the
+    # fingerprint, or "config", "program" or "data" as a whole. Other changes, of "bits", are
+    # logged. `full`, `plan` and `tokenizer` are the texts of files, None for no such file.
+    # `commits`, `step_program` (the digest of a step's program, by which changed code is explained)
+    # and `files` are written to run.json. `take_over` takes the folder from a holder on a host that
+    # is gone. `changes` are the differences from the previous process.
 
     def __init__(
         self,
@@ -102,7 +82,9 @@ class Workdir:
             # Check again: another process may have written before the lock was taken.
             before, self.changes, begun = self._check(config, fingerprint, allow_changed)
             if self.changes and not begun:
-                remove_remains(self.path)
+                # Its tokenizer, and TensorBoard's files, have the values of the old config.
+                for file in (self.path / TOKENIZER_FILE, *self.path.glob("events.out.*")):
+                    file.unlink(missing_ok=True)
             given = (commits or {}, files, tokenizer, step_program)
             self._record = begin(before, fingerprint, self.lock.epoch, self.changes, *given)
             self.write("config.yaml", configs.file_text(config))
@@ -132,48 +114,25 @@ class Workdir:
             )
 
     def check_fence(self) -> None:
-        """Checks that this process still holds the folder.
-
-        Raises:
-            WorkdirTakenOver: another process has taken it over.
-        """
+        """Raises WorkdirTakenOver if another process has taken the folder over."""
         self.lock.check_fence()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the folder, all of it or nothing.
-
-        Args:
-            name: of the file.
-            text: its content.
-
-        Raises:
-            ValueError: the name is a path.
-            WorkdirTakenOver: another process has taken the folder over.
-            OSError: the disk cannot be written.
-        """
+        """Writes a file of the folder, all of it or nothing; raises WorkdirTakenOver or OSError."""
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not the name of a file in {self.path}.")
         self.check_fence()
         replace_file(self.path / name, text.encode(), self.check_fence)
 
     def sync_metrics(self) -> None:
-        """Syncs metrics.jsonl and samples.jsonl, which must be on disk before a checkpoint.
-
-        nonfinite.json and rollbacks.json are synced as they are written.
-
-        Raises:
-            OSError: the disk cannot be written.
-        """
+        """Syncs metrics.jsonl and samples.jsonl, which must be on disk before a checkpoint."""
+        # nonfinite.json and rollbacks.json are synced as they are written.
         sync_rows(self.path)
         sync(self.path)  # the name of a new metrics.jsonl
 
     def restored(self, step: int | None, rows: Mapping[str, Any] | None = None) -> None:
-        """Records in run.json which step this process started from, and the rows of metrics then.
-
-        Args:
-            step: None for a fresh start.
-            rows: a `trainer.train.rows.LoggedRows`, as a dict; None if it is not known.
-        """
+        """Records the step that this process started from, None for a fresh start, and its rows."""
+        # `rows` is a `trainer.train.rows.LoggedRows`, as a dict; None if it is not known.
         self.record(restored=step, rows=None if rows is None else dict(rows))
 
     @property
@@ -182,11 +141,7 @@ class Workdir:
         return self._record["lineage"]
 
     def record(self, **values: object) -> None:
-        """Adds values to the entry of this process in run.json.
-
-        Args:
-            **values: of JSON.
-        """
+        """Adds values of JSON to the entry of this process in run.json."""
         self.lineage[-1].update(values)
         try:
             self._save_record()
@@ -203,27 +158,17 @@ class Workdir:
         return self.lineage[-1]["lost_rows"]
 
     def lose_rows(self, sentence: str, count: int = 0) -> None:
-        """Records in run.json that rows of metrics.jsonl are lost for good.
-
-        Args:
-            sentence: describes the loss.
-            count: how many of the rows that `restored` recorded are among them.
-        """
+        """Records in run.json that rows of metrics.jsonl are lost for good."""
+        # `count` says how many of the rows that `restored` recorded are among them.
         rows = self.lineage[-1].get("rows")
         if rows:
             rows = rows | {"rows": rows["rows"] - count}
         self.record(lost_rows=[*self.lost_rows, sentence], rows=rows)
 
     def close(self, exit_kind: str, **values: object) -> None:
-        """Records in run.json how this process ended, and releases the lock.
-
-        The next process records "killed" for a process that did not call this.
-
-        Args:
-            exit_kind: "done", "stopped" or "failed"; "crashed" for a wave of a sweep that an error
-                ended.
-            **values: of JSON, to record as well.
-        """
+        """Records in run.json how this process ended, and releases the lock."""
+        # The kind is "done", "stopped" or "failed"; or "crashed" for a wave of a sweep that an
+        # error ended. The next process records "killed" for one that did not call this.
         if exit_kind in ("done", "failed"):  # a run that diverged has results
             values["results"] = results_of(self.path)
         try:
@@ -266,7 +211,14 @@ class Workdir:
             record = read_record(self.run_file)
             if record is not None and not holds_results(self.checkpoints):
                 refuse_trial(self.path, record)
-            changes = self._config_changes(config)
+            changes: list[str] = []
+            if self.config_file.exists():
+                changes = config_changes(self.config_file, config)
+            elif self._holds_results():
+                raise UserError(
+                    f"The workdir {self.path} has results but no config.yaml, so that the config "
+                    "they were made with is unknown. Choose another --workdir."
+                )
             begun = holds_steps(self.path)
         except OSError as e:
             raise UserError(
@@ -287,16 +239,6 @@ class Workdir:
     def _holds_results(self) -> bool:
         return self.metrics_file.exists() or holds_results(self.checkpoints)
 
-    def _config_changes(self, config: Call) -> list[str]:
-        if not self.config_file.exists():
-            if self._holds_results():
-                raise UserError(
-                    f"The workdir {self.path} has results but no config.yaml, so that the config "
-                    "they were made with is unknown. Choose another --workdir."
-                )
-            return []
-        return config_changes(self.config_file, config)
-
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")
 
@@ -305,17 +247,9 @@ class Workdir:
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Checks that Python and UTF-8 encode the path of a workdir to the same bytes.
-
-    The arrays of a checkpoint are written by C++, which encodes every path in UTF-8. They would be
-    written to another folder than the other files, or not at all.
-
-    Args:
-        path: the workdir; the names of its parent folders count too.
-
-    Raises:
-        UserError: the bytes differ.
-    """
+    """Raises UserError if Python and UTF-8 encode the path of a workdir to different bytes."""
+    # The arrays of a checkpoint are written by C++, which encodes every path in UTF-8. They would
+    # be written to another folder than the other files, or not at all.
     text = str(Path(path).absolute())
     with contextlib.suppress(UnicodeEncodeError):  # the path has no encoding here
         if os.fsencode(text) == text.encode():
@@ -365,16 +299,8 @@ _BEFORE_STEPS |= _AFTER_CONFIG
 
 
 def check_files(folder: Path) -> None:
-    """Checks that none of a run's files is a folder, a pipe, a socket or a device.
-
-    Opening a pipe would block forever.
-
-    Args:
-        folder: of a run; may not exist.
-
-    Raises:
-        DamagedFile: one of them is.
-    """
+    """Raises DamagedFile if one of a run's files is a folder, a pipe, a socket or a device."""
+    # Opening a pipe would block forever.
     for name in NAMES:
         try:
             mode = (folder / name).stat().st_mode
@@ -420,13 +346,6 @@ def holds_steps(folder: Path) -> bool:
     # An empty file is no result: it was opened, and nothing was written.
     written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
     return bool(written) or holds_results(folder / "checkpoints")
-
-
-def remove_remains(folder: Path) -> None:
-    """Removes the files of a run without a step that a new config does not replace."""
-    # These are its tokenizer, and TensorBoard's files, which have the values of the old config.
-    for file in (folder / TOKENIZER_FILE, *folder.glob("events.out.*")):
-        file.unlink(missing_ok=True)
 
 
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
