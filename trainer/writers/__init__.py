@@ -4,6 +4,7 @@ Start with `create`. A run calls only methods that clu's MetricWriter also has, 
 writers can be used. Only this package imports tensorboardX, wandb, mlflow and clu's writers, and
 only when a run uses them.
 """
+# ruff: noqa: F401  # what other packages import from here; users import lockstep
 
 import difflib
 import importlib
@@ -30,27 +31,6 @@ from trainer.writers.loggers import (
 )
 from trainer.writers.tensorboard import TensorBoardWriter
 
-__all__ = [
-    "LOGGERS",
-    "NAMES",
-    "ConsoleWriter",
-    "JsonlWriter",
-    "MultiWriter",
-    "Reporter",
-    "RunIdentity",
-    "TensorBoardWriter",
-    "Writer",
-    "check_names",
-    "create",
-    "create_clu",
-    "identity_of_run",
-    "identity_of_trial",
-    "is_console",
-    "iterate_metrics",
-    "read_metrics",
-    "truncate_after",
-]
-
 CLU = ("AsyncMultiWriter", "LoggingWriter", "SummaryWriter", "create_default_writer")
 NAMES = ("jsonl", "tensorboard", "console", *LOGGERS, *(f"clu.{name}" for name in CLU))
 
@@ -61,14 +41,7 @@ def is_console(name: str) -> bool:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Checks that writers exist, and that their packages are installed.
-
-    Args:
-        names: names in NAMES, or those of `is_console`.
-
-    Raises:
-        ConfigError: a name is not that of a writer, or its package is not installed.
-    """
+    """Raises ConfigError if a writer does not exist, or its package is not installed."""
     for name in names:
         if name not in NAMES and not is_console(name):
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
@@ -97,15 +70,7 @@ def _has(package: str) -> bool:
 
 
 def create_clu(name: str, logdir: str | os.PathLike[str]) -> Any:
-    """Returns a writer of clu, such as "clu.SummaryWriter".
-
-    Args:
-        name: one of the names in NAMES that begin with "clu.".
-        logdir: the folder of its files.
-
-    Raises:
-        ConfigError: the name is not a writer of clu, or clu's writers cannot be imported.
-    """
+    """Returns a writer of clu, such as "clu.SummaryWriter"; raises ConfigError."""
     check_names([name])
     try:
         clu = importlib.import_module("clu.metric_writers")
@@ -138,24 +103,6 @@ def create(
 ) -> MultiWriter:
     """Returns the writers of a run; metrics.jsonl is always the first of them.
 
-    Args:
-        names: names in NAMES; "jsonl" may be left out.
-        workdir: the folder of the files.
-        resumed: the step that was restored; rows of later steps are dropped from metrics.jsonl and
-            hidden in TensorBoard. 0 for a run that starts from scratch in an old workdir.
-        total_steps: number of steps of the run, for the console's ETA.
-        batch_size: examples per step, for the console's examples per second.
-        log: called with each line of warning.
-        fence: called before every write; raises if this process must not write any more.
-        lost: called with a sentence and a number of rows of metrics.jsonl if they are lost.
-        also: further writers.
-        identity: returns what loggers call the run; None for a single run without a config.
-        reporter: reports on the loggers of all runs of this process; None for this one alone.
-
-    Raises:
-        ConfigError: a name is not a writer, or its package is not installed.
-        OSError: metrics.jsonl cannot be read or truncated.
-
     Example:
         >>> import tempfile
         >>> from trainer import writers
@@ -166,6 +113,10 @@ def create(
         ...     writers.read_metrics(workdir)
         [{'step': 1, 'train/loss': 0.5}]
     """
+    # Rows after the step `resumed` are dropped from metrics.jsonl and hidden in TensorBoard; 0 is
+    # for a run that starts from scratch in an old workdir. `fence` is called before every write; it
+    # raises if this process must not write any more. `lost` is told of rows that are lost, and
+    # `identity` returns what loggers call the run. Raises OSError if metrics.jsonl cannot be read.
     check_names(names)
     jsonl = JsonlWriter(workdir, log=log, fence=fence, lost=lost)
     if resumed is not None:

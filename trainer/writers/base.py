@@ -19,36 +19,18 @@ def to_stderr(line: str) -> None:
 
 
 class Writer:
-    """The methods of clu.metric_writers.MetricWriter that a run calls; each does nothing here.
+    """The methods of clu.metric_writers.MetricWriter that a run calls; each does nothing here."""
 
-    A writer overrides those whose values it can represent, and drops all others, as clu's do.
-    """
+    # A writer overrides those whose values it can represent, and drops all others, as clu's do.
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
-        """Writes scalars of a step; the values of several calls for one step are merged.
-
-        Args:
-            step: number of finished steps.
-            scalars: name -> a number, or an array with one element.
-
-        Raises:
-            ValueError: a value is not one real number.
-        """
+        """Writes scalars of a step, numbers or arrays with one; merges those of several calls."""
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Writes texts.
-
-        Args:
-            step: number of finished steps.
-            texts: name -> text in markdown.
-        """
+        """Writes texts in markdown by their names."""
 
     def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Writes hyperparameters, once per run.
-
-        Args:
-            hparams: name -> value, not nested.
-        """
+        """Writes hyperparameters by their names, once per run."""
 
     def flush(self) -> None:
         """Writes buffered values."""
@@ -58,11 +40,7 @@ class Writer:
 
 
 class MultiWriter(Writer):
-    """Calls several writers; raises the first exception after all of them were called.
-
-    Args:
-        writers: the writers, called in this order; also writers of clu.
-    """
+    """Calls several writers, clu's too; raises the first exception once all were called."""
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
@@ -76,11 +54,7 @@ class MultiWriter(Writer):
             show_progress(step)
 
     def finish(self, summary: Summary) -> None:
-        """Passes the end of a run, or of this process's part of it, to the writers that record it.
-
-        Args:
-            summary: of the run.
-        """
+        """Passes the end of this process's part of a run to the writers that record it."""
         for finish in self._finish:
             finish(summary)
 
@@ -112,10 +86,7 @@ class MultiWriter(Writer):
         self._call_each("write_texts", step, texts)
 
     def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Writes hyperparameters with every writer; see `Writer.write_hparams`.
-
-        Values that are neither numbers nor booleans nor strings are written as text.
-        """
+        """Writes hyperparameters with every writer, as text if clu's writers have no such type."""
         plain = int | float | str | bool
         texts = {name: x if isinstance(x, plain) else str(x) for name, x in hparams.items()}
         self._call_each("write_hparams", texts)

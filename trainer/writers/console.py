@@ -27,24 +27,14 @@ _REFRESH = 0.1  # seconds between two updates of the bar
 
 
 class ConsoleWriter(Writer):
-    """Prints a line for each step: losses, metrics, learning rates, and the time left (ETA).
+    """Prints a line for each step: losses, metrics, learning rates, and the time left (ETA)."""
 
-    Values of one step are merged until values of another step arrive or flush() is called. On a
-    terminal the lines are above a progress bar (rich), which progress() advances and which shows
-    the speed. A line has the metrics that fit into the width of the terminal, and every value that
-    is not finite; metrics.jsonl has all metrics. The speed is the metric "perf/steps_per_second" if
-    the loop writes it, otherwise it is measured between lines. Other metrics under "perf/" are not
-    printed.
-
-    Args:
-        more: names of metrics to print besides, such as "grad_norm" or "examples"; "speed" for
-            steps, and tokens or examples, per second; "all" for everything.
-        total_steps: number of steps of the run, for ETA and bar; None if it is not known.
-        batch_size: examples per step, for examples per second.
-        first_step: the step from which the run was resumed.
-        stream: the output stream; None for stdout.
-        clock: returns the time in seconds.
-    """
+    # Values of one step are merged until values of another step arrive or flush() is called. On a
+    # terminal the lines are above a progress bar (rich), which progress() advances and which shows
+    # the speed. A line has the metrics that fit into the width of the terminal, and every value
+    # that is not finite. The speed is the metric "perf/steps_per_second" if the loop writes it,
+    # otherwise it is measured between lines. Other metrics under "perf/" are not printed. `more`
+    # has names of metrics to print besides; "speed" for what is computed in a second; or "all".
 
     def __init__(
         self,
@@ -73,11 +63,7 @@ class ConsoleWriter(Writer):
         self._first = first_step
 
     def progress(self, step: int) -> None:
-        """Advances the bar, if there is one; cheap enough to call at every step.
-
-        Args:
-            step: number of finished steps.
-        """
+        """Advances the bar, if there is one; cheap enough to call at every step."""
         now, first = self._clock(), self._speed_from is None
         if first:  # the first call comes after the compilation
             self._speed_from = (step, now)
@@ -87,10 +73,7 @@ class ConsoleWriter(Writer):
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
-        """Adds scalars to the line of a step, and prints the line of an earlier step.
-
-        See `Writer.write_scalars`.
-        """
+        """Adds scalars to the line of a step, and prints the line of an earlier step."""
         if self._pending is not None and self._pending[0] != step:
             self.flush()
         values = {name: number(name, value) for name, value in scalars.items()}

@@ -110,18 +110,8 @@ def file_of(path: str | os.PathLike[str]) -> Path:
 
 
 def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[dict[str, Any]]:
-    """Yields the rows of a metrics.jsonl one at a time, in the order of the file.
-
-    Rows of one step are not merged.
-
-    Args:
-        path: the file, or a workdir. If it does not exist, there are no rows.
-        about: yields only rows with a metric whose name begins with this; other lines are skipped
-            before their JSON is parsed.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Yields the rows of a metrics.jsonl, or of a workdir, unmerged; none if it does not exist."""
+    # Only those with a metric whose name begins with `about`.
     # The beginning of a key in the file, with the quote before it but not the one after it: "eval/
     name = json.dumps(about, ensure_ascii=False)[:-1].encode()
     file = file_of(path)
@@ -136,18 +126,7 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads a metrics.jsonl.
-
-    Args:
-        path: the file, or a workdir.
-
-    Returns:
-        One dict per step, such as {"step": 100, "train/loss": 0.5}, sorted by step. Lines of one
-        step are merged, incomplete lines are ignored, and "NaN" is converted to a float.
-
-    Raises:
-        OSError: the file does not exist or cannot be read.
-    """
+    """Reads a metrics.jsonl, or that of a workdir: a dict per step, of which lines are merged."""
     steps: dict[int, dict[str, Any]] = {}
     for _, row in lines_of(file_of(path)):
         if row is not None:
@@ -163,23 +142,9 @@ class Truncated(NamedTuple):
 
 
 def truncate_after(path: str | os.PathLike[str], step: int, fence: Fence = None) -> Truncated:
-    """Drops the lines of later steps than `step`, and incomplete lines.
-
-    If they are the last lines, the file is cut off, which works on a full disk too; otherwise a new
-    file replaces it by a rename.
-
-    Args:
-        path: the file; may not exist.
-        step: the last step to keep.
-        fence: called just before the file is changed; an exception of it prevents the change.
-
-    Returns:
-        The number of rows, and of dropped lines.
-
-    Raises:
-        OSError: the file cannot be read or written.
-        Exception: any exception of `fence`.
-    """
+    """Drops the lines of later steps than `step`, and incomplete lines."""
+    # If they are the last lines, the file is cut off, which works on a full disk too; otherwise a
+    # new file replaces it by a rename.
     file = Path(path)
     if not file.exists():
         return Truncated(0, 0)
@@ -224,24 +189,14 @@ def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
 
 
 class JsonlWriter(Writer):
-    """Writes scalars to metrics.jsonl, one line per step.
+    """Writes scalars to metrics.jsonl, one line per step."""
 
-    Values of one step are merged until values of another step arrive or flush() is called. Later
-    values of the last written step are merged into its line, even if an earlier process wrote it. A
-    line is never overwritten: a new file with the merged line replaces the old one.
-
-    If another program deletes, replaces or truncates the file, the missing rows are restored and a
-    warning is logged once; rows that cannot be restored are reported to `lost`.
-
-    Args:
-        path: the file, or a workdir.
-        log: called with a line of warning if the disk is full; values are kept in memory meanwhile.
-        fence: called before every write; raises if this process must not write any more.
-        lost: called with a sentence and the number of rows that are lost; None ignores them.
-
-    Attributes:
-        rows: number of lines of the file; None before it was first read.
-    """
+    # Values of one step are merged until values of another step arrive or flush() is called. Later
+    # values of the last written step are merged into its line, even if an earlier process wrote it.
+    # A line is never overwritten: a new file with the merged line replaces the old one.
+    # If another program deletes, replaces or truncates the file, the missing rows are restored and
+    # a warning is logged once; rows that cannot be restored are reported to `lost`. While the disk
+    # is full, values are kept in memory. `rows` is None before the file was first read.
 
     def __init__(
         self,
@@ -269,20 +224,7 @@ class JsonlWriter(Writer):
     behind = error  # MultiWriter asks only the writer of metrics.jsonl for it
 
     def truncate_after(self, step: int) -> int:
-        """Drops the lines of later steps, and incomplete lines, before anything is written.
-
-        A run that was resumed from `step` writes the dropped lines again.
-
-        Args:
-            step: the last step to keep.
-
-        Returns:
-            How many lines were dropped.
-
-        Raises:
-            OSError: the file cannot be read or truncated.
-            Exception: any exception of `fence`.
-        """
+        """Drops the lines of later steps, which a resumed run writes again; returns how many."""
         self._fence()
         self._file.close()
         self._read_last_line = False
@@ -291,10 +233,7 @@ class JsonlWriter(Writer):
         return dropped
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
-        """Merges scalars into the line of a step, and writes the line of an earlier step.
-
-        See `Writer.write_scalars`; it also raises any exception of `fence`.
-        """
+        """Merges scalars into the line of a step, and writes the line of an earlier step."""
         values = {name: number(name, value) for name, value in scalars.items()}
         if self._pending and step not in self._pending:
             self.flush()

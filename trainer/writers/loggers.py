@@ -37,48 +37,22 @@ _LONGEST_WAIT, _WAIT_AFTER_FAILURE, _WAIT_AFTER_SIGNAL = 90.0, 2.0, 10.0
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a logger calls a run.
+    """What a logger calls a run."""
 
-    Attributes:
-        id: 16 characters; the same for every process that computes the run.
-        name: what a user reads, such as "muon_vit-1a2b3c4d" or "trials/muon/0007/0".
-        folder: for files of loggers that keep some.
-        config: path -> value; see `trainer.config.hparams`.
-        group: the runs with which it is compared, such as "muon_vs_adamw/muon"; "" for none.
-    """
-
-    id: str
-    name: str
-    folder: Path
-    config: Mapping[str, Any] = field(default_factory=dict)
-    group: str = ""
+    id: str  # 16 characters; the same for every process that computes the run
+    name: str  # what a user reads, such as "muon_vit-1a2b3c4d" or "trials/muon/0007/0"
+    folder: Path  # for files of loggers that keep some
+    config: Mapping[str, Any] = field(default_factory=dict)  # see `trainer.config.hparams`
+    group: str = ""  # the runs with which it is compared, such as "muon_vs_adamw/muon"
 
 
 def identity_of_run(folder: Path, config: Mapping[str, Any]) -> RunIdentity:
-    """Returns what loggers call a single run.
-
-    Args:
-        folder: of the run; it keeps the id.
-        config: path -> value.
-
-    Raises:
-        OSError: the id cannot be read or written.
-    """
+    """Returns what loggers call a single run, whose folder keeps the id."""
     return RunIdentity(_stable_id(folder), folder.resolve().name, folder, config)
 
 
 def identity_of_trial(sweep: Path, trial: str, arm: str, config: Mapping[str, Any]) -> RunIdentity:
-    """Returns what loggers call a trial of a sweep.
-
-    Args:
-        sweep: the folder of the sweep, which keeps an id.
-        trial: the folder of the trial in it, which names the trial also if it is computed again.
-        arm: the arm of the trial.
-        config: path -> value.
-
-    Raises:
-        OSError: the id cannot be read or written.
-    """
+    """Returns what loggers call a trial, by its folder in that of the sweep, which keeps an id."""
     id = hashlib.sha256(f"{_stable_id(sweep)} {trial}".encode()).hexdigest()[:16]
     return RunIdentity(id, trial, sweep, config, f"{sweep.resolve().name}/{arm}")
 
@@ -122,11 +96,7 @@ class Logger(Protocol):
 
 
 class Reporter:
-    """Reports on the loggers of a process, which may compute many runs at once.
-
-    Args:
-        log: takes a line for the user.
-    """
+    """Reports on the loggers of a process, which may compute many runs at once."""
 
     def __init__(self, log: Log):
         self._log = log
@@ -139,12 +109,7 @@ class Reporter:
         return self._outages[name].error is not None
 
     def failed(self, name: str, why: str) -> None:
-        """Logs the first of several failures in a row.
-
-        Args:
-            name: of the logger.
-            why: what failed, without a full stop.
-        """
+        """Logs the first of several failures in a row; `why` has no full stop."""
         with self._lock:
             self._outages[name].failed(
                 f"warning: the writer {name!r} failed: {why}",

@@ -24,15 +24,10 @@ _STAMP = re.compile(re.escape(_PREFIX) + r"(\d+)(?:\.(\d+))?")
 
 
 class TensorBoardWriter(Writer):
-    """Writes TensorBoard's event files with tensorboardX, without TensorFlow.
+    """Writes TensorBoard's event files with tensorboardX; the first write creates a new file."""
 
-    Args:
-        logdir: the folder in which the first write creates a new file events.out.tfevents.*.
-        purge_step: TensorBoard hides this step and later ones of the files that earlier processes
-            of the run wrote; the restored step + 1. None hides nothing.
-        log: called with a line of warning if the disk is full.
-        fence: called before every write; raises if this process must not write any more.
-    """
+    # TensorBoard hides `purge_step` and later steps of the files that earlier processes of the run
+    # wrote: it is the restored step + 1, or None to hide nothing.
 
     def __init__(
         self,
@@ -57,39 +52,20 @@ class TensorBoardWriter(Writer):
         return self._file.error
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
-        """Writes scalars of a step.
-
-        Args:
-            step: number of finished steps.
-            scalars: name -> a number, or an array with one element; stored as float32.
-
-        Raises:
-            ValueError: a value is not one real number.
-        """
+        """Writes scalars of a step, as float32."""
         summary = _proto("summary").Summary()
         for name, value in scalars.items():
             summary.value.add(tag=name, simple_value=float(number(name, value)))
         self._add(step, [summary])  # one event: each has a time, a step and two checksums
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Writes texts.
-
-        Args:
-            step: number of finished steps.
-            texts: name -> text in markdown.
-        """
+        """Writes texts in markdown by their names."""
         from tensorboardX.summary import text
 
         self._add(step, [text(name, value) for name, value in texts.items()])
 
     def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Writes hyperparameters, once per run, for the tab HParams.
-
-        The tab shows them beside the last values of all scalars of the run.
-
-        Args:
-            hparams: name -> value; one that is not a number, boolean or string is written as text.
-        """
+        """Writes hyperparameters for the tab HParams, beside the last values of all scalars."""
         from tensorboardX import summary
 
         plain = {
@@ -103,13 +79,8 @@ class TensorBoardWriter(Writer):
         self._add(0, [start])
 
     def finish(self, summary: Summary) -> None:
-        """Writes how the run ended, for the tab HParams, if it is done or diverged.
-
-        Does nothing in a process that wrote no values: the run had ended before.
-
-        Args:
-            summary: of the run.
-        """
+        """Writes how the run ended, for the tab HParams, if it is done or diverged."""
+        # Nothing in a process that wrote no values: the run had ended before.
         if summary.end not in ("done", "diverged") or not self._started:
             return
         hparams, api = _proto("plugin_hparams"), _proto("api")
