@@ -48,7 +48,7 @@ class Evaluation:
         self._evaluate_all = jax.jit(self._accumulate_all, static_argnames="size")
         self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
         # The parameters that are evaluated: averages, if the experiment has any.
-        self.params = jax.jit(self._eval_params)
+        self.params: Any = jax.jit(self._eval_params)
         self.unmasked: list[str] = []
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         # How many batches to compute in one loop; 1 also if sums change their shapes. It must not
