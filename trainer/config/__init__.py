@@ -7,6 +7,7 @@
 Reading a config executes nothing. The readers and the builder are imported when first used. Begin
 with tree.py, then `load` in files.py and `Builder` in build.py.
 """
+# ruff: noqa: F401  # what other packages import from here; users import lockstep
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -20,29 +21,6 @@ if TYPE_CHECKING:
     from trainer.config.full import full_text
     from trainer.config.units import Units
     from trainer.config.yaml_writer import computed, diff, digest, dump, file_text
-
-__all__ = [
-    "Builder",
-    "Call",
-    "Config",
-    "ConfigError",
-    "Floats",
-    "Source",
-    "Tree",
-    "Units",
-    "computed",
-    "diff",
-    "digest",
-    "dump",
-    "file_text",
-    "full_text",
-    "hparams",
-    "join",
-    "leaves",
-    "load",
-    "override",
-    "replace",
-]
 
 # Names that reading a config does not need: __getattr__ imports their modules when first used.
 _LATER = {

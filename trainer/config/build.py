@@ -23,32 +23,20 @@ from trainer.config.tree import (
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import LANGUAGES, Vocabulary
 
-__all__ = ["Builder", "Floats", "Units"]
-
 
 class Floats(NamedTuple):
-    """Replaces floats and functions of a config while it is built.
+    """Replaces floats and functions of a config while it is built."""
 
-    Attributes:
-        replace: called with the path of a float, such as "optimizer.clip_norm", its value and the
-            annotation of its argument; returns what to use instead, or the value itself.
-        function: called with every function that the config names; returns the function to call
-            instead, or the function itself.
-    """
-
+    # takes the path of a float, such as "optimizer.clip_norm", its value and the annotation of its
+    # argument; returns what to use instead, or the value itself
     replace: Callable[[str, float, Any], Any]
+    # takes each function that the config names; returns the one to call instead, or itself
     function: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
 
     def within(
         self, function: Function, values: Mapping[str, Any], path: str
     ) -> tuple[Function, dict[str, Any]]:
-        """Returns a function and its arguments, with the defaults that were replaced among them.
-
-        Args:
-            function: the function of a call.
-            values: its arguments by name, as the config has them, built.
-            path: the path of the call.
-        """
+        """Returns a function and its built arguments, with the defaults that were replaced."""
         found = dict(values)
         for name, parameter in function.parameters.items():
             default = parameter.default
@@ -62,14 +50,7 @@ class Floats(NamedTuple):
 
 
 class Builder:
-    """Builds the objects that a config describes.
-
-    Args:
-        config: the config.
-        vocabulary: packages of the user whose functions the config may name.
-
-    Raises:
-        ConfigError: a package cannot be imported, or its name clashes with one of Lockstep's.
+    """Builds the objects that a config describes; ConfigError if a package cannot be imported.
 
     Example:
         >>> from trainer import config
@@ -86,14 +67,7 @@ class Builder:
         self._vocabulary = Vocabulary(vocabulary, language, named)
 
     def function(self, name: str) -> Function:
-        """Returns a function that the config names, with its parameters.
-
-        Args:
-            name: the dotted name, such as "optax.adamw".
-
-        Raises:
-            ConfigError: a config may not name it, or it does not exist.
-        """
+        """Returns a function by its dotted name, such as "optax.adamw"; raises ConfigError."""
         return self._vocabulary.function(name)
 
     def check(self) -> None:
@@ -119,25 +93,11 @@ class Builder:
         overrides: Mapping[str, Any] | None = None,
         floats: Floats | None = None,
     ) -> Any:
-        """Builds the node at a path.
-
-        A call is an optimizer factory if its argument is annotated with `functools.partial` or an
-        optax transformation. It becomes a partial of its function; its arguments are built, and
-        optimizers among them become partials too. Any other function is called.
-
-        Args:
-            path: the dotted path of the node; "" is the root, an experiment.
-            units: converts numbers of steps that have a unit.
-            overrides: objects by path, used instead of building the nodes at these paths.
-            floats: takes the floats of the node; None leaves them as they are.
-
-        Returns:
-            The result of the node's function; the value of a leaf.
-
-        Raises:
-            ConfigError: calls do not fit their functions, or functions raise.
-            KeyError: there is no node at the path, or at a path of `overrides`.
-        """
+        """Builds the node at a path, "" for the root; raises ConfigError, and KeyError for none."""
+        # A call is an optimizer factory if its argument is annotated with `functools.partial` or an
+        # optax transformation. It becomes a partial of its function; its arguments are built, and
+        # optimizers among them become partials too. Any other function is called. `overrides` has
+        # objects by path, used instead of building the nodes at these paths.
         for each in [path, *(overrides or ())]:
             if each not in self.config.sources:
                 raise KeyError(f"The config has no node at {each!r}.")

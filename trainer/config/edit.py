@@ -20,22 +20,7 @@ from trainer.config.wording import describe, known_names, listing, nearest, shor
 
 
 def override(config: Config, sets: Sequence[str], option: str = "--set") -> Config:
-    """Returns the config with some values replaced.
-
-    A path consists of the keys from the root to a value, joined by dots; the key of a list element
-    is its index. A path leads to an existing value, or to a new argument or key of an existing call
-    or dict, which is added at the end. If keys contain dots, the longest matching key is taken.
-
-    Args:
-        config: the config.
-        sets: settings of the form path=value; the value is YAML, tags included.
-        option: the option that they were given by, for messages.
-
-    Returns:
-        The edited config; `config` itself is not changed.
-
-    Raises:
-        ConfigError: a setting has another form, its value is not YAML, or its path does not exist.
+    """Returns a copy of a config with settings path=value, whose values are YAML; ConfigError.
 
     Example:
         >>> from trainer import config
@@ -43,6 +28,8 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
         >>> override(read, ["model.width=32"]).at("model.width")
         32
     """
+    # A path leads to an existing value, or to a new argument or key of an existing call or dict,
+    # which is added at the end. If keys contain dots, the longest matching key is taken.
     if not sets:
         return config
     from trainer.config import yaml_reader
@@ -63,18 +50,7 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
-    """Returns the config with the trees at some paths replaced.
-
-    Args:
-        config: the config.
-        values: trees by path; the paths are as in `override`.
-        source: where the trees come from, for messages.
-
-    Returns:
-        The edited config; `config` itself is not changed.
-
-    Raises:
-        ConfigError: a path does not exist, or a config cannot contain the value.
+    """Returns a copy of a config with the trees at some paths, as in `override`; ConfigError.
 
     Example:
         >>> from trainer import config

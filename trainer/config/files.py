@@ -216,27 +216,16 @@ def load(
     search_paths: Sequence[str] = (),
     language: Language = RUN,
 ) -> Config:
-    """Reads a config, without executing or importing anything that it names.
-
-    An included file is looked up in the folder of the including file, then in the current folder,
-    then in the search paths.
-
-    Args:
-        files: Gin or YAML files, recognized by their suffix, all of one format; later files
-            override earlier ones.
-        bindings: Gin statements that override the files; for Gin files only.
-        sets: settings of the form path=value, with the value in YAML; they override all else.
-        search_paths: folders for files that are not found otherwise.
-        language: the kind of the config, of a run or of a sweep.
-
-    Raises:
-        ConfigError: a file cannot be read, or the config contains a mistake.
+    """Reads a config, without executing or importing anything that it names; raises ConfigError.
 
     Example:
         >>> config = load(["configs/muon_vit.gin"], sets=["steps=100"])
         >>> config.root.kwargs["steps"]
         100
     """
+    # Later files override earlier ones, `bindings` of Gin override the files, and `sets`, of the
+    # form path=value in YAML, all else. An included file is looked up in the folder of the
+    # including file, then in the current folder, then in the search paths.
     paths = [os.fspath(file) for file in files]
     if not paths:
         raise ConfigError("No config is given: name one with --config=configs/muon_vit.gin.")

@@ -24,17 +24,10 @@ _LONGEST = 100  # characters of a default in a comment
 
 
 def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
-    """Returns the YAML of a config with the defaults of every call.
-
-    Args:
-        config: a config that can be built.
-        vocabulary: further packages whose public functions the config may name.
-
-    Returns:
-        A config that loads again and means the same run. Comments at the end list the defaults
-        that no config can spell, such as a function or an array, with their paths; and those of
-        calls that stand for a function (`!partial:`), which whoever calls it may replace.
-    """
+    """Returns the YAML of a config with the defaults of every call, which means the same run."""
+    # Comments at the end list the defaults that no config can spell, such as a function or an
+    # array, with their paths; and those of calls that stand for a function (`!partial:`), which
+    # whoever calls it may replace.
     root, left = complete(config, vocabulary)
     lines = [f"#   {path}: {text}\n" for path, text in left.items()]
     return "".join([_HEAD, dump(root), *([_NOT_SPELLED] if lines else []), *lines])

@@ -9,12 +9,6 @@ from trainer.config.tree import Call, Key, Tree, functions
 def dump(root: Call) -> str:
     """Returns the Gin file of a tree; loading it gives an equal tree.
 
-    A function that the tree calls several times gets a scope for each call, named after the key of
-    the call.
-
-    Args:
-        root: the tree, a call of `experiment` or `sweep`.
-
     Example:
         >>> loss = Call("losses.huber", {"delta": 2.0})
         >>> print(dump(Call("experiment", {"loss": loss, "steps": 100})), end="")
@@ -24,6 +18,7 @@ def dump(root: Call) -> str:
         <BLANKLINE>
         losses.huber.delta = 2.0
     """
+    # A function that the tree calls several times gets a scope for each call, named after its key.
     return "\n".join(_text(*block) for block in _Writer(root).blocks if block[1])
 
 

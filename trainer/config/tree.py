@@ -8,8 +8,6 @@ from typing import Any
 
 from trainer.messages import UserError
 
-__all__ = ["Call", "Config", "ConfigError", "ConfigFile", "Key", "Source", "Tree", "Unused"]
-
 Key = str | int
 Tree = Any
 """A str, int, float, bool or None; or a Call, a list, or a dict whose keys are Keys."""
@@ -17,15 +15,10 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Source:
-    """A place in a config: a file, or an option of the command line, and the line in it.
+    """A place in a config: a file, or an option of the command line, and the line in it."""
 
-    Attributes:
-        file: the file as the user named it, or an option such as "--set steps=10".
-        line: the line, counted from 1; 0 if there is only one.
-    """
-
-    file: str
-    line: int = 0
+    file: str  # as the user named it, or an option such as "--set steps=10"
+    line: int = 0  # counted from 1; 0 if there is only one
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
@@ -36,15 +29,10 @@ class Source:
 
 
 class ConfigError(UserError):
-    """A mistake in a config; its text is a complete message of at most twelve lines.
+    """A mistake in a config; its text is a complete message of at most twelve lines."""
 
-    Args:
-        message: whole sentences: what was given, what exists, what to do.
-        source: the place of the mistake, with which the text begins; None if it has none.
-
-    Attributes:
-        source: the place of the mistake, or None.
-    """
+    # The message has whole sentences: what was given, what exists, what to do. The text begins with
+    # the place of the mistake, if it has one.
 
     def __init__(self, message: str, source: Source | None = None):
         super().__init__(f"{source}: {message}" if source else message)
@@ -53,17 +41,7 @@ class ConfigError(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A node of a config: a public function by name, and its arguments.
-
-    Two calls are equal if their names, arguments and `partial` are equal. The order of a call's
-    arguments does not matter; the order of a dict's keys does (the first group that matches wins).
-    1, 1.0 and True are three different values.
-
-    Attributes:
-        name: the dotted name of the function, such as "optax.adamw".
-        kwargs: the arguments, each a tree.
-        partial: whether the call stands for the function with these arguments bound, instead of
-            its result.
+    """A node of a config: a public function by name, and its arguments; compared by `same`.
 
     Example:
         >>> Call("optax.adamw", {"learning_rate": Call("optax.cosine_decay_schedule", {})})
@@ -72,8 +50,9 @@ class Call:
         losses.huber.partial(delta=2.0)
     """
 
-    name: str
+    name: str  # with dots, such as "optax.adamw"
     kwargs: Mapping[str, Tree] = field(default_factory=dict)
+    # whether it stands for the function with these arguments bound, and not for its result
     partial: bool = False
 
     def __eq__(self, other: object) -> bool:
@@ -87,11 +66,7 @@ class Call:
 
 
 def join(path: str, key: Key) -> str:
-    """Returns the path of a child.
-
-    Args:
-        path: the path of the node; "" is the root.
-        key: the key of its child.
+    """Returns the path of a child, by the path of the node and its key.
 
     Example:
         >>> join(join("", "writers"), 0)
@@ -143,11 +118,7 @@ def functions(tree: Tree) -> Iterator[str]:
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yields the path and value of each leaf, in order.
-
-    Args:
-        tree: any tree. Empty lists, dicts and calls are leaves.
-        path: the path of the tree, with which the paths begin.
+    """Yields the path and value of each leaf, in order; empty lists, dicts and calls are leaves.
 
     Example:
         >>> list(leaves(Call("experiment", {"steps": 100, "writers": ["console"]})))
@@ -161,13 +132,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
 
 
 def hparams(root: "Call") -> dict[str, Tree]:
-    """Returns the values of a config as a table: those of leaves, and names of functions.
-
-    Args:
-        root: the tree.
-
-    Returns:
-        Path -> value, or the name of a function; without values that are None.
+    """Returns path -> value of a leaf or name of a function, without values that are None.
 
     Example:
         >>> huber = Call("losses.huber", {"delta": 2.0})
@@ -219,87 +184,54 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|\s+of\s+-?\d|=(
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A file that a config was read from.
+    """A file that a config was read from."""
 
-    Attributes:
-        name: the path by which it was found: as on the command line, or in the folder of the
-            including file, the current folder or a search path.
-        resolved: its absolute path, without symbolic links.
-        sha256: the SHA-256 of its bytes, in hexadecimal.
-        included: whether another file includes it; False for a file of the command line.
-    """
-
+    # the path by which it was found: as on the command line, or in the folder of the including
+    # file, the current folder or a search path
     name: str
-    resolved: str
-    sha256: str
-    included: bool
+    resolved: str  # its absolute path, without symbolic links
+    sha256: str  # of its bytes, in hexadecimal
+    included: bool  # by another file; False for a file of the command line
 
 
 @dataclass(frozen=True)
 class Unused:
-    """A Gin binding that has no effect and is not a mistake.
+    """A Gin binding that has no effect and is not a mistake."""
 
-    Attributes:
-        binding: the function and argument as the file spells them: "models.vit.width".
-        function: the function if the config never calls it; None if it is called, but another
-            binding overrides this one.
-        argument: the argument that is bound.
-        source: the place of the binding.
-        why: a sentence that explains why it has no effect.
-    """
-
-    binding: str
-    function: str | None
+    binding: str  # the function and argument as the file spells them: "models.vit.width"
+    function: str | None  # if the config never calls it; None if another binding overrides this one
     argument: str
     source: Source
-    why: str
+    why: str  # a sentence that explains why it has no effect
 
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved config.
+    """A resolved config."""
 
-    Attributes:
-        root: the call of `experiment` or `sweep`.
-        sources: where the value of each node was written, by path. A path consists of the keys from
-            the root to the node, joined by dots: "optimizer.groups.rest.optimizer.learning_rate".
-            The key of a list element is its index, and the path of the root is "".
-        key_sources: where the argument or key of a node was written, by path, for nodes whose value
-            was written somewhere else (a macro, an alias).
-        files: the files that it was read from, in the order of reading.
-        unused: the bindings that have no effect and are not mistakes.
-    """
+    # A path consists of the keys from the root to the node, joined by dots, such as
+    # "optimizer.groups.rest.optimizer.learning_rate". The key of a list element is its index, and
+    # the path of the root is "".
 
-    root: Call
-    sources: Mapping[str, Source]
+    root: Call  # of `experiment` or `sweep`
+    sources: Mapping[str, Source]  # where the value of each node was written, by path
+    # where the argument or key of a node was written, by path, for nodes whose value was written
+    # somewhere else (a macro, an alias)
     key_sources: Mapping[str, Source] = field(default_factory=dict)
-    files: Sequence[ConfigFile] = ()
+    files: Sequence[ConfigFile] = ()  # that it was read from, in the order of reading
     unused: Sequence[Unused] = ()
 
     def argument_source(self, path: str) -> Source | None:
-        """Returns where the argument or key of a node was written.
-
-        Args:
-            path: the path of the node; see `sources`.
-
-        Returns:
-            The place, or None if the config has no such node.
-        """
+        """Returns where the argument or key of a node was written; None if there is no node."""
         return self.key_sources.get(path) or self.sources.get(path)
 
     def source_of_error(self, path: str, text: str) -> Source | None:
-        """Returns the place of the value that an error message of a function is about.
-
-        This is an argument whose name occurs in the message, preferably as in "width is -4",
-        "width of -4" or "width=-4"; or a string whose value occurs in it, preferably one that is
-        more than a word, such as a path. Among several, values from the command line are preferred.
-        If no value matches, it is the place of the call. For the root, the arguments of its
-        optimizer are searched too.
-
-        Args:
-            path: the path of the call.
-            text: the message.
-        """
+        """Returns the place of the value that an error message of the call at a path is about."""
+        # This is an argument whose name occurs in the message, preferably as in "width is -4",
+        # "width of -4" or "width=-4"; or a string whose value occurs in it, preferably one that is
+        # more than a word, such as a path. Among several, values from the command line are
+        # preferred. If no value matches, it is the place of the call. For the root, the arguments
+        # of its optimizer are searched too.
         # (rank, not from the command line, position in the message, place): the least counts.
         spoken: list[tuple[int, bool, int, Source]] = []
 
@@ -316,14 +248,7 @@ class Config:
         return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
 
     def overridden(self, path: str) -> list[str]:
-        """Returns the options, such as "--set width=8", that changed arguments of a call of a file.
-
-        Args:
-            path: the path of the call; see `sources`.
-
-        Returns:
-            The options without repetition; none if the call was written in an option itself.
-        """
+        """Returns the options, such as "--set width=8", that changed arguments of a file's call."""
         call = self.sources.get(path)
         if call is None or call.file.startswith("--"):
             return []
@@ -331,14 +256,7 @@ class Config:
         return list(dict.fromkeys(str(x) for x in below if x and x.file.startswith("--")))
 
     def at(self, path: str) -> Tree:
-        """Returns the subtree at a path.
-
-        Args:
-            path: the path of the node; see `sources`.
-
-        Raises:
-            KeyError: the path does not exist.
-        """
+        """Returns the subtree at a path; raises KeyError if it does not exist."""
         tree: Tree = self.root
         for key in split_path(tree, path):
             tree = child_trees(tree)[key]

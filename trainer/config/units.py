@@ -69,37 +69,22 @@ def names_steps(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Units:
-    """Converts numbers of steps with a unit.
-
-    Attributes:
-        total_steps: the number of steps of the run, for '5%'; None if it is not known.
-        batch_size: examples per step, for examples, epochs and tokens; None if it is not known.
-        num_examples: examples per epoch, for epochs; None if it is not known.
-        tokens_per_example: tokens of an example, for tokens; None if it is not known.
+    """Converts numbers of steps with a unit; what is None is not known.
 
     Example:
         >>> Units(total_steps=1000, batch_size=128, num_examples=1797).steps("3 epochs")
         43
     """
 
-    total_steps: int | None = None
-    batch_size: int | None = None
-    num_examples: int | None = None
-    tokens_per_example: int | None = None
+    total_steps: int | None = None  # of the run, for '5%'
+    batch_size: int | None = None  # for examples, epochs and tokens
+    num_examples: int | None = None  # per epoch, for epochs
+    tokens_per_example: int | None = None  # for tokens
 
     def steps(self, value: int | str, source: Source | None = None) -> int:
-        """Converts a value to a number of steps.
-
-        Args:
-            value: an integer, or a text with a unit. Epochs, examples and tokens are rounded up,
-                so that none of them is missed; a percentage is rounded to the nearest step, half
-                up, and is at least one step unless it is 0%.
-            source: where the value was written, for messages.
-
-        Raises:
-            ConfigError: the value is not a number of steps, or the attribute that its unit needs
-                is None.
-        """
+        """Converts an integer, or a text with a unit, to a number of steps; raises ConfigError."""
+        # Epochs, examples and tokens are rounded up, so that none of them is missed; a percentage
+        # is rounded to the nearest step, half up, and is at least one step unless it is 0%.
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         parsed = quantity(value) if isinstance(value, str) else None

@@ -58,13 +58,7 @@ _Dumper.add_representer(list, _represent_list)
 
 
 def dump(root: Call) -> str:
-    """Returns the canonical YAML of a tree; loading it gives an equal tree.
-
-    Equal trees have equal text: arguments are sorted, and keys of dicts keep their order.
-
-    Args:
-        root: the tree; a call of `experiment` or `sweep` is written as the root mapping of a
-            file.
+    """Returns the canonical YAML of a tree, equal for equal trees; loading it gives the tree.
 
     Example:
         >>> print(dump(Call("experiment", {"steps": 100, "loss": Call("losses.huber")})), end="")
@@ -110,9 +104,6 @@ def value_text(value: Tree) -> str:
 def computed(root: Call) -> Call:
     """Returns a tree without the arguments of its root that do not change what a run computes.
 
-    Args:
-        root: the tree.
-
     Example:
         >>> computed(Call("experiment", {"steps": 100, "steps_per_call": 8})).kwargs
         {'steps': 100}
@@ -122,23 +113,12 @@ def computed(root: Call) -> Call:
 
 
 def digest(root: Call) -> str:
-    """Returns the SHA-256 of the canonical YAML of `computed(root)`, in hexadecimal digits.
-
-    Args:
-        root: the tree. Equal trees have equal digests.
-    """
+    """Returns the SHA-256 of the canonical YAML of `computed(root)`, in hexadecimal digits."""
     return hashlib.sha256(dump(computed(root)).encode()).hexdigest()
 
 
 def diff(a: Call, b: Call) -> list[str]:
-    """Lists the differences between two trees.
-
-    Args:
-        a: the old tree.
-        b: the new tree.
-
-    Returns:
-        One line per path, such as "steps: 100 -> 200".
+    """Lists the differences between two trees, a line per path.
 
     Example:
         >>> diff(Call("experiment", {"steps": 100}), Call("experiment", {"steps": 200, "seed": 1}))
