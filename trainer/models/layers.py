@@ -291,22 +291,15 @@ def _scan_segments(
 def policies_of(
     model: str, remat: str | Mapping[str, str] | None, depth: int
 ) -> str | tuple[str, ...] | None:
-    """Returns the policies of the layers of a stack, as `run_stack` takes them.
-
-    Args:
-        model: the name of the model, for errors.
-        remat: a name in REMAT; None; or pattern of a layer's whole name -> a name in REMAT, of
-            which the first pattern that matches a layer holds. The layers are block_0, block_1,
-            ..., also where they are stacked.
-        depth: number of layers.
-
-    Raises:
-        ValueError: a name does not exist, or a pattern or a layer is left over.
+    """Returns the policies of `depth` layers, as `run_stack` takes them; raises ValueError.
 
     Example:
         >>> policies_of("models.gpt", {"block_[01]": "full", ".*": "none"}, 3)
         ('full', 'full', 'none')
     """
+    # `remat` is a name in REMAT; None; or pattern of a layer's whole name -> a name in REMAT, of
+    # which the first that matches a layer holds. The layers are block_0, block_1, ..., also where
+    # they are stacked.
     for policy in remat.values() if isinstance(remat, Mapping) else (remat,):
         if policy is not None and policy not in REMAT:
             hint = known_names(str(policy), REMAT)
@@ -316,7 +309,11 @@ def policies_of(
     names = [f"block_{index}" for index in range(depth)]
     found: dict[str, str] = {}
     for text, policy in remat.items():
-        matched = _matching(model, text, names)
+        try:
+            pattern = re.compile(text)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"{model} got the remat pattern {text!r}: {error}.") from None
+        matched = [name for name in names if fullmatch(pattern, name)]
         if not set(matched) - found.keys():
             why = "earlier patterns match all that it matches" if matched else "it matches no layer"
             raise ValueError(
@@ -331,15 +328,6 @@ def policies_of(
             f"last pattern '.*', such as '.*': 'none'."
         )
     return tuple(found[name] for name in names)
-
-
-def _matching(model: str, text: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that a pattern of `remat` matches; raises ValueError if it is wrong."""
-    try:
-        pattern = re.compile(text)
-    except (re.error, TypeError) as error:
-        raise ValueError(f"{model} got the remat pattern {text!r}: {error}.") from None
-    return [name for name in names if fullmatch(pattern, name)]
 
 
 def near_divisors(number: int, near: int, even: bool = False) -> str:

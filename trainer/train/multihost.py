@@ -25,7 +25,6 @@ from trainer.messages import FAILED, MISTAKE, UserError, plural
 from trainer.train.autosave import AutosavePolicy
 from trainer.train.peers import Peers, connect
 from trainer.train.signals import StopSignals
-from trainer.workdir import Workdir
 
 Made = TypeVar("Made")
 Number = TypeVar("Number", bool, int)
@@ -213,14 +212,6 @@ def require_same(given: Mapping[str, str]) -> None:
                 f"The processes of this run do not have the same {name}. Start all of them with "
                 f"the same files and options.{own}"
             )
-
-
-def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
-    """Opens a run's folder in process 0; the other processes get a NullWorkdir."""
-    # A UserError that `open_folder` raises is raised in all processes.
-    if jax.process_index() > 0:
-        return cast(Workdir, raise_on_all(lambda: NullWorkdir(path)))
-    return raise_on_all(open_folder)
 
 
 def check_seen(file: Path) -> None:

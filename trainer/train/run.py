@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -125,7 +125,7 @@ class Run:
         multihost.raise_on_all(lambda: self._look_into(place, bool(allow_changed)))
         if jax.process_count() > 1:
             multihost.require_same(common(multihost.raise_on_all(lambda: self._fingerprint)))
-        folder = multihost.open_on_host0(lambda: self._open(place, allow_changed, take_over), place)
+        folder = multihost.raise_on_all(lambda: self._open(place, allow_changed, take_over))
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         end = FAILED  # for exceptions that are not caught here
         try:
@@ -197,6 +197,8 @@ class Run:
             )
 
     def _open(self, workdir: Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
+        if jax.process_index() > 0:
+            return cast(Workdir, multihost.NullWorkdir(workdir))
         data = self.experiment.data
         return Workdir(
             workdir,

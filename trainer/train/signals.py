@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-from types import FrameType
 
 
 class StopSignals:
@@ -32,7 +31,8 @@ class StopSignals:
         thread.start()
         self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, _do_nothing)
+            # The default handler would end the process.
+            self._before[number] = signal.signal(number, lambda number, frame: None)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -62,10 +62,6 @@ class StopSignals:
 def _print_to_stderr(line: str) -> None:
     with contextlib.suppress(OSError):  # a closed stderr must not end this thread
         os.write(2, f"{line}\n".encode())
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Replaces the default handler, which would end the process."""
 
 
 def stop_with_the_caller() -> None:

@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,7 @@ class Stopwatch:
     ):
         self._use = use
         self._clock = clock or Clock()
+        self.paused = self._clock.paused  # a context whose time does not count
         self._batch_size: int = data.batch_size
         self._epoch = data.num_examples
         self._tokens = tokens_per_example(data)
@@ -172,7 +173,3 @@ class Stopwatch:
             **tokens,
             "perf/seconds": max(seconds, 0.0),
         }
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Excludes the time spent in this context."""
-        return self._clock.paused()

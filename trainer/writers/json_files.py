@@ -56,8 +56,6 @@ class DamagedFile(UserError):
 def damaged(file: Path, why: str, advice: str) -> DamagedFile:
     """Returns the error for a file whose content cannot be used.
 
-    `why` is a part of a sentence; `advice` says what to do, beginning with a small letter.
-
     Example:
         >>> print(damaged(Path("run.json"), "it is empty", "remove it."))
         run.json is damaged (it is empty): remove it.
