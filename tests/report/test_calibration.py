@@ -14,7 +14,7 @@ from experiments.calibration.simulation import (
     read_runs,
 )
 from tests.runs import ROOT
-from trainer.report.statistics import PLANNED_LEVEL, fewest_signs
+from trainer.report.statistics.decide import PLANNED_LEVEL, fewest_signs
 
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 DRAWS = 4_000

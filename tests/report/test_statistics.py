@@ -16,21 +16,17 @@ from statsmodels.stats.power import TTestIndPower, TTestPower
 
 from tests import short
 from tests.runs import ROOT
-from trainer.report.statistics import (
-    Estimate,
-    Improvement,
-    iqm,
-    mean_interval,
+from trainer.report.statistics.differences import welch
+from trainer.report.statistics.estimates import Estimate, iqm, mean_interval, one_sample
+from trainer.report.statistics.improvement import Improvement, probability_of_improvement
+from trainer.report.statistics.power import (
+    _power_of_t,
     needed,
     needed_range,
     needed_unpaired,
     noether,
-    one_sample,
-    probability_of_improvement,
     seeds_for_power,
-    welch,
 )
-from trainer.report.statistics.power import _power_of_t
 
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 

@@ -17,7 +17,8 @@ from trainer.messages import plural
 from trainer.report.pairs import reason_not_to_judge
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import edge_of, number_of
-from trainer.report.statistics import LEVEL, Estimate, mean_interval
+from trainer.report.statistics.decide import LEVEL
+from trainer.report.statistics.estimates import Estimate, mean_interval
 from trainer.report.wording import joined
 from trainer.sweep.ladder import RETUNED, PlannedLadder
 

@@ -12,27 +12,27 @@ from trainer.messages import plural
 from trainer.report.conditions import unlike_losses
 from trainer.report.document import finite
 from trainer.report.results import Goal, Result, Workload, planned_revision
-from trainer.report.statistics import (
+from trainer.report.statistics.decide import (
     LEVEL,
     PLANNED_LEVEL,
-    Estimate,
-    Improvement,
     Looks,
     decide,
-    detectable_effect,
     enough_units,
     fewest_units,
     looks_after_change,
     looks_at_any,
     looks_of_plan,
-    mean_interval,
+    ranked,
+    relevance,
+)
+from trainer.report.statistics.differences import welch
+from trainer.report.statistics.estimates import Estimate, mean_interval
+from trainer.report.statistics.improvement import Improvement, probability_of_improvement
+from trainer.report.statistics.power import (
+    detectable_effect,
     needed,
     needed_range,
     needed_unpaired,
-    probability_of_improvement,
-    ranked,
-    relevance,
-    welch,
 )
 from trainer.report.test_sets import OtherTestSets, other_test_sets
 from trainer.report.wording import joined

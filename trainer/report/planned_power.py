@@ -13,16 +13,15 @@ import numpy as np
 from trainer.messages import UserError, plural
 from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
 from trainer.report.results import Workload
-from trainer.report.statistics import (
+from trainer.report.statistics.decide import (
     PLANNED_LEVEL,
     Looks,
-    detectable_effect,
     fewest_signs,
     fewest_units,
     looks_at_any,
     looks_of_plan,
-    seeds_for_power,
 )
+from trainer.report.statistics.power import detectable_effect, seeds_for_power
 from trainer.report.sweep_results import planned_units, read_sweep
 from trainer.report.wording import joined, shown
 from trainer.sweep.ladder import rung_of

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainer.engine.examples import Examples
 from trainer.report.results import Workload
-from trainer.report.statistics import TwoWay, two_way
+from trainer.report.statistics.held_out import TwoWay, two_way
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from trainer.report.pairs import (
     trials_of_search,
 )
 from trainer.report.results import Workload
-from trainer.report.statistics import PLANNED_LEVEL, fewest_signs
+from trainer.report.statistics.decide import PLANNED_LEVEL, fewest_signs
 from trainer.report.wording import joined, p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists

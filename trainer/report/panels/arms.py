@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainer.messages import plural
-from trainer.report import statistics
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Standing, standings
 from trainer.report.results import Workload
+from trainer.report.statistics import estimates
 from trainer.report.wording import joined, shown
 
 
@@ -23,11 +23,11 @@ def arms_block(workload: Workload, prefix: str) -> Block:
 
     def iqm(each: Standing) -> float | None:
         known = [v for v in each.values.values() if math.isfinite(v)]
-        return statistics.iqm(known) if known else None
+        return estimates.iqm(known) if known else None
 
     def selected(each: Standing) -> float | None:
         values = list(workload.values_of(each.arm, goal.selected).values())
-        return statistics.mean_interval(values).value if values else None
+        return estimates.mean_interval(values).value if values else None
 
     columns: Columns[Standing] = {
         Column("arm", "arm"): lambda r: r.arm,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
-from trainer.report.statistics import TwoWay, noether
+from trainer.report.statistics.held_out import TwoWay
+from trainer.report.statistics.power import noether
 from trainer.report.wording import shown
 
 _KINDS = {

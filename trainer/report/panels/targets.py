@@ -12,7 +12,7 @@ from trainer.report import reaching
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import standings
 from trainer.report.results import Workload
-from trainer.report.statistics import one_sample
+from trainer.report.statistics.estimates import one_sample
 from trainer.report.statistics.scores import steps_to_target
 from trainer.report.wording import shown
 

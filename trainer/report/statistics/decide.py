@@ -44,20 +44,13 @@ _FEWEST_SIGNS = 6  # with five signs no p is below 2 / 2^5 = .06
 
 @dataclass(frozen=True)
 class Looks:
-    """When the units of a comparison are judged, and at which level.
+    """When the units of a comparison are judged, and at which level."""
 
-    Attributes:
-        planned: the number of units that were planned, which are judged once by a t test; None if
-            there is no such look.
-        later: the numbers of units, each at least 2, after which an e-value is computed.
-        planned_level: the level of the t test over all pairs.
-        later_level: the level of the e-values over all pairs.
-    """
-
+    # the number of units that were planned, which are judged once by a t test; None if none were
     planned: int | None = None
-    later: tuple[int, ...] = ()
-    planned_level: float = PLANNED_LEVEL
-    later_level: float = _LATER
+    later: tuple[int, ...] = ()  # numbers of units, at least 2, after which an e-value is computed
+    planned_level: float = PLANNED_LEVEL  # of the t test over all pairs
+    later_level: float = _LATER  # of the e-values over all pairs
 
     @property
     def last(self) -> int:
@@ -70,11 +63,7 @@ class Looks:
         return found if self.planned is not None else found[1:]
 
     def deciding(self, comparisons: int) -> Self:
-        """Returns the looks that have enough units to decide; see `fewest_units`.
-
-        Args:
-            comparisons: over how many pairs the error is divided.
-        """
+        """Returns the looks with enough units to decide, if the error is divided over pairs."""
         first = self.planned
         if first is not None and first < fewest_units(self.planned_level / comparisons):
             first = None
@@ -83,18 +72,11 @@ class Looks:
 
 
 def enough_units(a: int, b: int, level: float) -> bool:
-    """Returns whether the units of two arms can decide anything.
-
-    If units of two equal arms diverge by chance, those of one arm all do, and none of the other,
-    with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test. The same holds of
-    units that end in one of two basins; then the t test decides, too, because units in the same
-    basin hardly differ.
-
-    Args:
-        a: the number of units of one arm.
-        b: that of the other arm.
-        level: of the look at this pair.
-    """
+    """Returns whether `a` units of one arm and `b` of another can decide at the level of a look."""
+    # If units of two equal arms diverge by chance, those of one arm all do, and none of the other,
+    # with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test. The same holds of
+    # units that end in one of two basins; then the t test decides, too, because units in the same
+    # basin hardly differ.
     return 2 / math.comb(a + b, a) <= level
 
 
@@ -103,9 +85,6 @@ def fewest_units(level: float) -> int:
 
     That an arm diverged in all units spends error at the first such look only: whoever did so at a
     later one did so there, too.
-
-    Args:
-        level: of the look at this pair.
 
     >>> [fewest_units(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
     [4, 5, 6, 6, 7]
@@ -118,9 +97,6 @@ def fewest_units(level: float) -> int:
 def fewest_signs(level: float) -> int:
     """Returns from how many units on the planned test of signs can decide.
 
-    Args:
-        level: of the look at this pair.
-
     >>> [fewest_signs(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
     [6, 8, 9, 10, 11]
     """
@@ -130,85 +106,54 @@ def fewest_signs(level: float) -> int:
 def looks_of_plan(planned: int, revisions: tuple[int, ...] = (), skewed: bool = False) -> Looks:
     """Returns the looks of a plan: when its units have ended, and at the end of each revision.
 
-    Args:
-        planned: the number of units of the plan.
-        revisions: the number of units, those of the plan included, after each revision.
-        skewed: whether the differences may be skewed: the planned look has a stricter level, and
-            there are no others, because e-values assume normal differences.
-
     >>> looks_of_plan(5, (8, 12)).later
     (8, 12)
     """
-    if skewed:
+    if skewed:  # a stricter level, and no e-values, which assume normal differences
         return Looks(planned, (), _SKEWED, 0.0)
     return Looks(planned, revisions)
 
 
 def looks_at_any(units: int, changes: int = 0) -> Looks:
-    """Returns the looks of a comparison that may be looked at after every unit from the third on.
-
-    Args:
-        units: how many there are now.
-        changes: how often the compared configurations were replaced; see `looks_after_change`.
-    """
+    """Returns the looks of a comparison that may be judged after every unit from the third on."""
     return Looks(None, tuple(range(_FEWEST_LOOKED_AT, units + 1)), 0.0, LEVEL / 2**changes)
 
 
 def looks_after_change(changes: int, revisions: tuple[int, ...]) -> Looks:
-    """Returns the looks of a pair whose compared configurations were replaced.
-
-    It is a new pair, of which no look was planned before results were known. With the level halved
-    at each change, all pairs that follow each other have 1% together.
-
-    Args:
-        changes: how often the configurations were replaced, at least 1.
-        revisions: the number of units of the new pair after each revision.
-    """
+    """Returns the looks of a pair whose compared configurations were replaced, so many times."""
+    # It is a new pair, of which no look was planned before results were known. With the level
+    # halved at each change, all pairs that follow each other have 1% together.
     return Looks(None, revisions, 0.0, _LATER / 2**changes)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What is decided about pairs of arms; arrays [draws, pairs], or [pairs] for one draw.
+    """What is decided about pairs of arms; arrays [draws, pairs], or [pairs] for one draw."""
 
-    Attributes:
-        pairs: the indices of the two arms of each pair.
-        difference: the mean of the first arm minus that of the second, over the units of the last
-            look that can decide; not a number where a unit diverged, or there is no such look.
-        low: the lower end of its simultaneous interval; not a number where there is none.
-        high: the upper end.
-        p: the p value over all pairs and looks, to be compared with .05; not a number where no
-            test applies.
-        decided: -1 where the first arm has the smaller mean, 1 where it has the larger one, and 0
-            where that is not decided.
-        test: what decides: "t" (or e-values from t), "signs", "fisher" (the numbers of units that
-            diverged or collapsed), "diverged" (all units of one arm did, none of the other), or ""
-            (no test applies).
-    """
-
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # the indices of the two arms of each pair
+    # the mean of the first arm minus that of the second, over the units of the last look that can
+    # decide; not a number where a unit diverged, or there is no such look
     difference: NDArray[np.float64]
+    # the ends of its simultaneous interval; not a number where there is none
     low: NDArray[np.float64]
     high: NDArray[np.float64]
+    # over all pairs and looks, to be compared with .05; not a number where no test applies
     p: NDArray[np.float64]
+    # -1 where the first arm has the smaller mean, 1 where it has the larger one, or else 0
     decided: NDArray[np.int8]
+    # "t" (or e-values from t), "signs", "fisher" (the numbers of units that diverged or collapsed),
+    # "diverged" (all units of one arm did, none of the other), or "" where no test applies
     test: NDArray[np.str_]
 
 
 def collapsed(
     a: ArrayLike, b: ArrayLike, initial: tuple[float, float], better: str = "min"
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns which units of two arms collapsed or diverged; boolean arrays of their shapes.
+    """Returns which units of two arms, [..., units], collapsed or diverged.
 
     A unit collapsed if it gained less than half of what the median unit of both arms gained, where
-    that gained anything.
-
-    Args:
-        a: the values of an arm, [..., units]; a diverged unit is `inf`, or `-inf` for "max".
-        b: those of another arm, the same shape.
-        initial: the metric of each arm before its first step; NaN where it is not known, and then
-            only units that diverged are returned.
-        better: "min" if smaller values are better, or "max".
+    that gained anything over `initial`, the metric of each arm before its first step. Where that is
+    NaN, only units that diverged, which are `inf`, or `-inf` for "max", are returned.
 
     >>> [x.tolist() for x in collapsed([0.3, 2.2, 0.4], [0.5, 0.4, np.inf], (2.3, 2.3))]
     [[False, True, False], [False, False, True]]
@@ -227,13 +172,7 @@ def collapsed(
 def ranked(
     a: ArrayLike, b: ArrayLike, initial: tuple[float, float], better: str = "min"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the units of two arms, those that collapsed as bad as those that diverged.
-
-    Args:
-        a: as for `collapsed`.
-        b: as for `collapsed`.
-        initial: as for `collapsed`.
-        better: as for `collapsed`.
+    """Returns the units of two arms, those that `collapsed` as bad as those that diverged.
 
     >>> [x.tolist() for x in ranked([0.3, 2.2, 0.4], [0.5, 0.4, np.inf], (2.3, 2.3))]
     [[0.3, inf, 0.4], [0.5, 0.4, inf]]
@@ -260,17 +199,10 @@ def decide(
     of which none did. A look with fewer units than `fewest_units` decides nothing, and has no
     interval and no p value.
 
-    Args:
-        values: the units of each arm, [draws, arms, units] or [arms, units]; a diverged one is
-            `inf`, or `-inf` if larger values are better. No unit beyond the last look is used.
-        looks: when the units are judged.
-        better: "min" if smaller values are better, or "max"; it decides the sign of diverged units.
-        comparisons: over how many pairs the error is divided; None for all pairs of these arms.
-        initial: the metric of each arm before its first step, NaN where it is not known; None if
-            it is not known of any arm. Without it, no unit counts as collapsed.
-
-    Raises:
-        ValueError: there are fewer units than a look needs, fewer than two arms, or a NaN.
+    `values` are [draws, arms, units] or [arms, units]; a diverged unit is `inf`, or `-inf` if
+    larger values are better. The error is divided over `comparisons`, None for all pairs of these
+    arms. `initial` has the metric of each arm before its first step, NaN where it is not known;
+    without it, no unit counts as collapsed.
 
     >>> result = decide([[1.0, 1.2, 0.9, 1.1, 1.0], [2.0, 2.3, 1.8, 2.2, 2.1]], looks_of_plan(5))
     >>> result.decided.tolist(), round(float(result.p[0]), 6)
@@ -296,18 +228,11 @@ def decide(
 
 
 def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.str_]:
-    """Says whether improvements matter, from their intervals.
+    """Says whether improvements matter, from the ends of their intervals, or NaN without one.
 
-    Args:
-        low: the lower ends of intervals of improvements, which are positive if the first arm is the
-            better one; any shape. Not a number where there is no interval.
-        high: the upper ends, the same shape.
-        relevant: the smallest improvement that matters, above 0.
-
-    Returns:
-        For each interval "more" (than `relevant`), "less" (better, and less than that), "better"
-        (whether it matters is open), "equivalent" (no improvement that matters in either
-        direction), or "open". An interval below 0 is that of a worse arm: exchange the arms.
+    For each interval it says "more" (than `relevant`), "less" (better, and less than that),
+    "better" (whether it matters is open), "equivalent" (no improvement that matters in either
+    direction), or "open". An interval below 0 is that of a worse arm: exchange the arms.
 
     >>> relevance([0.3, 0.1, 0.1, -0.1, -0.3], [0.5, 0.15, 0.5, 0.1, 0.5], 0.2).tolist()
     ['more', 'less', 'better', 'equivalent', 'open']

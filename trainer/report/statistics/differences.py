@@ -13,12 +13,7 @@ from trainer.report.statistics.estimates import sample, spread
 
 @dataclass(frozen=True)
 class Unpaired:
-    """A difference of means.
-
-    Attributes:
-        low, high: the ends of its interval.
-        p: the two-sided p of Welch's t test.
-    """
+    """The interval of a difference of means, and the two-sided p of Welch's t test."""
 
     low: float
     high: float
@@ -28,16 +23,7 @@ class Unpaired:
 def welch(a: ArrayLike, b: ArrayLike, level: float = 0.05) -> Unpaired | None:
     """Compares two samples of different seeds, with unequal variances allowed (Welch 1947).
 
-    Args:
-        a: finite numbers.
-        b: the numbers of the other sample.
-        level: the interval of the difference a - b covers it with the probability 1 - level.
-
-    Returns:
-        None if a sample has a single number, or neither has any spread.
-
-    Raises:
-        ValueError: a sample has no number, or a NaN.
+    It is None if a sample has a single number, or neither has any spread.
 
     >>> result = welch([1.0, 2.0, 3.0], [1.5, 2.3, 3.9])
     >>> round(result.p, 4), round(result.low, 3), round(result.high, 3)

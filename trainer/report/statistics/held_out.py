@@ -11,32 +11,22 @@ from trainer.report.statistics.estimates import spread
 
 @dataclass(frozen=True)
 class TwoWay:
-    """A mean difference with an interval for other units and other examples of the same size.
+    """A mean difference with an interval for other units and other examples of the same size."""
 
-    Attributes:
-        units: the number of searches or seeds.
-        examples: the number of examples.
-        difference: the mean over both.
-        low: the lower end of the interval; None if it has none: a single unit or example, or no
-            spread.
-        high: the upper end.
-        units_deviation: the standard error from the units alone.
-        examples_deviation: the standard error from the examples alone.
-    """
-
-    units: int
+    units: int  # the number of searches or seeds
     examples: int
-    difference: float
+    difference: float  # the mean over both
+    # the ends of the interval; None for a single unit or example, or without spread
     low: float | None
     high: float | None
-    units_deviation: float | None
-    examples_deviation: float | None
+    units_deviation: float | None  # the standard error from the units alone
+    examples_deviation: float | None  # that from the examples alone
 
 
 def two_way(
     differences: ArrayLike, confidence: float = 0.95, weights: ArrayLike | None = None
 ) -> TwoWay:
-    """Returns the mean of differences that vary with the unit and with the example.
+    """Returns the mean of differences [units, examples] of two arms, such as those of the loss.
 
     The variance of the mean is V = Vs + Vi - Vsi, and at least the larger of Vs and Vi: Vs is the
     variance of the S means of units over S, Vi that of the n means of examples over n, and Vsi the
@@ -49,14 +39,6 @@ def two_way(
     A weighted mean over examples, such as one over tokens, is a ratio of two sums that both vary
     with the examples. Its variance is that of the linearized ratio (Cochran, "Sampling Techniques",
     1977, section 6.3): of the means of w (d - R) / mean(w) with the weighted mean R.
-
-    Args:
-        differences: of the loss, or of being correct, of two arms, [units, examples].
-        confidence: the coverage of the interval.
-        weights: what each example counts, positive, [examples]; None for equal weights.
-
-    Raises:
-        ValueError: the differences are not a table of finite numbers, or weights do not fit.
 
     >>> result = two_way([[0.1, 0.5, 0.3], [0.2, 0.4, 0.6]])
     >>> round(result.difference, 3), round(result.low, 3), round(result.high, 3)

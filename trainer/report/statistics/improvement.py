@@ -12,16 +12,13 @@ MEANINGFUL = 0.75
 
 @dataclass(frozen=True)
 class Improvement:
-    """The probability that a is better than b, where ties count half.
-
-    `decision` is "not significant" if the interval reaches down to .5, "significant, not
-    meaningful" if it is above .5 and nowhere above .75, and else "significant and meaningful". It
-    asks whether a is better: exchange a and b to ask for the opposite.
-    """
+    """The probability that a is better than b, where ties count half."""
 
     value: float
     low: float
     high: float
+    # of the paper: "not significant" if the interval reaches down to .5, "significant, not
+    # meaningful" if it is above .5 and nowhere above .75, or else "significant and meaningful"
     decision: str
 
 
@@ -34,18 +31,6 @@ def probability_of_improvement(
     always wins, and which covers P = .9 in 40%, 53%, 80% and 93% of samples at n = 5, 8, 16 and 29.
     Here it is Clopper and Pearson's interval for the number of wins, which covers at least as often
     as it says at every n and P, and decides where a sign test would.
-
-    Args:
-        a: the numbers of one arm.
-        b: the numbers of the other, in the order of the same seeds.
-        confidence: the coverage of the interval.
-        better: "min" if smaller numbers are better, or "max".
-
-    Returns:
-        The probability that a is better than b, its interval and the paper's decision.
-
-    Raises:
-        ValueError: an arm has no value, or a NaN, or the arms have different lengths.
 
     >>> result = probability_of_improvement([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
     >>> result.value, round(result.low, 4), result.high, result.decision

@@ -15,15 +15,9 @@ MOST_SEEDS = 10_000
 
 
 def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Returns the number of pairs at which a two-sided paired t test has a power.
+    """Returns at how many pairs a two-sided paired t test has a power; None if over 10,000.
 
-    Args:
-        effect: the mean of the differences over their standard deviation (Cohen's d).
-        power: the probability that the test finds the effect.
-        alpha: the level of the test.
-
-    Returns:
-        The smallest number of at least 2, or None if it is over 10,000.
+    The effect is the mean of the differences over their standard deviation (Cohen's d).
 
     >>> [seeds_for_power(effect) for effect in (0.5, 0.8, 1.0, 1.5, 2.0)]
     [34, 15, 10, 6, 5]
@@ -34,18 +28,10 @@ def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
 def detectable_effect(
     n: int, power: float = 0.8, alpha: float = 0.05, later: bool = False
 ) -> float | None:
-    """Returns the effect that a two-sided paired t test finds with a power.
+    """Returns the effect, as of `seeds_for_power`, that a t test of n pairs finds with a power.
 
-    Args:
-        n: the number of pairs.
-        power: the probability that the test finds the effect.
-        alpha: the level of the test.
-        later: whether an e-value is compared with 1 / alpha in place of the t test, as at every
-            look but the planned one.
-
-    Returns:
-        The mean of the differences over their standard deviation; None with fewer than two pairs,
-        and where no differences of so few pairs are large enough.
+    If `later`, as at every look but the planned one, an e-value is compared with 1 / alpha instead.
+    It is None where no differences of so few pairs are large enough.
 
     >>> [round(detectable_effect(n, alpha=0.04), 2) for n in (5, 8)]
     [1.79, 1.21]
@@ -70,21 +56,10 @@ def detectable_effect(
 def needed(
     differences: ArrayLike, size: float, power: float = 0.8, alpha: float = 0.05
 ) -> int | None:
-    """Returns the number of pairs at which a paired t test finds a difference of some size.
-
-    The standard deviation of the differences is itself uncertain: `needed_range` says how much.
-
-    Args:
-        differences: one number a pair.
-        size: the true mean of the differences. Not the observed one: for that, the number says
-            nothing that the p value does not.
-        power: the probability that the test finds the difference.
-        alpha: the level of the test.
-
-    Returns:
-        The number of pairs in all; None if the size is 0, needs more than 10,000, or cannot be told
-        (one pair, no spread, values that are not finite).
-    """
+    """Returns at how many pairs in all a t test finds a mean difference of some size, or None."""
+    # The size is the true one. For the observed one, the number says nothing that the p value does
+    # not. It is None if the size is 0, needs more than 10,000, or cannot be told (one pair, no
+    # spread, values that are not finite).
     values = sample(differences)
     if len(values) < 2 or not np.isfinite(values).all() or not (deviation := spread(values)):
         return None
@@ -92,15 +67,11 @@ def needed(
 
 
 def needed_range(number: int, degrees: int) -> tuple[int, int]:
-    """Returns the 80% interval of a number from `needed`, for normal differences.
+    """Returns the 80% interval of a number from `needed` or `needed_unpaired`.
 
     The number is proportional to the variance of the differences, of which an estimate with few
-    degrees of freedom says little. Heavy tails make the interval too narrow: it holds for 49% to
+    degrees of freedom says little. For heavy tails the interval is too narrow: it holds for 49% to
     71% of samples from Student's t with 3 degrees of freedom or a lognormal distribution.
-
-    Args:
-        number: of pairs, from `needed`, or of runs in each arm, from `needed_unpaired`.
-        degrees: of freedom of the estimated variance: one less than the number of differences.
 
     >>> needed_range(100, 4), needed_range(100, 7), needed_range(100, 15)
     ((51, 377), (58, 248), (67, 176))
@@ -114,15 +85,7 @@ def needed_range(number: int, degrees: int) -> tuple[int, int]:
 def needed_unpaired(
     a: ArrayLike, b: ArrayLike, size: float, power: float = 0.8, alpha: float = 0.05
 ) -> int | None:
-    """Returns the number of runs in each arm that would decide with different seeds; see `needed`.
-
-    Args:
-        a: the numbers of one arm.
-        b: the numbers of the other arm.
-        size: the true difference of the means.
-        power: the probability that a two-sample t test finds the difference.
-        alpha: the level of the test.
-    """
+    """Returns as `needed` at how many runs in each arm a two-sample t test finds a difference."""
     first, second = sample(a), sample(b)
     if min(len(first), len(second)) < 2 or not np.isfinite(np.concatenate([first, second])).all():
         return None
@@ -134,19 +97,10 @@ def needed_unpaired(
 
 
 def noether(threshold: float = 0.75, alpha: float = 0.05, beta: float = 0.05) -> int:
-    """Returns the number of pairs for a test of P(A > B), by Noether's formula.
+    """Returns how many pairs detect a P(A > B), by Noether's formula (arXiv:2103.03098, C).
 
-    Args:
-        threshold: the P(A > B) that the test must detect; not .5.
-        alpha: the probability that a one-sided test of P(A > B) = .5 finds a difference by chance.
-        beta: the probability that it misses the threshold.
-
-    Returns:
-        ((z(1 - alpha) + z(1 - beta)) / (sqrt(6) (threshold - 1/2)))^2, rounded up
-        (arXiv:2103.03098, appendix C).
-
-    Raises:
-        ValueError: the threshold is .5, which no number of pairs detects.
+    A one-sided test of P(A > B) = .5 finds a difference by chance with the probability `alpha`, and
+    misses the threshold with the probability `beta`.
 
     >>> noether()
     29

@@ -33,13 +33,7 @@ class Speedup:
 def steps_to_target(
     steps: ArrayLike, values: ArrayLike, target: float, better: str = "min"
 ) -> float:
-    """Returns the step of the first evaluation that reaches a target, `inf` if none does.
-
-    Args:
-        steps: the steps (or seconds) of the evaluations, ascending.
-        values: the metric at each; NaN reaches nothing.
-        target: the value to reach; an equal one does.
-        better: "min" if smaller values are better, or "max".
+    """Returns the step, or second, of the first evaluation that reaches a target, or `inf`.
 
     >>> steps_to_target([10, 20, 30], [0.5, 0.2, 0.1], target=0.2)
     20.0

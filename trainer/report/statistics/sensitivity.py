@@ -23,14 +23,8 @@ def sensitivity(learning_rates: ArrayLike, losses: ArrayLike, initial_loss: floa
     even grid this is the paper's mean. The trapezoidal rule, which counts the first and the last
     half, gives .8 in the example.
 
-    Args:
-        learning_rates: one rate a trial, positive. Trials of one rate are averaged.
-        losses: the final loss of each trial; `inf` if it diverged.
-        initial_loss: the loss before training, at which each loss is cut.
-
-    Returns:
-        The sensitivity in units of the loss; None with fewer than two rates, or if every trial
-        diverged.
+    Trials of one rate are averaged; the loss of one that diverged is `inf`. It is None with fewer
+    than two rates, or if every trial diverged.
 
     >>> rates = [1e-4, 3e-4, 9e-4, 2.7e-3, 8.1e-3, 2.43e-2, 7.29e-2]
     >>> round(sensitivity(rates, [3.2, 3.1, 3, 3, 3.1, 4, float("inf")], initial_loss=10.0), 6)
