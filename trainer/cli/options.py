@@ -1,6 +1,8 @@
 """The options of the command line. It imports nothing that takes long, so that --help is fast.
 
-An option is a row of a text: its name, what stands for its value, and, after two spaces, its help:
+Commands are paragraphs of a text, whose first row has the name and the help; "checkpoint ls" is the
+action `ls` of `checkpoint`. An option is a row: its name, what stands for its value, and, after two
+spaces, its help:
 
     --trace  compute one step at a time, and write the hashes of every batch and of every leaf to
         trace.jsonl
@@ -11,14 +13,15 @@ The first takes no value. That of the second is converted by `values.seed`, and 
 given. The third may be given several times, and a command finds it as `arguments.sets`. Choices
 stand as `{a,b}` in place of a value; `required` is an option that must be given, and one without
 help is for processes of ours. A name without "--" is an argument, which takes `?` if it may be
-left out, and `+` if there may be several.
+left out, and `+` if there may be several. Options behind "| " exclude each other. @config and
+@vocabulary stand for the options of a config and for --vocabulary; a command with @actions has
+those of the paragraphs below.
 """
 
 import argparse
 import ast
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from trainer.cli import values
@@ -36,68 +39,31 @@ def parser() -> Parser:
         "checkpoint: start the same command again.",
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
+    actions: dict[str, argparse._SubParsersAction] = {}  # by the command that they are below
     config = config_parser()
-    command(commands, _TRAIN, [config])
-    resolved = command(commands, "config  print the resolved config as YAML", [config])
-    add(resolved.add_mutually_exclusive_group(), _INSTEAD_OF_CONFIG)
-    command(commands, _EXPLAIN, [config])
-    command(commands, _PLOT)
-    command(commands, _REPORT)
-    _studies(commands, config)
-    vocabulary(command(commands, _COMPARE))
-    _sweep(command(commands, "sweep  compute many runs from one file", [config]), config)
-    command(commands, _VERIFY, [config])
-    vocabulary(command(commands, _REPLAY))
-    checkpoint = command(commands, "checkpoint  list, check, compare or export checkpoints")
-    actions = _actions(checkpoint)
-    command(actions, _LS)
-    command(actions, _CHECK)
-    command(actions, _DIFF)
-    vocabulary(command(actions, _EXPORT))
-    vocabulary(command(commands, _SCHEMA))
-    vocabulary(command(commands, _OPTIMIZERS))
-    actions = _actions(command(commands, "new  write files to begin with, which run as they are"))
-    vocabulary(command(actions, _NEW_COMPARISON))
-    for action in (_NEW_RUN, _NEW_OPTIMIZER, _NEW_MODEL, _NEW_DATA):
-        command(actions, action)
-    sample = command(commands, _SAMPLE)
-    add(sample.add_mutually_exclusive_group(), _PROMPT)
-    add(sample, _SAMPLING)
-    vocabulary(sample)
-    accept_vocabulary(parser)
+    for text in _COMMANDS.strip().split("\n\n"):
+        first, *rows = _rows(text)
+        name, said = re.split(r"\s\s+", first, maxsplit=1)
+        above, _, name = name.rpartition(" ")
+        parents = [config] if "@config" in rows else []
+        own = [row for row in rows if row not in ("@config", "@actions")]
+        among = actions[above] if above else commands
+        added = among.add_parser(name, parents=parents, help=" ".join(said.split()))
+        _add(added, own)
+        if "@actions" in rows:
+            # A command with options of its own does something without an action, too.
+            kind: dict[str, Any] = {"action": Actions} if own else {"required": True}
+            actions[name] = added.add_subparsers(dest="action", metavar="action", **kind)
+    _accept_vocabulary(parser)
     return parser
 
 
-def _studies(commands: argparse._SubParsersAction, config: Parser) -> None:
-    """Adds the commands of studies; `config` has the options of a config."""
-    actions = _actions(command(commands, "challenge  check entries of a race to a target"))
-    vocabulary(command(actions, _CHECK_ENTRY))
-    vocabulary(command(actions, _TABLE))
-    command(actions, _SIGMA)
-    actions = _actions(command(commands, "claim  write or check what a finished sweep shows"))
-    command(actions, _WRITE_CLAIM)
-    verify = command(actions, _VERIFY_CLAIM)
-    add(verify.add_mutually_exclusive_group(), _DRAWN)
-    add(verify, _MEASURED)
-    vocabulary(verify)
-    command(commands, _COORDINATE_CHECK, [config])
-    command(commands, _RATE_TEST, [config])
-    command(commands, _SHADOW, [config])
+def config_parser() -> Parser:
+    """Returns the options of a config, as the parent of a command's parser."""
+    config = Parser(add_help=False)
+    _add(config, _rows(_CONFIG))
+    return config
 
-
-def _sweep(sweep: Parser, config: Parser) -> None:
-    """Adds the options and actions of `sweep`; `config` has the options of a config."""
-    add(sweep.add_mutually_exclusive_group(), _INSTEAD_OF_SWEEP)
-    add(sweep, _SWEEP)
-    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
-    vocabulary(command(actions, _WORK))
-    command(actions, _EXTEND, [config])
-    command(actions, _STATUS)
-    command(actions, _SHOW)
-    command(actions, _CHECK_SWEEP)
-
-
-# How options are added.
 
 _ROW = re.compile(
     r"([\w-]+(?:, [\w-]+)*)"  # the names
@@ -110,26 +76,19 @@ _ROW = re.compile(
 _TYPES = {"int": int, **vars(values)}
 
 
-def command(
-    commands: argparse._SubParsersAction, text: str, parents: Sequence[Parser] = ()
-) -> Parser:
-    """Adds a command, or an action of one: the first row of a text has its name and its help."""
-    first, *options = _rows(text)
-    name, said = re.split(r"\s\s+", first, maxsplit=1)
-    parser = commands.add_parser(name, parents=parents, help=" ".join(said.split()))
-    add(parser, "\n".join(options))
-    return parser
+def _rows(text: str) -> list[str]:
+    """Returns the rows of a text: each begins at its line's first column, and may have several."""
+    return re.findall(r"^[^\s#].*(?:\n +.*)*", text, re.MULTILINE)
 
 
-def _actions(parser: Parser) -> argparse._SubParsersAction:
-    """Lets a command have actions, of which one must be given."""
-    return parser.add_subparsers(dest="action", metavar="action", required=True)
-
-
-def add(parser: argparse._ActionsContainer, text: str) -> None:
-    """Adds the options in the rows of a text to a parser, or to a group of one."""
-    for row in _rows(text):
-        found = _ROW.fullmatch(row)
+def _add(parser: Parser, rows: list[str]) -> None:
+    """Adds the options in rows to a parser."""
+    group = None
+    for row in rows:
+        if row == "@vocabulary":
+            _add_vocabulary(parser)
+            continue
+        found = _ROW.fullmatch(row.removeprefix("| "))
         assert found, f"This is no row of an option: {row}"
         names, value, kind, often, default, dest, required, said = found.groups()
         given: dict[str, Any] = {"help": " ".join(said.split()) if said else argparse.SUPPRESS}
@@ -151,24 +110,14 @@ def add(parser: argparse._ActionsContainer, text: str) -> None:
             given["dest"] = dest
         if required:
             given["required"] = True
-        parser.add_argument(*names.split(", "), **given)
+        if row.startswith("| "):
+            group = group or parser.add_mutually_exclusive_group()
+            group.add_argument(*names.split(", "), **given)
+        else:
+            parser.add_argument(*names.split(", "), **given)
 
 
-def _rows(text: str) -> list[str]:
-    """Returns the rows of a text: each begins at its line's first column, and may have several."""
-    return re.findall(r"^\S.*(?:\n +.*)*", text, re.MULTILINE)
-
-
-def config_parser() -> Parser:
-    """Returns the options of a config, as the parent of a command's parser."""
-    config = Parser(add_help=False)
-    add(config, _CONFIG)
-    vocabulary(config)
-    return config
-
-
-def vocabulary(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --vocabulary."""
+def _add_vocabulary(parser: Parser) -> None:
     parser.add_argument(
         "--vocabulary",
         action="extend",
@@ -180,39 +129,58 @@ def vocabulary(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def accept_vocabulary(parser: Parser) -> None:
+def _accept_vocabulary(parser: Parser) -> None:
     """Lets all commands take the option, also those that execute nothing of a package."""
     for each in parser.commands().values():
-        accept_vocabulary(each)
+        _accept_vocabulary(each)
     if "--vocabulary" not in parser._option_string_actions:
         parser.add_argument("--vocabulary", dest="ignored", help=argparse.SUPPRESS)
 
 
-# The options.
+# Rows of several commands.
 
 # The process saves and ends when the one that started it has ended; that one must give it a pipe as
 # its standard input.
 _WATCHED = "--watched"
-
-_SEARCH_PATHS = """
+_FOLDER = "folder DIR:folder  the folder of the sweep"
+_RUN = "workdir WORKDIR:folder  a run's folder"
+_WORKERS = "--workers N:workers = 1  how many processes share the trials; default 1"
+_SEARCH_PATHS = """\
 --gin_search_paths FOLDER,...:folders ... = [] as search_paths  folders where a config and what it
     includes are looked for, after the folder of the including file and the current one; may be
-    given several times
-"""
-
-_CONFIG = f"""
+    given several times"""
+_CONFIG = f"""\
 --config, --gin_file FILE ... = [] as files  a .gin or .yaml file; may be given several times, later
     files override
 {_SEARCH_PATHS}
 --gin_bindings, --gin_binding BINDING ... = [] as bindings  Gin statements that override the files,
     such as 'optax.adamw.b2 = 0.95'
 --set PATH=VALUE ... = [] as sets  edits one leaf of the resolved config, such as steps=100
+@vocabulary
 """
+_ON = """\
+--on {digits,text} = "text"  a perceptron on the digits, or a small GPT on the works of Shakespeare;
+    default text"""
+_STEP = """\
+--step best|latest|N:checkpoint_step = "latest"  which checkpoint; best by the best_metric of the
+    config; default latest"""
+_LOCKS = """\
+--locks {flock,heartbeat} = "flock"  what keeps two processes from the same trials: locks of the
+    file system (flock, the default), or files in which each process counts up (heartbeat), where
+    these locks are missing or seen by one machine only; the same for all workers of a sweep
+--allow_changed {code} ... = []  go on although files of the --vocabulary packages differ from those
+    with which the sweep ran before; its ledger and its report then say which trials ran after the
+    change"""
+_REPORT_FILES = f"""\
+--output DIR:folder  write a page, tables and pictures into this folder; default none
+--formats NAME,...:report_formats  with --output: which files are written: {", ".join(FORMATS)};
+    default html,markdown"""
 
+_COMMANDS = f"""\
 # With --trace_blocks, for verify, the blocks have several steps, and the leaves are hashed at the
 # end of each; with --kill_after the process kills itself in the steps after a checkpoint.
-_TRAIN = f"""
 train  train (the default)
+@config
 --workdir WORKDIR:folder  the run's folder; default runs/<config>-<hash of the config>. If it has a
     run, the run resumes from its newest checkpoint
 --allow_changed NAME ... = []  resume in a workdir although this differs, such as steps or data
@@ -231,16 +199,15 @@ train  train (the default)
 --trace_blocks
 --kill_after STEP:positive
 {_WATCHED}
-"""
 
-_INSTEAD_OF_CONFIG = """
---full  with every argument of every call, the defaults too, as in config_full.yaml of a run
---unused  list instead the Gin bindings that change nothing, each with its place: those that others
-    override, and those of included files for functions that are never called
-"""
+config  print the resolved config as YAML
+@config
+| --full  with every argument of every call, the defaults too, as in config_full.yaml of a run
+| --unused  list instead the Gin bindings that change nothing, each with its place: those that
+    others override, and those of included files for functions that are never called
 
-_EXPLAIN = f"""
 explain  print what the config means for every parameter
+@config
 --figure, --png FILE  also draw the schedules into a file: .png, .pdf or .svg, by its suffix
 --compile  also compile the step, which is not run, and print the time and the memory it takes; with
     several devices, also what they send each other
@@ -254,9 +221,7 @@ explain  print what the config means for every parameter
     .svg, by its suffix
 --explanation FILE
 {_WATCHED}
-"""
 
-_PLOT = """
 plot  draw a metric of runs, or of a sweep
 workdirs WORKDIR:folder +  a run, a folder with runs, or a sweep, of which the best trial of each
     arm is drawn
@@ -271,9 +236,7 @@ workdirs WORKDIR:folder +  a run, a folder with runs, or a sweep, of which the b
     as their mean, with a band in files (the 95%% t interval of the mean, or from the smallest to
     the largest of two)
 --figure, --png FILE  draw into a file instead of the terminal: .png, .pdf or .svg, by its suffix
-"""
 
-_REPORT = f"""
 report  compare the arms of sweeps, or runs, on one page
 folders FOLDER:folder +  sweeps, each of which is a workload; or runs or folders with runs, of which
     those whose configs differ in their seeds only are one arm
@@ -285,9 +248,76 @@ folders FOLDER:folder +  sweeps, each of which is a workload; or runs or folders
 --metric NAME  what is compared: of single runs, default loss; of sweeps, a second outcome beside
     that of the goal, by which winners were selected
 --mode {{min,max}}  whether small or large values of --metric are better; not needed for loss
-"""
 
-_COMPARE = f"""
+challenge  check entries of a race to a target
+@actions
+
+challenge check  compute the verdict of an entry from its runs
+entry ENTRY  the folder CHALLENGE/entries/NAME
+@vocabulary
+
+challenge table  write the history of all entries as a report
+folder CHALLENGE  the folder with challenge.yaml
+--output OUTPUT  the folder of the report; default CHALLENGE/report
+--formats FORMATS:report_formats  as in report
+@vocabulary
+
+challenge sigma  print the sigma of a rule, from 20 runs or more
+sweep SWEEP  the folder of a sweep of one configuration
+
+claim  write or check what a finished sweep shows
+@actions
+
+claim write  write the verdict of a sweep with its hashes
+folder SWEEP  the folder of a sweep that has ended
+--output FILE  default SWEEP/claim.json
+
+claim verify  compare it with the sweep, and compute runs again
+file FILE  the file of the claim
+folder SWEEP  the folder of the sweep
+--public TEXT required  a number that nobody knew when the claim was written, such as the lottery
+    numbers of a later day; it decides what is drawn
+| --segments N:positive  how many segments are computed again, from the states that the sweep kept
+    for them; whole runs if it kept none; default 3
+| --runs N:positive  how many whole runs are computed again instead
+--measured N:positive = 7  on how many more it is measured how far results are apart, where another
+    environment has other bits; default 7, at least 3
+@vocabulary
+
+coordinate_check  compare changes of activations in the first steps over widths of the model
+@config
+--widths N,...:integers required  the widths, such as 64,128,256,512
+--width_path PATH  where the config has the width; default model.width
+--scale PATH=POWER:power ... = []  multiplies another number of the config by (width / the config's
+    width)^POWER, as in optimizer.groups.matrices.width_scaling=1 or model.num_heads=1; may be given
+    several times; by default all but the width stays
+--steps N,...:integers = [1,3,10]  after how many steps activations are measured; default 1,3,10
+--seeds N:positive = 3  how many runs at each width: the config's seed and those after it; default 3
+--keep_schedules  train by the schedules of the config; by default each schedule of a learning rate
+    is replaced by its largest value, as a warm-up would begin with a rate of 0
+{_REPORT_FILES}
+
+rate_test  raise a learning rate until training diverges, and suggest a range to search
+@config
+--group NAME  the group whose rate rises; needed if there are several
+--rate_path PATH  the learning rate by its path in the config, of a group with several
+--low RATE:number = 1e-6  default 1e-6
+--high RATE:number = 10.0  default 10
+--steps N:positive = 200  the steps in which the rate rises from low to high; default 200
+--seeds N:positive = 3  how many runs: the config's seed and those after it; default 3
+{_REPORT_FILES}
+
+shadow  compare what another optimizer would do at each point of a run
+@config
+--shadow FILE ... = []  the config of the other optimizer, which is the same in model and data; may
+    be given several times, later files override; default the files of --config. --set edits both
+    configs, but what is below `optimizer` that of --config only
+--shadow_set PATH=VALUE ... = [] as shadow_sets  edits the optimizer of the other config, such as
+    optimizer.learning_rate=0.1
+--steps N:positive  the first steps of the run that are computed; default all
+--every K:positive  every K-th step is recorded; default a fiftieth of the steps
+{_REPORT_FILES}
+
 compare  show how two configs or runs differ
 a A:folder  a config file, or the folder of a run or of a trial
 b B:folder  a config file, or the folder of a run or of a trial
@@ -297,149 +327,18 @@ b B:folder  a config file, or the folder of a run or of a trial
 --lines N:positive = 40  show at most N lines of the difference of the programs; default 40
 --diff FILE  write the whole difference of the programs into a file
 {_SEARCH_PATHS}
-"""
-
-_VERIFY = """
-verify  check that a killed and resumed run has the same bits
---steps K:positive  compare 2K single steps with K in blocks, a kill, and K more; default 10, or the
-    steps of a block if these are more
---workdir WORKDIR:folder  where the two runs are kept; default a folder that is removed
-"""
-
-_REPLAY = """
-replay  repeat one step and name the first operation whose result is not finite
-workdir WORKDIR:folder  a run's folder
---step N:positive  counted from 1; default the last one in WORKDIR/nonfinite.json
-"""
-
-_SCHEMA = """
-schema  print a JSON schema of YAML configs, for editors
---custom_tags  print instead the tags that a config may have, for yaml.customTags of the editor
-"""
-
-_OPTIMIZERS = """
-optimizers  list what a config can name as an optimizer, or describe one
-name NAME ?  such as optim.muon, muon or parts.floor: print its update rule, arguments, memory and
-    FLOPs, paper, a config to paste and a search space; default the list of all
-"""
-
-_ON = """
---on {digits,text} = "text"  a perceptron on the digits, or a small GPT on the works of Shakespeare;
-    default text
-"""
-
-_NEW_COMPARISON = f"""
-comparison  write the files of a comparison of optimizers
-folder FOLDER:folder  a new folder for them
---optimizers NAME,...:names  what is compared, as `optimizers` lists them; if it is not given, a
-    terminal is asked for this and the next two; default adamw,muon
---searches N:positive  how many independent searches each has; default 8
---trials N:positive  how many trials a search has; default 4
---relevant X:number  the smallest difference of the loss that matters to you
---base FILE  a config of yours, whose optimizer the arms replace; default one that is written too
---group NAME  the group of the base whose optimizer is compared; default its first
-{_ON}
-"""
-
-_NEW_RUN = f"""
-run  write the config of a run
-folder FOLDER:folder  a new folder for it
-{_ON}
-"""
-
-_NEW_OPTIMIZER = """
-optimizer  write a package with an optimizer of yours, and a config that uses it
-folder NAME:folder  the name of the package, a new folder of the current one
-"""
-
-_NEW_MODEL = """
-model  write a package with a model of yours, and a config that uses it
-folder NAME:folder  the name of the package, a new folder of the current one
-"""
-
-_NEW_DATA = """
-data  write a package that reads data of yours, with some data, and a config that uses it
-folder NAME:folder  the name of the package, a new folder of the current one
---kind {table,images} = "table"  a table in CSV, or images in folders; default table
-"""
-
-_LS = """
-ls  list the checkpoints of a run
-workdir WORKDIR:folder  a run's folder
-"""
-
-_CHECK = """
-check  read every leaf and compare its checksum
---step N:step  only the checkpoint of this step
-workdir WORKDIR:folder  a run's folder
-"""
-
-_DIFF = """
-diff  name the leaves in which two checkpoints differ
-workdir WORKDIR:folder  a run's folder
-other OTHER:folder ?  default the same WORKDIR
---step N:step  in WORKDIR; default the newest
---other_step N:step  in OTHER; default the newest there, or in WORKDIR the one before
-"""
-
-_STEP = """
---step best|latest|N:checkpoint_step = "latest"  which checkpoint; best by the best_metric of the
-    config; default latest
-"""
-
-_EXPORT = f"""
-export  write parameters as a safetensors file
-workdir WORKDIR:folder  a run's folder
-file FILE.safetensors  the config becomes FILE.yaml
-{_STEP}
---raw  the parameters that are trained, and not their averages, which are evaluated
---force  replace files that exist
-"""
-
-
-_SAMPLE = """
-sample  continue a text with the model of a run
-workdir RUN:folder  a run's folder
-"""
-
-_PROMPT = """
---prompt PROMPT = ""  the beginning of the text; - reads it from stdin, without one newline at its
-    end; default ''
---prompt_file FILE  reads the prompt from a file in UTF-8, without one newline at its end
-"""
-
-_SAMPLING = f"""
---length N:int  the most tokens to add; a text may end before; default 200, or as many as fit the
-    model and the sequences that it was trained on
---temperature T:number = 0.8  divides the logits; 0 takes the most probable token; default 0.8
---top_k K:int  draw from the K most probable tokens; default all
---seed N:seed = 0  default 0
---num_samples N:positive = 1  how many texts; default 1
-{_STEP}
-"""
+@vocabulary
 
 # The command also starts itself with --plan_only, to plan a sweep in a process of its own.
-_INSTEAD_OF_SWEEP = """
---check  check the file, the config of each arm and the values of its space in seconds, and start
+sweep  compute many runs from one file
+@config
+@actions
+| --check  check the file, the config of each arm and the values of its space in seconds, and start
     nothing
---dry_run  print the arms, the programs, the cost and the first runs, and start nothing; compiles
+| --dry_run  print the arms, the programs, the cost and the first runs, and start nothing; compiles
     and times each program, which may take minutes
---plan_only  write the plan into the folder of the sweep, and start nothing: any number of `sweep
+| --plan_only  write the plan into the folder of the sweep, and start nothing: any number of `sweep
     work DIR` compute it
-"""
-
-_WORKERS = "--workers N:workers = 1  how many processes share the trials; default 1"
-
-_LOCKS = """
---locks {flock,heartbeat} = "flock"  what keeps two processes from the same trials: locks of the
-    file system (flock, the default), or files in which each process counts up (heartbeat), where
-    these locks are missing or seen by one machine only; the same for all workers of a sweep
---allow_changed {code} ... = []  go on although files of the --vocabulary packages differ from those
-    with which the sweep ran before; its ledger and its report then say which trials ran after the
-    change
-"""
-
-_SWEEP = f"""
 --workdir WORKDIR:folder  the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it
     has the same sweep, what is missing is computed
 --pilot SWEEP:folder  a finished sweep with several searches and the same goal: the plan then says
@@ -462,130 +361,118 @@ _SWEEP = f"""
     a node. May be given several times
 --ray_file FILE  with --launcher=ray: a YAML file of such settings, which --ray overrides
 {_WATCHED}
-"""
-
-_FOLDER = "folder DIR:folder  the folder of the sweep"
 
 # The workers of one command are watched, which shows how far they are.
-_WORK = f"""
-work  compute trials of a sweep that was begun
+sweep work  compute trials of a sweep that was begun
 {_FOLDER}
 {_WORKERS}
 {_LOCKS}
 --failed  first remove the results of runs that failed, so that they are computed again; after
     trials of the search, the winners are chosen again
 {_WATCHED}
-"""
+@vocabulary
 
-_EXTEND = f"""
-extend  add trials, seeds, arms or a wider space to a sweep
+sweep extend  add trials, seeds, arms or a wider space to a sweep
+@config
 {_FOLDER}
 {_LOCKS}
 --dry_run  print it, and write nothing
-"""
 
-_STATUS = f"""
-status  print what a sweep has computed
+sweep status  print what a sweep has computed
 {_FOLDER}
-"""
 
-_SHOW = f"""
-show  print the config and the result of a trial
+sweep show  print the config and the result of a trial
 {_FOLDER}
 trial TRIAL  ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED
-"""
 
-_CHECK_SWEEP = f"""
-check  name the files of a sweep that disagree with its ledger or with each other; the exit code is
-    2 if there are any
+sweep check  name the files of a sweep that disagree with its ledger or with each other; the exit
+    code is 2 if there are any
 {_FOLDER}
-"""
 
+verify  check that a killed and resumed run has the same bits
+@config
+--steps K:positive  compare 2K single steps with K in blocks, a kill, and K more; default 10, or the
+    steps of a block if these are more
+--workdir WORKDIR:folder  where the two runs are kept; default a folder that is removed
 
-# The studies.
+replay  repeat one step and name the first operation whose result is not finite
+{_RUN}
+--step N:positive  counted from 1; default the last one in WORKDIR/nonfinite.json
+@vocabulary
 
-_CHECK_ENTRY = """
-check  compute the verdict of an entry from its runs
-entry ENTRY  the folder CHALLENGE/entries/NAME
-"""
+checkpoint  list, check, compare or export checkpoints
+@actions
 
-_TABLE = """
-table  write the history of all entries as a report
-folder CHALLENGE  the folder with challenge.yaml
---output OUTPUT  the folder of the report; default CHALLENGE/report
---formats FORMATS:report_formats  as in report
-"""
+checkpoint ls  list the checkpoints of a run
+{_RUN}
 
-_SIGMA = """
-sigma  print the sigma of a rule, from 20 runs or more
-sweep SWEEP  the folder of a sweep of one configuration
-"""
+checkpoint check  read every leaf and compare its checksum
+--step N:step  only the checkpoint of this step
+{_RUN}
 
+checkpoint diff  name the leaves in which two checkpoints differ
+{_RUN}
+other OTHER:folder ?  default the same WORKDIR
+--step N:step  in WORKDIR; default the newest
+--other_step N:step  in OTHER; default the newest there, or in WORKDIR the one before
 
-_WRITE_CLAIM = """
-write  write the verdict of a sweep with its hashes
-folder SWEEP  the folder of a sweep that has ended
---output FILE  default SWEEP/claim.json
-"""
+checkpoint export  write parameters as a safetensors file
+{_RUN}
+file FILE.safetensors  the config becomes FILE.yaml
+{_STEP}
+--raw  the parameters that are trained, and not their averages, which are evaluated
+--force  replace files that exist
+@vocabulary
 
-_VERIFY_CLAIM = """
-verify  compare it with the sweep, and compute runs again
-file FILE  the file of the claim
-folder SWEEP  the folder of the sweep
---public TEXT required  a number that nobody knew when the claim was written, such as the lottery
-    numbers of a later day; it decides what is drawn
-"""
+schema  print a JSON schema of YAML configs, for editors
+--custom_tags  print instead the tags that a config may have, for yaml.customTags of the editor
+@vocabulary
 
-_DRAWN = """
---segments N:positive  how many segments are computed again, from the states that the sweep kept for
-    them; whole runs if it kept none; default 3
---runs N:positive  how many whole runs are computed again instead
-"""
+optimizers  list what a config can name as an optimizer, or describe one
+name NAME ?  such as optim.muon, muon or parts.floor: print its update rule, arguments, memory and
+    FLOPs, paper, a config to paste and a search space; default the list of all
+@vocabulary
 
-_MEASURED = """
---measured N:positive = 7  on how many more it is measured how far results are apart, where another
-    environment has other bits; default 7, at least 3
-"""
+new  write files to begin with, which run as they are
+@actions
 
-_REPORT_FILES = f"""
---output DIR:folder  write a page, tables and pictures into this folder; default none
---formats NAME,...:report_formats  with --output: which files are written: {", ".join(FORMATS)};
-    default html,markdown
-"""
+new comparison  write the files of a comparison of optimizers
+folder FOLDER:folder  a new folder for them
+--optimizers NAME,...:names  what is compared, as `optimizers` lists them; if it is not given, a
+    terminal is asked for this and the next two; default adamw,muon
+--searches N:positive  how many independent searches each has; default 8
+--trials N:positive  how many trials a search has; default 4
+--relevant X:number  the smallest difference of the loss that matters to you
+--base FILE  a config of yours, whose optimizer the arms replace; default one that is written too
+--group NAME  the group of the base whose optimizer is compared; default its first
+{_ON}
+@vocabulary
 
-_COORDINATE_CHECK = f"""
-coordinate_check  compare changes of activations in the first steps over widths of the model
---widths N,...:integers required  the widths, such as 64,128,256,512
---width_path PATH  where the config has the width; default model.width
---scale PATH=POWER:power ... = []  multiplies another number of the config by (width / the config's
-    width)^POWER, as in optimizer.groups.matrices.width_scaling=1 or model.num_heads=1; may be given
-    several times; by default all but the width stays
---steps N,...:integers = [1,3,10]  after how many steps activations are measured; default 1,3,10
---seeds N:positive = 3  how many runs at each width: the config's seed and those after it; default 3
---keep_schedules  train by the schedules of the config; by default each schedule of a learning rate
-    is replaced by its largest value, as a warm-up would begin with a rate of 0
-{_REPORT_FILES}
-"""
+new run  write the config of a run
+folder FOLDER:folder  a new folder for it
+{_ON}
 
-_RATE_TEST = f"""
-rate_test  raise a learning rate until training diverges, and suggest a range to search
---group NAME  the group whose rate rises; needed if there are several
---rate_path PATH  the learning rate by its path in the config, of a group with several
---low RATE:number = 1e-6  default 1e-6
---high RATE:number = 10.0  default 10
---steps N:positive = 200  the steps in which the rate rises from low to high; default 200
---seeds N:positive = 3  how many runs: the config's seed and those after it; default 3
-{_REPORT_FILES}
-"""
+new optimizer  write a package with an optimizer of yours, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
 
-_SHADOW = f"""
-shadow  compare what another optimizer would do at each point of a run
---shadow FILE ... = []  the config of the other optimizer, which is the same in model and data; may
-    be given several times, later files override; default the files of --config. --set edits both
-    configs, but what is below `optimizer` that of --config only
---shadow_set PATH=VALUE ... = [] as shadow_sets  edits the optimizer of the other config, such as
-    optimizer.learning_rate=0.1
---steps N:positive  the first steps of the run that are computed; default all
---every K:positive  every K-th step is recorded; default a fiftieth of the steps
-{_REPORT_FILES}
+new model  write a package with a model of yours, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
+
+new data  write a package that reads data of yours, with some data, and a config that uses it
+folder NAME:folder  the name of the package, a new folder of the current one
+--kind {{table,images}} = "table"  a table in CSV, or images in folders; default table
+
+sample  continue a text with the model of a run
+workdir RUN:folder  a run's folder
+| --prompt PROMPT = ""  the beginning of the text; - reads it from stdin, without one newline at its
+    end; default ''
+| --prompt_file FILE  reads the prompt from a file in UTF-8, without one newline at its end
+--length N:int  the most tokens to add; a text may end before; default 200, or as many as fit the
+    model and the sequences that it was trained on
+--temperature T:number = 0.8  divides the logits; 0 takes the most probable token; default 0.8
+--top_k K:int  draw from the K most probable tokens; default all
+--seed N:seed = 0  default 0
+--num_samples N:positive = 1  how many texts; default 1
+{_STEP}
+@vocabulary
 """
