@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainer.messages import UserError, plural
+from trainer.messages import UserError, joined, plural
 from trainer.report.document import Block, Panel, Report
 from trainer.report.pairs import Pair, compare_arms, standings
 from trainer.report.panels.arms import arms_block
@@ -27,7 +27,6 @@ from trainer.report.run_results import read_runs
 from trainer.report.spaces import axes_of
 from trainer.report.sweep_results import on_rungs, read_sweep
 from trainer.report.verdict import verdict
-from trainer.report.wording import joined
 from trainer.sweep.warning_text import by_sentence
 
 

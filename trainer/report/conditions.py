@@ -10,10 +10,9 @@ from typing import Any
 from trainer import config as configs
 from trainer.config import Call
 from trainer.config.wording import listing
-from trainer.messages import UserError, plural
+from trainer.messages import UserError, joined, plural
 from trainer.report.results import Result, Space, Workload
 from trainer.report.spaces import tunings
-from trainer.report.wording import joined
 from trainer.sweep.confounders import Side, differences, named_by, unlike_loss
 from trainer.sweep.evidence import sentences_about_repeats
 from trainer.workdir.code import OUTSIDE

@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.pairs import reason_not_to_judge
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import edge_of, number_of
 from trainer.report.statistics.decide import LEVEL
 from trainer.report.statistics.estimates import Estimate, mean_interval
-from trainer.report.wording import joined
 from trainer.sweep.ladder import RETUNED, PlannedLadder
 
 _FEWEST_TO_FIT = 3  # rungs through which a power law is drawn

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.conditions import unlike_losses
 from trainer.report.document import finite
 from trainer.report.results import Goal, Result, Workload, planned_revision
@@ -35,7 +35,6 @@ from trainer.report.statistics.power import (
     needed_unpaired,
 )
 from trainer.report.test_sets import OtherTestSets, other_test_sets
-from trainer.report.wording import joined
 
 # A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in

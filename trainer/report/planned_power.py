@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.messages import UserError, plural
+from trainer.messages import UserError, joined, plural
 from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
 from trainer.report.results import Workload
 from trainer.report.statistics.decide import (
@@ -23,7 +23,7 @@ from trainer.report.statistics.decide import (
 )
 from trainer.report.statistics.power import detectable_effect, seeds_for_power
 from trainer.report.sweep_results import planned_units, read_sweep
-from trainer.report.wording import joined, shown
+from trainer.report.wording import shown
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.ledger import began_late, compared_known, read_ledger
 from trainer.sweep.plan import Plan, searches_of

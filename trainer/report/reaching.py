@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.results import Result, Workload
-from trainer.report.wording import joined, shown
+from trainer.report.wording import shown
 from trainer.sweep.target_rule import LASTING, LEVEL, Reached, TargetRule, reached
 
 

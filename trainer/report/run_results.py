@@ -8,11 +8,10 @@ from typing import Literal
 
 from trainer import config as configs
 from trainer.config import Call
-from trainer.messages import UserError, plural
+from trainer.messages import UserError, joined, plural
 from trainer.report.conditions import read_config
 from trainer.report.plots import Line, combine, read_points
 from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
-from trainer.report.wording import joined
 from trainer.sweep.evidence import unlike_rows
 from trainer.sweep.status import best_runs
 from trainer.workdir.record import edited

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.wording import known_names
-from trainer.messages import UserError, plural
+from trainer.messages import UserError, joined, plural
 from trainer.report import results
 from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
-from trainer.report.wording import joined
 from trainer.sweep.confounders import listed_seeds
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until

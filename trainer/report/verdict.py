@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.conditions import conditions
 from trainer.report.pairs import (
     EarlierLook,
@@ -22,7 +22,7 @@ from trainer.report.pairs import (
 )
 from trainer.report.results import Workload
 from trainer.report.statistics.decide import PLANNED_LEVEL, fewest_signs
-from trainer.report.wording import joined, p_sentence, shown
+from trainer.report.wording import p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
 _LONGEST = 200  # characters of a reason

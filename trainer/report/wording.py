@@ -1,8 +1,4 @@
-"""Numbers and lists as words, for the sentences of a report."""
-
-from trainer.messages import joined
-
-__all__ = ["joined", "p_sentence", "p_text", "shown"]
+"""Numbers as words, for the sentences of a report."""
 
 
 def p_text(p: float) -> str:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Standing, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import estimates
-from trainer.report.wording import joined, shown
+from trainer.report.wording import shown
 
 
 def arms_block(workload: Workload, prefix: str) -> Block:

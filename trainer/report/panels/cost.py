@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.document import Block, Cell, Column, Columns, Table
 from trainer.report.results import Result, Revision, Workload
 from trainer.report.spaces import tunings
-from trainer.report.wording import joined
 from trainer.sweep.tuned import Tuning
 
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from trainer.messages import joined
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
 from trainer.report.ladder import Climb, Match, Speedup, Trend
 from trainer.report.results import Workload
 from trainer.report.spaces import spans_decades
 from trainer.report.statistics.estimates import mean_interval
-from trainer.report.wording import joined, shown
+from trainer.report.wording import shown
 
 _ASIDE = 1.03  # by which the next arm is drawn further right, so that intervals do not overlap
 _BOUNDS = {"least": "at least", "most": "at most"}

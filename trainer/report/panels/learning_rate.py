@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
+from trainer.messages import joined
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.results import Workload
 from trainer.report.spaces import Scan, edge_of, number_of, scans, spans_decades
 from trainer.report.statistics.estimates import mean_interval
 from trainer.report.statistics.sensitivity import sensitivity
-from trainer.report.wording import joined
 from trainer.sweep.spaces import Bounds
 
 _NAMED = 4  # how many axes a sentence lists

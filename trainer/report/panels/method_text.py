@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.config import Call
 from trainer.config.wording import brief
-from trainer.messages import plural
+from trainer.messages import joined, plural
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.document import Block, Column, Table
 from trainer.report.pairs import Pair
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Revision, Space, Workload
 from trainer.report.spaces import tunings
-from trainer.report.wording import joined
 from trainer.sweep.tuned import tuned_text
 
 _ELSEWHERE = (

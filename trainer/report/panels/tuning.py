@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.messages import joined
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import point_values, spans_decades
 from trainer.report.statistics import best_of_k
-from trainer.report.wording import joined, shown
+from trainer.report.wording import shown
 
 _BANDS = 2  # arms whose bands are drawn; more would hide each other
 _EQUAL = 1.01  # costs whose ratio is at most this count as equal

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.messages import joined
 from trainer.report.document import (
     Axis,
     Block,
@@ -19,7 +20,6 @@ from trainer.report.document import (
 from trainer.report.panels.targets import target_of, to_target, why_not_clocked
 from trainer.report.results import Workload
 from trainer.report.statistics import scores
-from trainer.report.wording import joined
 
 _LARGEST_RATIO = 4.0  # the r_max of AlgoPerf's score
 
