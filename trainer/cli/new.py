@@ -34,22 +34,24 @@ _EXAMPLE = 0.02  # what `relevant` is in an example, nats
 def run(arguments: argparse.Namespace) -> int:
     """Writes the files of the action, and prints what to do with them."""
     ignore_optimizer_warnings()
-    if arguments.action == "comparison":
-        return _comparison(arguments)
     folder = Path(arguments.folder)
-    if arguments.action == "run":
-        return _write_run(folder, arguments.on)
-    return _package(folder, getattr(arguments, "kind", None) or arguments.action)
-
-
-def _write_run(folder: Path, on: str) -> int:
-    _write(folder, {"run.yaml": (_TEMPLATES / "run" / f"{on}.yaml").read_text()})
-    show(f"{folder}/run.yaml is the config of a run.")
-    _next(["explain {0}", "{0}"], f"--config={quote(str(folder / 'run.yaml'))}")
+    if arguments.action == "comparison":
+        _comparison(folder, arguments)
+    elif arguments.action == "run":
+        _write(folder, {"run.yaml": _template(arguments.on).read_text()})
+        show(f"{folder}/run.yaml is the config of a run.")
+        _next(["explain {0}", "{0}"], f"--config={quote(str(folder / 'run.yaml'))}")
+    else:
+        _package(folder, getattr(arguments, "kind", None) or arguments.action)
     return DONE
 
 
-def _package(folder: Path, kind: str) -> int:
+def _template(on: str) -> Path:
+    """Returns the config of a run on some data, digits or text."""
+    return _TEMPLATES / "run" / f"{on}.yaml"
+
+
+def _package(folder: Path, kind: str) -> None:
     """Writes a package with a model, an optimizer or data, and a config that uses it."""
     name = folder.name
     if str(folder) != name or not name.isidentifier():
@@ -67,7 +69,6 @@ def _package(folder: Path, kind: str) -> int:
         _draw_digits(folder / "images")
     show(f"The package {name} has {joined([*files])}.")
     _next(["explain {0}", "{0}"], f"--config={name}/run.yaml --vocabulary={name}")
-    return DONE
 
 
 def _draw_digits(folder: Path) -> None:
@@ -116,8 +117,7 @@ def _scale(rate: Tree) -> str:
     return next((name for name in SCALES if isinstance(given.get(name), int | float)), "")
 
 
-def _comparison(arguments: argparse.Namespace) -> int:
-    folder = Path(arguments.folder)
+def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     names = _ask(arguments.optimizers, "Which optimizers?", "adamw,muon", values.names)
     if len(dict.fromkeys(names)) < 2:
         raise UserError(
@@ -127,7 +127,7 @@ def _comparison(arguments: argparse.Namespace) -> int:
     searches = _ask(arguments.searches, "How many searches of each?", "8", values.positive)
     trials = _ask(arguments.trials, "How many trials in each search?", "4", values.positive)
     own = arguments.base is not None
-    base = arguments.base if own else str(_TEMPLATES / "run" / f"{arguments.on}.yaml")
+    base = arguments.base if own else str(_template(arguments.on))
     compared = _compared(configs.load([base]), base if own else "run.yaml", arguments.group)
     found = [_arm(name, compared, arguments.vocabulary) for name in dict.fromkeys(names)]
     short = [arm.name.rpartition(".")[2] for arm in found]
@@ -173,7 +173,6 @@ def _comparison(arguments: argparse.Namespace) -> int:
         ],
         f"--config={quote(str(file))}{given}",
     )
-    return DONE
 
 
 def _compared(config: Config, base: str, group: str | None) -> _Compared:

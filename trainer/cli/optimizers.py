@@ -66,7 +66,10 @@ def _list(packages: Sequence[str]) -> Iterator[str]:
         yield f"\n{family:{_NAME}}{'state':>9}{'FLOPs':>9}  needs; paper"
         for facts in members:
             state, flops, why = figures(facts)
-            yield f"  {facts.name:{_NAME - 2}}{state:>9}{flops:>9}  {_remarks(facts)}".rstrip()
+            inside = f"with {', '.join(facts.inside)}" if facts.inside else ""
+            paper = facts.references[0].short if facts.references else ""
+            remarks = "; ".join(filter(None, (needs(facts), inside, paper)))
+            yield f"  {facts.name:{_NAME - 2}}{state:>9}{flops:>9}  {remarks}".rstrip()
             if why:
                 unknown.setdefault(why, []).append(facts.name)
     yield "\nWhere FLOPs are -:"
@@ -89,12 +92,6 @@ def figures(facts: "Facts") -> tuple[str, str, str]:
 def needs(facts: "Facts") -> str:
     """Returns what an optimizer needs besides gradients, in few words; "" if nothing."""
     return ", ".join(facts.cost.needs) if facts.cost else ""
-
-
-def _remarks(facts: "Facts") -> str:
-    inside = f"with {', '.join(facts.inside)}" if facts.inside else ""
-    paper = facts.references[0].short if facts.references else ""
-    return "; ".join(filter(None, (needs(facts), inside, paper)))
 
 
 # The page of one optimizer.

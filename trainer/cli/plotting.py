@@ -18,8 +18,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.workdirs, metric, x, arguments.smoothing, each_run=arguments.each_run
     )
     left_out = _left_out(lines, arguments)
-    smoothed = f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
-    of_what = _runs(lines) + smoothed
+    counts = [line.runs for line in lines.values()]
+    low, high = min(counts), max(counts)
+    many = f"{low} to {high}" if low < high else f"{high}"
+    of_what = f", mean of {many} runs" if high > 1 else ""
+    of_what += f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
     if arguments.figure:
         band = describe_bands(lines.values())
         title = f"{metric}{of_what}\n{band}" if band else metric + of_what
@@ -32,12 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     if left_out:
         show(left_out)
     return DONE
-
-
-def _runs(lines: Mapping[str, Line]) -> str:
-    counts = [line.runs for line in lines.values()]
-    low, high = min(counts), max(counts)
-    return f", mean of {f'{low} to ' if low < high else ''}{high} runs" if high > 1 else ""
 
 
 def _left_out(lines: Mapping[str, Line], arguments: argparse.Namespace) -> str:

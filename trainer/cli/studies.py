@@ -22,8 +22,12 @@ from trainer.train import runtime
 
 def challenge(arguments: argparse.Namespace) -> int:
     """Checks an entry, writes the history, or finds a sigma for the rule."""
-    actions = {"check": _check_entry, "table": _table, "sigma": _sigma}
-    return actions[arguments.action](arguments)
+    if arguments.action == "sigma":
+        from trainer.studies.challenge import sigma_of
+
+        show(sigma_of(Path(arguments.sweep)))
+        return DONE
+    return (_check_entry if arguments.action == "check" else _table)(arguments)
 
 
 def _check_entry(arguments: argparse.Namespace) -> int:
@@ -78,14 +82,6 @@ def _table(arguments: argparse.Namespace) -> int:
     for sentence in report.verdict:
         show(sentence)
     show(f"{folder}: {plural(len(files), 'file')}")
-    return DONE
-
-
-def _sigma(arguments: argparse.Namespace) -> int:
-    """Prints a sigma for the rule of a goal, from the runs of one configuration."""
-    from trainer.studies.challenge import sigma_of
-
-    show(sigma_of(Path(arguments.sweep)))
     return DONE
 
 

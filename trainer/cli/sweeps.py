@@ -50,26 +50,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Calls the action of the command."""
     # Call it before jax starts its threads, which would get memory arenas of their own.
     runtime.keep_freed_memory()
-    if arguments.action is None:
-        return _start(arguments)
-    actions = {
-        "work": _work,
-        "extend": _extend,
-        "status": _status,
-        "show": _show,
-        "check": _check_results,
-    }
-    return actions[arguments.action](arguments)
+    match arguments.action:
+        case "work":
+            return _work(arguments)
+        case "extend":
+            return _extend(arguments)
+        case "check":
+            return _check_results(Path(arguments.folder))
+        case "status":
+            show(_status_of(Path(arguments.folder))[1], end="")
+        case "show":
+            show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
+        case _:
+            return _start(arguments)
+    return DONE
 
 
 def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
     elsewhere = _elsewhere(arguments)  # before jax is imported
+    from trainer.report.planned_power import power_of_plan, read_pilot
+
     config = read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
     plan = make_plan(definition)
     settings = launcher_settings(arguments)
-    power = _power(arguments, plan)
+    power = power_of_plan(plan, read_pilot(arguments.pilot, plan) if arguments.pilot else None)
     if arguments.check:
         return _check(arguments, definition, plan, power)
     if arguments.dry_run:
@@ -140,14 +146,6 @@ def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     command = [sys.executable, "-m", "trainer", "sweep", *config_options(arguments), *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
-
-
-def _power(arguments: argparse.Namespace, plan: Plan) -> list[str]:
-    """Returns sentences about the differences between arms that the sweep can detect."""
-    from trainer.report.planned_power import power_of_plan, read_pilot
-
-    pilot = read_pilot(arguments.pilot, plan) if arguments.pilot else None
-    return power_of_plan(plan, pilot)
 
 
 def _check(
@@ -305,12 +303,6 @@ def _allowed_changes(arguments: argparse.Namespace) -> list[str]:
     return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    """Prints what a sweep has computed."""
-    show(_status_of(Path(arguments.folder))[1], end="")
-    return DONE
-
-
 def _status_of(folder: Path) -> tuple[Status, str]:
     """Returns what a sweep has computed, and that as text."""
     reader = SweepReader(folder)
@@ -318,17 +310,10 @@ def _status_of(folder: Path) -> tuple[Status, str]:
     return status, render(status, reader.plan, folder, reader.code_changes())
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    """Prints the config and the result of a trial."""
-    show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
-    return DONE
-
-
-def _check_results(arguments: argparse.Namespace) -> int:
+def _check_results(folder: Path) -> int:
     """Prints which files of a sweep disagree; returns MISTAKE if any does."""
     from trainer.sweep.evidence import examine, report_of
 
-    folder = Path(arguments.folder)
     try:
         evidence = examine(folder)
     except OSError as error:
@@ -371,7 +356,10 @@ class LiveView:
         quiet: bool = False,
     ):
         self._folder = folder
-        table = _is_terminal() if table is None else table
+        if table is None:
+            table = (
+                sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+            )
         self._table = Redrawn(sys.stderr) if table else None
         self._every = every or (_REDRAWN if table else _REPORTED)
         self._quiet = quiet
@@ -424,7 +412,3 @@ class LiveView:
                         self._lines = lines
                         self._table.draw(lines)
             pause = max(self._every, (time.perf_counter() - start) / _MOST)
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
