@@ -16,9 +16,8 @@ from statsmodels.stats.power import TTestIndPower, TTestPower
 
 from tests import short
 from tests.runs import ROOT
-from trainer.report.statistics.differences import welch
+from trainer.report.statistics.differences import Improvement, probability_of_improvement, welch
 from trainer.report.statistics.estimates import Estimate, iqm, mean_interval, one_sample
-from trainer.report.statistics.improvement import Improvement, probability_of_improvement
 from trainer.report.statistics.power import (
     _power_of_t,
     needed,

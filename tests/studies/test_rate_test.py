@@ -12,9 +12,15 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
 from trainer.engine.loading import load
-from trainer.studies.rate_paths import rate_of_group
 from trainer.studies.rate_report import sentences, space, yaml
-from trainer.studies.rate_test import RangeTest, Rates, diverged_at, local_line, rate_test
+from trainer.studies.rate_test import (
+    RangeTest,
+    Rates,
+    diverged_at,
+    local_line,
+    rate_of_group,
+    rate_test,
+)
 
 pytestmark = pytest.mark.usefixtures("lab")
 

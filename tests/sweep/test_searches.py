@@ -15,8 +15,7 @@ from trainer.config import dump
 from trainer.messages import UserError
 from trainer.report.pairs import compare_arms, looks_of
 from trainer.report.panels.cost import cost_block
-from trainer.report.panels.hyperparameters import hyperparameters_table
-from trainer.report.panels.method_text import methods_block
+from trainer.report.panels.method_text import hyperparameters_table, methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.report.verdict import verdict
 from trainer.sweep.final import choose_winners, final_trials, read_choices

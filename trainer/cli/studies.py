@@ -179,9 +179,8 @@ def rate_test(arguments: argparse.Namespace) -> int:
         raise UserError("--group and --rate_path both name the learning rate: write one of them.")
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.studies.rate_paths import rate_at, rate_of_group
     from trainer.studies.rate_report import make_report, notes, sentences, upper_end, yaml
-    from trainer.studies.rate_test import Rates, rate_test
+    from trainer.studies.rate_test import Rates, rate_at, rate_of_group, rate_test
 
     ignore_optimizer_warnings()
     if arguments.rate_path:

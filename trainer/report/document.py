@@ -6,9 +6,7 @@ PNG. All formats show the same numbers, because nothing is computed later, excep
 the trials that a reader selects.
 """
 
-import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -239,29 +237,6 @@ class Report:
         """All tables, those of the figures and of the trials included."""
         of_panels = [t for panel in self.panels for block in panel.blocks for t in block.tables]
         return [*of_panels, *(f.table for f in self.figures), *(each.table for each in self.trials)]
-
-
-def column_name(text: str, taken: Collection[str] = ()) -> str:
-    """Returns a text as the name of a column, lower case, without spaces, and not among `taken`.
-
-    Example:
-        >>> column_name("matrices.learning_rate"), column_name("Muon (tuned)", {"muon_tuned"})
-        ('matrices_learning_rate', 'muon_tuned_2')
-    """
-    name = re.sub(r"\W+", "_", text.lower(), flags=re.ASCII).strip("_") or "column"
-    names = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-    return next(each for each in names if each not in taken)
-
-
-def columns_of(
-    titles: Iterable[str], taken: Collection[str], kind: Kind = "text", only_csv: bool = False
-) -> list[Column]:
-    """Returns columns with these titles and different names, none among `taken`."""
-    columns: list[Column] = []
-    for title in titles:
-        name = column_name(title, {*taken, *(column.name for column in columns)})
-        columns.append(Column(name, title, kind, only_csv))
-    return columns
 
 
 def text_of(kind: str, value: Cell) -> str:

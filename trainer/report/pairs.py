@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.engine.examples import Examples
 from trainer.messages import joined, plural
 from trainer.report.conditions import unlike_losses
 from trainer.report.document import finite
@@ -25,22 +26,30 @@ from trainer.report.statistics.decide import (
     ranked,
     relevance,
 )
-from trainer.report.statistics.differences import welch
+from trainer.report.statistics.differences import Improvement, probability_of_improvement, welch
 from trainer.report.statistics.estimates import Estimate, mean_interval
-from trainer.report.statistics.improvement import Improvement, probability_of_improvement
+from trainer.report.statistics.held_out import TwoWay, two_way
 from trainer.report.statistics.power import (
     detectable_effect,
     needed,
     needed_range,
     needed_unpaired,
 )
-from trainer.report.test_sets import OtherTestSets, other_test_sets
 
 # A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
 # at most 6% of the sweeps (docs/statistics.md). With 2 trials it was 16%, when this was set.
 FEWEST_TRIALS = 4
 _NAMED = 3  # how many of the files that disagree a sentence lists
+
+
+@dataclass(frozen=True)
+class OtherTestSets:
+    """The interval of a difference for other units and other test examples."""
+
+    # better minus worse; None if the runs were not scored on the same examples
+    found: TwoWay | None
+    complete: bool = True  # over all test examples, not the first 100,000
 
 
 @dataclass(frozen=True)
@@ -383,3 +392,43 @@ def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
     return str(relevance(*goal.gain(low, high), goal.relevant))
+
+
+def other_test_sets(
+    workload: Workload, better: str, worse: str, differences: Mapping[int, float]
+) -> OtherTestSets | None:
+    """Computes a pair's interval from results on single test examples; None if a run lacks them."""
+    # `differences` is unit -> difference of the reported metric, better minus worse. A run lacks
+    # such results, for example, because an earlier version computed it, or because the metric is
+    # not a mean over examples.
+    goal = workload.goal
+    if goal.report_on != "test":
+        return None
+    # arm -> unit -> the results of its runs on single examples
+    found: dict[str, dict[int, list[Examples | None]]] = {
+        arm: {unit: [] for unit in differences} for arm in (better, worse)
+    }
+    for run in workload.finals:
+        if run.arm in found and (unit := workload.unit_of(run)) in differences:
+            found[run.arm][unit].append(workload.examples(run))
+    runs = [run for units in found.values() for unit in units.values() for run in unit]
+    kept = [run for run in runs if run is not None and goal.metric in run.values]
+    if len(kept) < len(runs):
+        return None
+    first = kept[0]
+    weights = first.weights[goal.metric]
+    same = all(run.sha256 == first.sha256 for run in kept)
+    if not same or not all(np.array_equal(run.weights[goal.metric], weights) for run in kept):
+        return OtherTestSets(None)
+    means = []  # over the final seeds of each unit, [units, examples]
+    for of_units in found.values():
+        values = [
+            [run.values[goal.metric] for run in runs if run is not None]
+            for runs in of_units.values()
+        ]
+        means.append(np.array([np.mean(each, axis=0, dtype=float) for each in values]))
+    table = means[0] - means[1]
+    if first.complete:  # the means over examples are known exactly, although files have float16
+        exact = np.array(list(differences.values()))
+        table += (exact - np.average(table, axis=1, weights=weights))[:, None]
+    return OtherTestSets(two_way(table, weights=weights), first.complete)

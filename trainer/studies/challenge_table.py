@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer.messages import joined, plural
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.studies.columns import columns
 from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
 
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
@@ -174,12 +174,14 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
             )
         )
     titles = (
-        *columns(entry="text", verdict="text", steps="integer", runs="integer", mean="number"),
+        *named_columns(
+            entry="text", verdict="text", steps="integer", runs="integer", mean="number"
+        ),
         Column("statistic", rule.formula, "number"),
-        *columns(needed="number", against="text"),
+        *named_columns(needed="number", against="text"),
         Column("p_against", "p against", "p"),
         Column("title", "what"),
-        *columns(by="text", date="text"),
+        *named_columns(by="text", date="text"),
     )
     note = (
         "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
@@ -214,7 +216,7 @@ def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:
         table=Table(
             "records",
             "Steps of the entries",
-            columns(entry="text", steps="integer"),
+            named_columns(entry="text", steps="integer"),
             tuple((rows[i].entry.name, steps) for i, steps in reached.items()),
         ),
     )

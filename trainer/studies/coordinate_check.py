@@ -20,8 +20,7 @@ from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.logits import ChunkedLogits
 from trainer.messages import UserError, plural
-from trainer.studies.rate_paths import with_constant_rates
-from trainer.studies.rate_test import Run
+from trainer.studies.rate_test import Run, with_constant_rates
 from trainer.studies.width_series import WidthSeries
 
 LIMIT = 0.25  # half of the smallest wrong power of the width in the theory, 1/2

@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 
 from trainer.messages import joined, plural, table
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.columns import columns
 from trainer.studies.coordinate_check import LEVEL, LIMIT, Found, Slope, fit
 
 Kind = Literal["grows", "shrinks", "keeps", "not decided"]
@@ -189,7 +189,9 @@ def _figure(found: Found, index: int) -> Figure:
         table=Table(
             f"changes_after_{found.steps[index]}",
             f"Changes after {after}",
-            columns(module="text", width="integer", seed="integer", change="number", size="number"),
+            named_columns(
+                module="text", width="integer", seed="integer", change="number", size="number"
+            ),
             tuple(rows),
         ),
     )

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from trainer.messages import joined, plural
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.columns import columns
 from trainer.studies.rate_test import RangeTest
 
 _RISING, _STEADY = "rising rate", "rate stays"
@@ -127,7 +127,7 @@ def _losses(tested: RangeTest) -> Figure:
             "losses",
             "Losses",
             (
-                *columns(seed="integer", step="integer", rate="number"),
+                *named_columns(seed="integer", step="integer", rate="number"),
                 Column("rising", _RISING, "number"),
                 Column("stays", _STEADY, "number"),
             ),
@@ -168,7 +168,7 @@ def _differences(tested: RangeTest) -> Figure:
         table=Table(
             "differences",
             "Smoothed mean of the differences",
-            columns(rate="number", difference="number"),
+            named_columns(rate="number", difference="number"),
             tuple(zip(common, tested.mean.tolist(), strict=True)),
         ),
     )

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trainer.messages import joined, plural, table
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
-from trainer.studies.columns import columns
 from trainer.studies.shadow import Angles, Shadowed
 
 _TITLES = ("elements", "cosine", "from", "to", "norm B / A", "from", "to", "A to -G", "B to -G")
@@ -151,7 +151,7 @@ def _figure(
         table=Table(
             name,
             title,
-            (*columns(group="text", step="integer"), *(_COLUMNS[x] for x in fields)),
+            (*named_columns(group="text", step="integer"), *(_COLUMNS[x] for x in fields)),
             tuple(rows),
         ),
     )
@@ -182,7 +182,7 @@ def _parameters(found: Shadowed) -> Figure:
             "parameters",
             "Updates of each parameter",
             (
-                *columns(parameter="code", group="text", step="integer", loss="number"),
+                *named_columns(parameter="code", group="text", step="integer", loss="number"),
                 *_COLUMNS.values(),
             ),
             tuple(rows),
@@ -202,7 +202,7 @@ def _medians_table(found: Shadowed) -> Table:
         "medians",
         "Medians over the recorded steps, with the smallest and the largest value",
         (
-            *columns(group="text", parameter="code", elements="integer"),
+            *named_columns(group="text", parameter="code", elements="integer"),
             *(Column(*each, "number") for each in zip(_MEDIANS, _TITLES[1:], strict=True)),
         ),
         tuple(rows),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from trainer.messages import joined, plural
+from trainer.report.columns import named_columns
 from trainer.report.document import Block, Cell, Column, Columns, Table
 from trainer.report.results import Result, Revision, Workload
 from trainer.report.spaces import tunings
@@ -99,14 +100,9 @@ def _spaces(workload: Workload, prefix: str) -> Table:
             for path, text in space.axes.items() or [("–", "–")]:
                 rows.append((arm, revision, searches, count, seeds, space.method, path, text))
     columns = (
-        Column("arm", "arm"),
-        Column("revision", "revision", "integer"),
-        Column("searches", "searches", "integer"),
+        *named_columns(arm="text", revision="integer", searches="integer"),
         Column("points", "points of each" if searches and not many else "points", "integer"),
-        Column("seeds", "seeds", "integer"),
-        Column("method", "method"),
-        Column("path", "path", "code"),
-        Column("space", "space"),
+        *named_columns(seeds="integer", method="text", path="code", space="text"),
     )
     note = (
         "Points are those that a revision of the plan added, over all searches of the arm, with the"

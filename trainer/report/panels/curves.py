@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.messages import plural
+from trainer.report.columns import INTERVAL
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.plots import Line, Points, combine, describe_bands
 from trainer.report.results import Curve, Workload
@@ -41,13 +42,9 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
         return None
     goal, by = workload.goal, "training time" if clock else "step"
     name = f"{prefix}curves_{'time' if clock else 'step'}"
-    columns = (
-        Column("arm", "arm"),
-        Column("x", by, "number" if clock else "integer"),
-        Column("mean", f"mean {goal.metric}", "number"),
-        Column("low", "95% from", "number"),
-        Column("high", "to", "number"),
-    )
+    at = Column("x", by, "number" if clock else "integer")
+    mean = Column("mean", f"mean {goal.metric}", "number")
+    columns = (Column("arm", "arm"), at, mean, *INTERVAL)
     log = spans_decades(v for s in (*faint, *front) for v in s.y)
     return Figure(
         name=name,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined
+from trainer.report.columns import INTERVAL, named_columns
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
 from trainer.report.ladder import Climb, Match, Speedup, Trend
 from trainer.report.results import Workload
@@ -198,12 +199,10 @@ def _results_figure(climb: Climb) -> Figure:
             at, values = map(list, zip(*points, strict=True))
             series.append(Series("points", arm, at, values, trials=tuple(names)))
     columns = (
-        Column("arm", "arm"),
-        Column("rung", "rung"),
+        *named_columns(arm="text", rung="text"),
         Column("units", "chains", "integer"),
         Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
-        Column("low", "95% from", "number"),
-        Column("high", "to", "number"),
+        *INTERVAL,
     )
     name = climb.planned.path.rpartition(".")[2]
     return Figure(

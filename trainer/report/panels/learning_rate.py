@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from trainer.messages import joined
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.results import Workload
 from trainer.report.spaces import Scan, edge_of, number_of, scans, spans_decades
@@ -126,9 +127,7 @@ def _figure(
         Column("arm", "arm"),
         Column("learning_rate", name, "number"),
         Column("value", goal.metric, "number"),
-        Column("seeds", "seeds", "integer"),
-        Column("smallest", "smallest", "number"),
-        Column("largest", "largest", "number"),
+        *named_columns(seeds="integer", smallest="number", largest="number"),
     )
     rows = tuple(
         (scan.arm, x, value, len(values), min(values), max(values))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from trainer.report.columns import INTERVAL, named_columns
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
@@ -141,12 +142,7 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
     drawn = [_to(best, p) for p in pairs if best in p.arms and not p.without_mean]
     if not drawn:
         return None
-    columns = (
-        Column("arm", "arm"),
-        Column("difference", "difference", "number"),
-        Column("low", "95% from", "number"),
-        Column("high", "to", "number"),
-    )
+    columns = (*named_columns(arm="text", difference="number"), *INTERVAL)
     title = f"Differences to {best}"
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
     for index, (arm, value, low, high) in enumerate(drawn):

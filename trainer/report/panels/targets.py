@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.messages import plural
 from trainer.report import reaching
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.pairs import standings
 from trainer.report.results import Workload
@@ -206,7 +207,7 @@ def _figure(
                 xs, names = zip(*of_kind, strict=True)
                 more = {"label": label, "faint": not drawn, "trials": names}
                 series.append(Series("points", arm, spread, xs, **more))
-    columns = Column("arm", "arm"), Column("seed", "seed"), Column("steps", "steps", "integer")
+    columns = named_columns(arm="text", seed="text", steps="integer")
     rows = tuple(
         (arm, str(run.seed), finite(x))
         for arm, reached in steps.items()

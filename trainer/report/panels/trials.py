@@ -8,7 +8,8 @@ from shlex import quote
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.report.document import Cell, Column, Columns, Table, Trials, columns_of
+from trainer.report.columns import columns_of
+from trainer.report.document import Cell, Column, Columns, Table, Trials
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import number_of
 from trainer.writers.lines import PREFIXES

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.messages import joined
+from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.results import Result, Workload
 from trainer.report.spaces import point_values, spans_decades
@@ -30,8 +31,7 @@ _ASKED = (
     " so far, in the order in which they were chosen, the mean over searches; it has no band."
 )
 _COLUMNS = (
-    Column("arm", "arm"),
-    Column("k", "k", "integer"),
+    *named_columns(arm="text", k="integer"),
     Column("expected", "expected best", "number"),
     Column("expected_v", "with replacement", "number"),
     Column("median", "median best", "number"),

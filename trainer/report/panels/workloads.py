@@ -6,17 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.messages import joined
-from trainer.report.document import (
-    Axis,
-    Block,
-    Column,
-    Columns,
-    Figure,
-    Series,
-    Table,
-    columns_of,
-    finite,
-)
+from trainer.report.columns import columns_of, named_columns
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
 from trainer.report.panels.targets import target_of, to_target, why_not_clocked
 from trainer.report.results import Workload
 from trainer.report.statistics import scores
@@ -130,8 +121,7 @@ def _profile(arms: Sequence[str], times: NDArray) -> Figure:
     end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
     taus = np.unique([1.0, *finite[finite <= end], end])
     shares = scores.performance_profile(times, taus)
-    multiple, share = Column("multiple", "multiple", "number"), Column("share", "share", "share")
-    columns = Column("arm", "arm"), multiple, share
+    columns = named_columns(arm="text", multiple="number", share="share")
     lines = dict(zip(arms, shares.tolist(), strict=True))
     x = taus.tolist()
     rows = tuple((arm, *each) for arm, y in lines.items() for each in zip(x, y, strict=True))

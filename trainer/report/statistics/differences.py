@@ -1,14 +1,14 @@
-"""The difference between two samples of runs that share no seeds.
-
-Runs that share their seeds are compared by `decide`.
-"""
+"""Differences between the runs of two arms, besides those that `decide` judges."""
 
 import math
 from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from trainer.report.statistics.estimates import sample, spread
+from trainer.report.statistics.estimates import lower_is_better, sample, spread
+
+# The probability from which an improvement matters, as the paper recommends.
+MEANINGFUL = 0.75
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,53 @@ def welch(a: ArrayLike, b: ArrayLike, level: float = 0.05) -> Unpaired | None:
     margin = float(stdtrit(degrees, 1 - level / 2)) * error
     p = 2 * float(stdtr(degrees, -abs(difference) / error))
     return Unpaired(difference - margin, difference + margin, p)
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """The probability that a is better than b, where ties count half."""
+
+    value: float
+    low: float
+    high: float
+    # of the paper: "not significant" if the interval reaches down to .5, "significant, not
+    # meaningful" if it is above .5 and nowhere above .75, or else "significant and meaningful"
+    decision: str
+
+
+def probability_of_improvement(
+    a: ArrayLike, b: ArrayLike, confidence: float = 0.95, better: str = "min"
+) -> Improvement:
+    """Estimates P(A > B): how often a run of one arm is better than a run of the other.
+
+    The paper takes a percentile bootstrap, whose 95% interval for pairs is a point if one arm
+    always wins, and which covers P = .9 in 40%, 53%, 80% and 93% of samples at n = 5, 8, 16 and 29.
+    Here it is Clopper and Pearson's interval for the number of wins, which covers at least as often
+    as it says at every n and P, and decides where a sign test would.
+
+    >>> result = probability_of_improvement([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
+    >>> result.value, round(result.low, 4), result.high, result.decision
+    (1.0, 0.5407, 1.0, 'significant and meaningful')
+    """
+    first, second = lower_is_better(a, better), lower_is_better(b, better)
+    if len(first) != len(second):
+        raise ValueError(
+            f"Paired arms need the same seeds, got {len(first)} and {len(second)} values."
+        )
+    wins = (first < second) + 0.5 * (first == second)
+    low, high = _clopper_pearson(float(wins.sum()), len(wins), confidence)
+    decision = "not significant"
+    if low > 0.5:
+        meaningful = high > MEANINGFUL
+        decision = "significant and meaningful" if meaningful else "significant, not meaningful"
+    return Improvement(float(wins.mean()), low, high, decision)
+
+
+def _clopper_pearson(wins: float, n: int, confidence: float) -> tuple[float, float]:
+    """Returns the exact interval of a share; `wins` may be half a number, for ties."""
+    from scipy.special import betaincinv
+
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(wins, n - wins + 1, tail)) if wins > 0 else 0.0
+    high = float(betaincinv(wins + 1, n - wins, 1 - tail)) if wins < n else 1.0
+    return low, high
