@@ -399,8 +399,8 @@ trainer.engine.repeatable trainer.engine.targets
 trainer.messages trainer.parser trainer.report trainer.report.document trainer.report.figures
 trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
 trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html
-trainer.report.html.selection trainer.report.panels trainer.report.wording
-trainer.report.columns trainer.studies trainer.studies.width_series
+trainer.report.html.selection trainer.report.panels trainer.report.statistics
+trainer.report.wording trainer.report.columns trainer.studies
 trainer.sweep trainer.sweep.ablation
 trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders trainer.sweep.encoding
 trainer.sweep.ladder

@@ -12,9 +12,15 @@ from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.loading import load
-from trainer.studies.coordinate_check import Found, activations, check, fit
+from trainer.studies.coordinate_check import (
+    Found,
+    WidthSeries,
+    activations,
+    check,
+    fit,
+    make_series,
+)
 from trainer.studies.coordinate_report import judge, passed, verdict
-from trainer.studies.width_series import WidthSeries, make_series
 
 SMALL = ["data.length=32", "data.batch_size=8", "model.depth=1"]
 GPT = ["coordinate_check", "--config=configs/adamw_gpt.gin", *(f"--set={each}" for each in SMALL)]

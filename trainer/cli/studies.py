@@ -1,8 +1,8 @@
 """The commands of studies: challenge, claim, coordinate_check, rate_test and shadow."""
 
 import argparse
-import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from trainer import config as configs
@@ -140,9 +140,8 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.studies.coordinate_check import check
+    from trainer.studies.coordinate_check import check, make_series
     from trainer.studies.coordinate_report import make_report, notes, passed, printed, verdict
-    from trainer.studies.width_series import make_series
 
     ignore_optimizer_warnings()
     widths, scale = arguments.widths, dict(arguments.scale)
@@ -161,7 +160,7 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
         show(f"The plan warns at the width {found.widths[-1]}: {line}")
     _write_report(
         arguments,
-        functools.partial(make_report, found, f"Coordinate check of {', '.join(arguments.files)}"),
+        lambda: make_report(found, f"Coordinate check of {', '.join(arguments.files)}"),
         f"--widths={','.join(map(str, widths))}",
         *([f"--width_path={arguments.width_path}"] if arguments.width_path else []),
         *(f"--scale={path}={power:g}" for path, power in arguments.scale),
@@ -199,7 +198,7 @@ def rate_test(arguments: argparse.Namespace) -> int:
         show("\n".join(pasted))
     _write_report(
         arguments,
-        functools.partial(make_report, tested, f"Range test of {', '.join(arguments.files)}"),
+        lambda: make_report(tested, f"Range test of {', '.join(arguments.files)}"),
         f"--rate_path={path}",
         f"--low={arguments.low:g}",
         f"--high={arguments.high:g}",
@@ -225,7 +224,7 @@ def shadow(arguments: argparse.Namespace) -> int:
     title = f"{named} along the path of {', '.join(arguments.files)}"
     _write_report(
         arguments,
-        functools.partial(make_report, found, title),
+        lambda: make_report(found, title),
         *(f"--shadow={file}" for file in arguments.shadow),
         *(f"--shadow_set={text}" for text in arguments.shadow_sets),
         *given(arguments, "steps", "every"),
@@ -262,7 +261,7 @@ def _of_optimizer(text: str) -> bool:
 
 
 def _write_report(
-    arguments: argparse.Namespace, make_report: Callable[..., Report], *words: str
+    arguments: argparse.Namespace, make_report: Callable[[], Report], *words: str
 ) -> None:
     """Writes the report of a study into the folder of --output, if there is one."""
     # `words` are the options that decide what is computed, besides those of the config.
@@ -270,6 +269,6 @@ def _write_report(
         from trainer.report.write import write
 
         made = made_by(arguments.command, [*config_options(arguments), *words])
-        report = make_report(made=made)
+        report = replace(make_report(), made=made)
         files = write(report, Path(arguments.output), arguments.formats)
         show(f"{arguments.output}: {plural(len(files), 'file')}")

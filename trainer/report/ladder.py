@@ -37,20 +37,12 @@ class Match:
 
 
 def match(costs: Sequence[float], values: Sequence[float], value: float, sign: int) -> Match | None:
-    """Returns at which cost a baseline first has a value, interpolated over the logarithm of it.
+    """Returns at which of the rising costs a baseline has a value; None if one is not finite.
 
-    The interpolation is by monotone cubics (Fritsch and Butland, PCHIP), which go through all
-    results and rise or fall where these do. A line lies above a curve that flattens: with rungs of
-    2 it finds a speed-up of 1.5 too large by 1.7%, on average, and the cubics by 0.2%.
-
-    Args:
-        costs: those of the baseline on its rungs, rising.
-        values: the results there.
-        value: the result of the arm.
-        sign: 1 if small values are better, or else -1.
-
-    Returns:
-        The cost; None if a value is not finite.
+    Between two rungs it is interpolated over the logarithm of the cost, by monotone cubics (Fritsch
+    and Butland, PCHIP), which go through all results and rise or fall where these do. A line lies
+    above a curve that flattens: with rungs of 2 it finds a speed-up of 1.5 too large by 1.7%, on
+    average, and the cubics by 0.2%. `sign` is 1 if small values are better, or else -1.
 
     Example:
         >>> found = match([100, 200, 400], [3.0, 2.0, 1.0], 1.5, sign=1)

@@ -296,21 +296,10 @@ def draw_in_terminal(
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
-    """Draws curves with characters, with another character for each curve.
+    """Draws curves, of which there is one at least, with another character for each.
 
     Both axes fit what is drawn: points that are finite, and positive on a logarithmic axis. Between
-    the points of a curve, values are interpolated.
-
-    Args:
-        curves: name -> (x, y), arrays of equal length; at least one.
-        title: the text above the drawing.
-        width: columns of the drawing, without the labels.
-        height: rows of the drawing.
-        log_x: whether the x axis is logarithmic.
-        log_y: whether the y axis is logarithmic.
-
-    Returns:
-        Lines of plain text; the last ends with a newline.
+    the points of a curve, values are interpolated. The width and height are without the labels.
 
     Example:
         >>> print(draw_in_terminal({"a": ([1, 2], [10, 20])}, "b", width=5, height=5), end="")

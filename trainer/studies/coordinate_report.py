@@ -150,13 +150,13 @@ def notes(found: Found) -> list[str]:
     return lines
 
 
-def make_report(found: Found, title: str, made: str = "") -> Report:
-    """Makes the report of a coordinate check; `made` is how, such as the command."""
+def make_report(found: Found, title: str) -> Report:
+    """Makes the report of a coordinate check."""
     figures = tuple(_figure(found, index) for index in range(len(found.steps)))
     text, slopes = tuple(notes(found)), (_slopes(found),)
     block = Block(text=text, warnings=found.warnings, figures=figures, tables=slopes)
     panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
-    return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,), made=made)
+    return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,))
 
 
 def _figure(found: Found, index: int) -> Figure:

@@ -86,13 +86,13 @@ def notes(tested: RangeTest) -> list[str]:
     ]
 
 
-def make_report(tested: RangeTest, title: str, made: str = "") -> Report:
-    """Makes the report of a range test; `made` is how, such as the command."""
+def make_report(tested: RangeTest, title: str) -> Report:
+    """Makes the report of a range test."""
     pasted = yaml(tested)
     text = (*notes(tested), *((f"To paste: {' '.join(pasted[1:]).strip()}",) if pasted else ()))
     block = Block(text=text, figures=(_losses(tested), _differences(tested)))
     panel = Panel("rates", "Loss by learning rate", "describes", (block,))
-    return Report(title, tuple(sentences(tested)), (_RISING, _STEADY), (panel,), made=made)
+    return Report(title, tuple(sentences(tested)), (_RISING, _STEADY), (panel,))
 
 
 def _marks(tested: RangeTest) -> list[Series]:

@@ -119,11 +119,9 @@ def _noise(differences: np.ndarray) -> float:
 
 
 def local_line(values: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fits a line to the values around each one: returns its value there, and its slope a step.
+    """Fits a line to the values [n] around each one: returns its value there, and its slope.
 
-    Args:
-        values: [n].
-        steps: the length of the test, of which a window has a tenth.
+    A window has a tenth of the steps of the test.
 
     Example:
         >>> level, slope = local_line(np.array([0.0, 2.0, 4.0, 6.0, 8.0]), 100)
@@ -146,10 +144,6 @@ def diverged_at(losses: np.ndarray, steady: np.ndarray) -> int | None:
     A run has diverged if its loss is not finite; or if it is above that of the run whose rate stays
     for five steps, in the mean by more than 4 times the noise of a difference, a tenth of the
     largest gain so far, and a tenth of the loss.
-
-    Args:
-        losses: of the run whose rate rises, [steps].
-        steady: of the run whose rate stays, [steps].
 
     Example:
         >>> steady = np.full(9, 2.0)

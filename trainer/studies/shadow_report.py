@@ -111,13 +111,13 @@ def _elements(found: Shadowed, paths: Sequence[str]) -> int:
     return sum(found.sizes[path] for path in paths)
 
 
-def make_report(found: Shadowed, title: str, made: str = "") -> Report:
-    """Makes the report of two optimizers; `made` is how, such as the command."""
+def make_report(found: Shadowed, title: str) -> Report:
+    """Makes the report of two optimizers."""
     groups = {name: found.over(paths) for name, paths in found.by_group().items()}
     figures = (*(_figure(found, groups, *each) for each in _FIGURES), _parameters(found))
     block = Block(text=tuple(notes(found)), figures=figures, tables=(_medians_table(found),))
     panel = Panel("updates", "Updates of two optimizers", "describes", (block,))
-    return Report(title, tuple(sentences(found)), tuple(groups), (panel,), made=made)
+    return Report(title, tuple(sentences(found)), tuple(groups), (panel,))
 
 
 def _cells(values: np.ndarray) -> list[float | None]:
