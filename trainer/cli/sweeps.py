@@ -356,10 +356,7 @@ class LiveView:
         quiet: bool = False,
     ):
         self._folder = folder
-        if table is None:
-            table = (
-                sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-            )
+        table = _is_terminal() if table is None else table
         self._table = Redrawn(sys.stderr) if table else None
         self._every = every or (_REDRAWN if table else _REPORTED)
         self._quiet = quiet
@@ -412,3 +409,7 @@ class LiveView:
                         self._lines = lines
                         self._table.draw(lines)
             pause = max(self._every, (time.perf_counter() - start) / _MOST)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
