@@ -123,16 +123,14 @@ class Figure:
     description: str  # for readers who cannot see it: what is drawn and what stands out
     x: Axis
     y: Axis
-    # the foremost last; points that are not finite are not drawn; a band whose end is infinite
-    # reaches out of the figure
+    # the foremost last; without points that are not finite; an infinite band reaches out
     series: tuple[Series, ...]
     table: Table  # the numbers of the figure
 
     @property
     def legend(self) -> dict[tuple[str, str], bool]:
         """What a legend explains beside arms: (kind, label) -> whether it is faint."""
-        # Labels that name an arm are left out, as the legend has the arm. It is empty if there are
-        # many.
+        # It has no labels that name an arm, as the legend has the arm, and none if there are many.
         names = {series.arm for series in self.series if series.arm}
         labels = {
             (series.kind, series.label): series.faint
@@ -161,8 +159,7 @@ class Panel:
 
     name: str  # for links: "verdict", "ledger"
     title: str  # the heading
-    # "tests" if it concludes from all runs, so that it does not hold for a selection of trials,
-    # and the page greys it while a filter is on
+    # "tests" if it concludes from all runs: the page greys it while trials are filtered
     kind: Literal["tests", "describes"]
     blocks: tuple[Block, ...]  # one for each workload, or a single one
 

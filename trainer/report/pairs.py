@@ -60,40 +60,32 @@ class Pair:
     worse: str
     n: int  # how many units are compared: searches, or seeds if each arm was searched once
     difference: float  # of the means, better minus worse; NaN if a unit diverged or collapsed
-    # how many units of the better and of the worse arm have a run that diverged
-    diverged: tuple[int, int]
+    diverged: tuple[int, int]  # how many units of the two arms have a run that diverged
     collapsed: tuple[int, int]  # how many others of them collapsed; see `statistics.collapsed`
-    # the metric of both arms before their first steps; NaN where it is not known, and then no
-    # unit counts as collapsed
+    # the metric of the two before their first steps; NaN if not known, and then none collapsed
     initial: tuple[float, float]
     # the ends of its interval, which holds for all pairs and looks at once; None if there is none
     low: float | None = None
     high: float | None = None
-    # the standard deviation of the paired differences; None if it has none
-    deviation: float | None = None
-    # the numbers of units at which the pair was judged; empty if it was not yet
-    looks: tuple[int, ...] = ()
+    deviation: float | None = None  # the standard deviation of the paired differences
+    looks: tuple[int, ...] = ()  # the numbers of units at which it was judged; empty if not yet
     # what was said at each look but the last, in order; empty with `looks: any`
     earlier: tuple["EarlierLook", ...] = ()
-    # such as "paired t test"; "" if no test applies, or if the pair is decided without one,
-    # because one arm has no values
+    # such as "paired t test"; "" if none applies, or none is needed, as one arm has no values
     test: str = ""
     p: float | None = None  # the p value over all pairs and looks; None if there is no test
     decided: bool = False  # whether the better arm is better
-    # the kind of the difference, if the goal says which one is relevant; see
-    # `statistics.relevance`
+    # the kind of the difference, of `decide.relevance`, if the goal says which one matters
     relevance: str | None = None
-    # the probability that a unit of the better arm has the better value
-    improvement: Improvement | None = None
+    improvement: Improvement | None = None  # P(a unit of the better arm has the better value)
     # the difference that so many units find with a power of 0.8, in standard deviations of the
     # paired differences; None if there is none, or runs have other seeds
     finds: float | None = None
-    # in a fresh sweep, how many units would find the difference that matters; None if the goal
-    # does not say which one does, or that is unknown, or over 10,000
+    # how many units of a fresh sweep would find the difference that matters; None if that is not
+    # known, or over 10,000
     needed: int | None = None
     needed_range: tuple[int, int] | None = None  # its 80% interval; None if it has none
-    # what is known of the difference on another test set; None if nothing is, or the pair was not
-    # judged
+    # what is known of the difference on another test set; None if nothing, or it was not judged
     elsewhere: OtherTestSets | None = None
 
     @property

@@ -48,8 +48,7 @@ class Line:
     y: Values
     low: np.ndarray | None = None  # the lower end of its band; None if it has no band
     high: np.ndarray | None = None  # the upper end of its band; None if it has no band
-    # curves that are drawn pale behind it: its runs, as metrics.jsonl has them
-    faint: Sequence[Curve] = ()
+    faint: Sequence[Curve] = ()  # its runs, as metrics.jsonl has them, drawn pale behind it
     runs: int = 1  # of how many runs it is the mean
 
     @property
@@ -201,8 +200,7 @@ def save_figure(
 @contextlib.contextmanager
 def figure_file(file: str | os.PathLike[str]) -> Iterator[Callable[["Figure"], None]]:
     """Yields a function that writes a figure into a file; raises UserError if that cannot be."""
-    # The figure is drawn inside of the context. The suffix of the file is one of `FORMATS`; another
-    # one is a UserError, too.
+    # The figure is drawn inside of the context. A suffix that is not one of `FORMATS` is an error.
     suffix = Path(file).suffix.removeprefix(".").lower()
     if suffix not in FORMATS:
         known = ", .".join(FORMATS)

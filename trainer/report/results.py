@@ -42,23 +42,18 @@ MISSING = Summary("missing", step=0)
 class Result:
     """One run."""
 
-    # its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000"; of a
-    # single run, its folder
-    name: str
+    name: str  # its folder in that of the sweep, as "final/muon/10000"; or that of a single run
     folder: Path
     arm: str
     seed: int
     number: int | None  # of its point in the space of the arm; None for a single run
     summary: Summary = MISSING  # its summary.json; its `end` is "missing" if it has not ended
     steps: int = 0  # the last step that was planned
-    # the step of the state that it began with: 0, unless it continued another run
-    first_step: int = 0
+    first_step: int = 0  # that of the state it began with: 0, unless it continued another run
     flops: float | None = None  # floating-point operations of a step; None if they are not known
-    # config path -> value, for the axes of the search space
-    values: Mapping[str, Tree] = field(default_factory=dict)
+    values: Mapping[str, Tree] = field(default_factory=dict)  # path -> value, of the searched axes
     retries: int = 0  # how often it was started again after an interruption
-    # what its bits depend on, from run.json
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # what its bits depend on
     search: int = 0  # the number of its search, from 0
     side_by_side: int = 1  # how many trials shared its wave
     load: float | None = None  # the load average per core when it ended; None if unknown
@@ -93,13 +88,10 @@ class Goal:
 
     metric: str  # the name without a split: "loss"
     better: Literal["min", "max"]
-    # the split on which winners were selected, and on which learning curves and targets are
-    # measured
-    select_on: str
+    select_on: str  # the split of the selection of winners, of learning curves and of targets
     report_on: str  # the split on which arms are compared
     target: float | None = None  # a value of the metric; None if there is none
-    # the smallest difference that matters; None if the file does not say
-    relevant: float | None = None
+    relevant: float | None = None  # the smallest difference that matters; None if not known
     primary: str = ""  # the metric by which winners were selected, if it is another one
     # by which an arm has reached the target; None if the plan had none before its results
     rule: TargetRule | None = None
@@ -154,12 +146,10 @@ class Revision:
     changes: tuple[str, ...] = ()  # other changes of the plan, such as "goal: ..."
     arms: tuple[str, ...] = ()
     units: int = 0  # how many units it has: searches, or final seeds if each arm is searched once
-    # arms whose compared configuration is another one than before
-    new_winners: tuple[str, ...] = ()
+    new_winners: tuple[str, ...] = ()  # arms with another compared configuration than before
     # arm -> how many points it added to the searches of the arm; absent if none
     points: Mapping[str, int] = field(default_factory=dict)
-    # arm -> the space from which those points are
-    spaces: Mapping[str, Space] = field(default_factory=dict)
+    spaces: Mapping[str, Space] = field(default_factory=dict)  # arm -> that of those points
 
 
 def planned_revision(revisions: Sequence[Revision]) -> Revision:
@@ -176,17 +166,14 @@ class Workload:
     goal: Goal
     arms: tuple[str, ...]  # in the order of the file
     trials: tuple[Result, ...]  # the runs of the search; empty for single runs
-    # the runs that are compared: those of winners on fresh seeds, or single runs
-    finals: tuple[Result, ...]
+    finals: tuple[Result, ...]  # what is compared: winners on fresh seeds, or single runs
     spaces: Mapping[str, Space]
     # arm and search -> the number of its best point; absent if it has none
     winners: Mapping[tuple[str, int], int]
     revisions: tuple[Revision, ...] = ()
-    # the number of the last revision of which all runs have ended; 0 if none has
-    completed: int = 0
+    completed: int = 0  # the last revision of which all runs have ended; 0 if none has
     searches: int = 1  # how many independent searches each arm has
-    # the numbers of the searches, or the final seeds, in the order of the plan; empty for single
-    # runs
+    # the searches, or the final seeds, in the order of the plan; empty for single runs
     units: tuple[int, ...] = ()
     looks: str = "planned"  # "planned" or "any", as the file has it
     skewed: bool = False  # whether the file says that differences may be skewed
@@ -198,43 +185,33 @@ class Workload:
     faults: tuple[str, ...] = ()
     # name in the user's code -> the hashes that it had, in order, as far as a ledger has them
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # the trials that were computed again after their results had been removed -> whether these
-    # results were failures
+    # trials computed again after their results had been removed -> whether these were failures
     again: Mapping[str, bool] = field(default_factory=dict)
-    # arm -> its metrics before the first step, by their names in rows; without those that are not
-    # known
+    # arm -> its metrics before the first step, by their names in rows, as far as they are known
     initial: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()  # further packages whose functions the configs name
-    # arm -> its config, without the values of trials
-    configs: Mapping[str, Call] = field(default_factory=dict)
+    configs: Mapping[str, Call] = field(default_factory=dict)  # by arm, without values of trials
     # arm -> sentences of its plan about what is probably a mistake in its config
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # arm -> the paths that one entry of its space sets together, for each revision that added
-    # points; see `trainer.sweep.tuned`
+    # arm -> the paths that an entry of its space sets together, by revision; see `sweep.tuned`
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
     # "seeds" or "final seeds" -> those that the file lists, where it does not count them
     listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    # the kinds of differences between arms that the file names, as it did before any compared run
-    # was known
+    # kinds of differences between arms that the file named before any compared run was known
     differs: Sequence[str] = ()
     # sentences on what the ledger does not show, and what the file changed too late
     caveats: tuple[str, ...] = ()
     # why runs of sweeps that a user named are not judged, in a sentence; "" if they may be
     picked: str = ""
-    # the arm with which all others are compared, which are without one of its parts; "" if every
-    # two arms are compared
+    # the arm with which the others, without one of its parts, are compared; "" for all pairs
     ablated: str = ""
     # arms of a whole ladder have the names of the plan, such as "muon@2x"; see `on_rungs`
     ladder: PlannedLadder | None = None
-    # what follows the names of the arms in the plan, such as "2x", of a workload that is one rung
-    # of a ladder; "" otherwise
-    rung: str = ""
+    rung: str = ""  # of a ladder, such as "2x", which follows the names of the arms in the plan
     families: int = 1  # among how many workloads of the sweep the error of a verdict is divided
-    # arm -> the number of points of each search on lower rungs, for a rung on which the arms have
-    # the hyperparameters of these; empty otherwise
+    # arm -> the points of each search on lower rungs, for a rung that has the winners of these
     chosen_from: Mapping[str, int] = field(default_factory=dict)
-    # the trials of these searches that failed, with the arms of the rung
-    failed_below: tuple[Result, ...] = ()
+    failed_below: tuple[Result, ...] = ()  # the trials of these searches that failed
     branch: PlannedBranch | None = None  # the state of a run that all runs continue
     # arm -> the steps at which its worse trials are stopped; without arms that are not cut
     cuts: Mapping[str, Cuts] = field(default_factory=dict)

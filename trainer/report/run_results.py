@@ -173,7 +173,7 @@ def groups_in(
 ) -> dict[str, list[str]]:
     """Returns the runs to draw, in groups that differ in their seeds only: name -> folders."""
     # `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are
-    # drawn. In folders and sweeps, runs without the metric are left out.
+    # drawn; runs without the metric are left out. With `each_run`, each run is a group of its own.
     found: dict[str, list[str]] = {}
     plain: list[str] = []
     for workdir in dict.fromkeys(workdirs):
@@ -202,9 +202,8 @@ def read_lines(
     each_run: bool = False,
 ) -> dict[str, Line]:
     """Reads a metric of runs, a line for the mean over seeds; raises UserError if one lacks it."""
-    # `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are
-    # read. `x` is "step" or a name in metrics.jsonl, and `smoothing` the weight of an exponential
-    # average, from 0 to below 1. With `each_run`, each run is a line of its own.
+    # `x` is "step" or a name in metrics.jsonl; `smoothing` is the weight of an exponential average,
+    # from 0 to below 1; for the others see `groups_in`.
     try:
         return {
             name: combine([read_points(run, metric, x) for run in several], smoothing)
@@ -231,9 +230,8 @@ def names_of(workdirs: Sequence[str]) -> dict[str, str]:
 
 def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
     """Groups the runs, name -> folder, whose configs are equal but for their seeds."""
-    # A run whose config.yaml is missing or cannot be read is a group of its own. Groups are in the
-    # order of their first runs, and named by what their runs' names have in common at their
-    # beginnings or ends.
+    # A run whose config.yaml cannot be read is a group of its own. Groups are named by what their
+    # runs' names have in common at their beginnings or ends.
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
         root, key = read_config(folder, "config.yaml"), f"the run {name}"

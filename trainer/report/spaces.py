@@ -87,6 +87,7 @@ class Scan:
     alone: bool  # whether the arm searched no other axis
     at: tuple[float, ...]  # the values on the axis
     values: tuple[float, ...]  # the goal of each point; infinity as the worst value
+    best: int  # the index of the best point
     names: tuple[str, ...]  # a trial of each point
     seeds: tuple[tuple[float, ...], ...]  # the goal of each point for each of its seeds
 
@@ -107,7 +108,8 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
         at, goals, names, of_seeds = zip(*sorted(points), strict=True)
         # Paths that always have the same value, such as the rates of two groups, are one axis.
         if not any((at, names) == (scan.at, scan.names) for scan in found):
-            found.append(Scan(arm, path, True, at, goals, names, of_seeds))
+            best = min(range(len(at)), key=lambda i: workload.goal.sign * goals[i])
+            found.append(Scan(arm, path, True, at, goals, best, names, of_seeds))
     alone = tuning(workload, arm).count <= 1
     return [replace(scan, alone=alone) for scan in found]
 

@@ -1,14 +1,12 @@
 """The panel of learning curves: winners in front, the other trials faint."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from trainer.messages import plural
 from trainer.report.columns import INTERVAL
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.plots import Line, Points, combine, describe_bands
-from trainer.report.results import Curve, Workload
+from trainer.report.plots import Points, combine, describe_bands
+from trainer.report.results import Workload
 from trainer.report.spaces import spans_decades
 
 
@@ -64,31 +62,20 @@ def _arm(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[
     """Returns the mean of an arm's compared runs with its band, and the same as rows."""
     curves = [workload.curve(run) for run in workload.finals_of(arm)]
     curves = [curve for curve in curves if len(curve.values)]
-    mean = _mean(curves, clock)
-    if mean is None:
+    if not curves:
         return [], []
-    x, y = np.asarray(mean.x).tolist(), np.asarray(mean.y).tolist()
+    mean = combine([Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves])
+    drawn = np.isfinite(mean.x) & np.isfinite(mean.y)  # where all runs have finite values
+    if not drawn.any():
+        return [], []
+    x, y = np.asarray(mean.x)[drawn].tolist(), np.asarray(mean.y)[drawn].tolist()
     series: list[Series] = []
     ends: list[tuple[float | None, float | None]] = [(None, None)] * len(x)
     if mean.low is not None and mean.high is not None:
-        low, high = mean.low.tolist(), mean.high.tolist()
+        low, high = mean.low[drawn].tolist(), mean.high[drawn].tolist()
         label = describe_bands([mean]).removeprefix("band: ")
         series.append(Series("band", arm, x, low, high, label=label))
         ends = list(zip(low, high, strict=True))
     label = f"{arm}, mean of {plural(len(curves), 'run')}"
     series.append(Series("line", arm, x, y, label=label))
     return series, [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
-
-
-def _mean(curves: Sequence[Curve], clock: bool) -> Line | None:
-    """Returns the mean of curves with its band, where all have finite values."""
-    points = [Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves]
-    if not points:
-        return None
-    line = combine(points)
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    drawn = np.isfinite(x) & np.isfinite(y)
-    if not drawn.any():
-        return None
-    low, high = (None if each is None else each[drawn] for each in (line.low, line.high))
-    return Line(x[drawn], y[drawn], low, high, runs=len(curves))

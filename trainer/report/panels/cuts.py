@@ -43,6 +43,11 @@ def cuts_block(workload: Workload, prefix: str) -> Block:
     if not cuts:
         return Block(text=("No cut was made yet.",))
     several = workload.searches > 1
+
+    def winner(cut: Cut) -> int | None:
+        number = workload.winners.get((cut.arm, cut.search))
+        return cut.order.index(number) + 1 if number in cut.order else None
+
     columns: Columns[tuple[Cut, int, int]] = {
         Column("arm", "arm"): lambda r: r[0].arm,
         Column("search", "search", "integer"): lambda r: r[0].search if several else None,
@@ -50,7 +55,7 @@ def cuts_block(workload: Workload, prefix: str) -> Block:
         Column("points", "points", "integer"): lambda r: len(r[0].order),
         Column("valueless", "without value", "integer"): lambda r: r[0].values.count(None),
         Column("kept", "went on", "integer"): lambda r: r[0].kept,
-        Column("winner", "place of the winner", "integer"): lambda r: _winner(workload, r[0]),
+        Column("winner", "place of the winner", "integer"): lambda r: winner(r[0]),
         Column("same", "pairs in the same order later", "integer"): lambda r: (
             r[1] if r[2] else None
         ),
@@ -65,12 +70,6 @@ def _values(cut: Cut) -> dict[int, float]:
     """Returns the values of points at a cut, without those that have none."""
     pairs = zip(cut.order, cut.values, strict=True)
     return {number: value for number, value in pairs if value is not None}
-
-
-def _winner(workload: Workload, cut: Cut) -> int | None:
-    """Returns the place of the winner among all points at a cut."""
-    winner = workload.winners.get((cut.arm, cut.search))
-    return cut.order.index(winner) + 1 if winner in cut.order else None
 
 
 def _best(cut: Cut) -> str | None:

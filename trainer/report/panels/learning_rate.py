@@ -58,14 +58,13 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         stem = f"{prefix}learning_rate_{index}"
         figures.append(_figure(workload, of_axis, name, initial, stem))
     found = {scan: _sensitivity(workload, scan, initial) for scan in rates}
-    best = {scan: _best(workload, scan) for scan in rates}
     columns: Columns[Scan] = {
         Column("arm", "arm"): lambda r: r.arm,
         Column("axis", "axis"): lambda r: names[r.path],
         Column("low", "from", "number"): lambda r: min(r.at),
         Column("high", "to", "number"): lambda r: max(r.at),
-        Column("best_rate", "best rate", "number"): lambda r: r.at[best[r]],
-        Column("best", "value there", "number"): lambda r: finite(r.values[best[r]]),
+        Column("best_rate", "best rate", "number"): lambda r: r.at[r.best],
+        Column("best", "value there", "number"): lambda r: finite(r.values[r.best]),
         Column("diverged", "without value", "integer"): lambda r: sum(map(math.isinf, r.values)),
         Column("sensitivity", "sensitivity", "number"): lambda r: found[r][0],
         Column("sensitivity_low", "95% from", "number"): lambda r: found[r][1],
@@ -78,16 +77,11 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
-def _best(workload: Workload, scan: Scan) -> int:
-    """Returns the index of the best point of an arm along an axis."""
-    return min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
-
-
 def _sensitivity(workload: Workload, scan: Scan, initial: float) -> tuple[float | None, ...]:
     """Returns the mean over the seeds that have a sensitivity, and the ends of its interval."""
     sign, found = workload.goal.sign, []
-    finite_values = math.isfinite(initial) and math.isfinite(scan.values[_best(workload, scan)])
-    if scan.arm in workload.asked or not finite_values:
+    known = math.isfinite(initial) and math.isfinite(scan.values[scan.best])
+    if scan.arm in workload.asked or not known:
         return (None,) * 3
     ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
     for seed in sorted({run.seed for run in ended}):  # each search has other seeds
@@ -182,11 +176,10 @@ def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
 
 def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
     """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
-    best = _best(workload, scan)
-    if not math.isfinite(scan.values[best]) or workload.path is None:
+    if not math.isfinite(scan.values[scan.best]) or workload.path is None:
         return None
-    space, where = edge_of(scan.at, best, workload.spaces[scan.arm].axes[scan.path])
-    return None if where is None else (scan.at[best], space, where)
+    space, where = edge_of(scan.at, scan.best, workload.spaces[scan.arm].axes[scan.path])
+    return None if where is None else (scan.at[scan.best], space, where)
 
 
 def _warning(workload: Workload, scan: Scan, name: str) -> str | None:

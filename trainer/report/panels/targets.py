@@ -107,6 +107,13 @@ def _table(
     compared = sum(value is not None for value in ends.values()) > 1
     met = {arm: [x for x in reached if math.isfinite(x)] for arm, reached in steps.items()}
     title = f"{workload.goal.metric} at {limit or 0:.3g} s"
+
+    def p_final(arm: str) -> float | None:
+        values = list(workload.values_of(arm, workload.goal.selected).values())
+        if len(values) < len(workload.finals_of(arm)) or workload.goal.target is None:
+            return None  # a run diverged, or the target was chosen from the results
+        return one_sample(values, target, workload.goal.better).p
+
     columns: Columns[str] = {
         Column("arm", "arm"): lambda arm: arm,
         Column("met", "met", "integer"): lambda arm: len(met[arm]),
@@ -120,7 +127,7 @@ def _table(
             finite(statistics.median(seconds[arm])) if clocked else None
         ),
         Column("at_equal_time", title, "number"): lambda arm: ends[arm] if compared else None,
-        Column("p_final", "p, final value", "p"): lambda arm: _final_p(workload, arm, target),
+        Column("p_final", "p, final value", "p"): p_final,
     }
     name = "Steps and time to the target"
     made = Table.of(f"{prefix}target", name, steps, columns, _NOTE).compact()
@@ -156,14 +163,6 @@ def _uneven(workload: Workload) -> Iterator[str]:
                 f"A step of {slowest} took {ratio:.1f} times as long as the median of {arm}: the"
                 " machine was busy, or the clock is wrong, so do not trust times."
             )
-
-
-def _final_p(workload: Workload, arm: str, target: float) -> float | None:
-    """Returns the p of the test that an arm's mean final value is better than the target."""
-    values = list(workload.values_of(arm, workload.goal.selected).values())
-    if len(values) < len(workload.finals_of(arm)) or workload.goal.target is None:
-        return None  # a run diverged, or the target was chosen from the results
-    return one_sample(values, target, workload.goal.better).p
 
 
 def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
