@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import config as configs
-from trainer.cli.resolving import (
-    config_options,
-    default_workdir,
-    ignore_optimizer_warnings,
-    make_program,
-    read_config,
-)
+from trainer.cli import resolving
 from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
@@ -60,8 +54,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
 def train(arguments: argparse.Namespace) -> int:
     """Trains, from the newest checkpoint if there is one."""
     began = time.perf_counter()
-    config = read_config(arguments)
-    workdir = arguments.workdir or default_workdir(arguments.files, config)
+    config = resolving.read_config(arguments)
+    workdir = arguments.workdir or resolving.default_workdir(arguments.files, config)
     # Call these before jax starts its threads, which would get memory arenas of their own, and
     # before OpenBLAS starts its threads.
     runtime.keep_freed_memory()
@@ -93,7 +87,7 @@ def _train(arguments: argparse.Namespace, config: Config, workdir: str, began: f
 
     def build() -> Run:
         one = 1 if arguments.trace else None
-        program = make_program(config, arguments.vocabulary, steps_per_call=one)
+        program = resolving.make_program(config, arguments.vocabulary, steps_per_call=one)
         if one and program.experiment.steps > 1:
             log("--trace computes one step at a time: steps_per_call is 1.")
         return Run(
@@ -150,11 +144,11 @@ def verify(arguments: argparse.Namespace) -> int:
     """Checks on a config that a killed and restarted run has the same bits."""
     from trainer.diagnose.verify import verify
 
-    config = read_config(arguments)
-    program = make_program(config, arguments.vocabulary)
+    config = resolving.read_config(arguments)
+    program = resolving.make_program(config, arguments.vocabulary)
     lines, same = verify(
         program,
-        config_options=config_options(arguments),
+        config_options=resolving.config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,
         log=log,
@@ -183,7 +177,7 @@ def sample(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments)
     folder = Path(arguments.workdir)
     config = trained.read_run(folder)
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     language = trained.read_language(folder, config, arguments.vocabulary)
     tokenizer = trained.read_tokenizer(folder, config, arguments.vocabulary)
     precision: Any = config.root.kwargs.get("precision", Experiment.precision)
@@ -241,7 +235,7 @@ def _unreadable(file: str | None, error: OSError | UnicodeError) -> str:
 
 def config(arguments: argparse.Namespace) -> int:
     """Prints the resolved config as canonical YAML, after checking its names and types."""
-    config = read_config(arguments)
+    config = resolving.read_config(arguments)
     configs.Builder(config, arguments.vocabulary).check()
     if arguments.unused:
         for each in config.unused:

@@ -7,21 +7,7 @@ from pathlib import Path
 from trainer import config as configs
 from trainer.cli.resolving import ignore_optimizer_warnings, search_paths
 from trainer.cli.terminal import show
-from trainer.diagnose.compare import (
-    LastValues,
-    RowDifferences,
-    Side,
-    StepProgram,
-    check_sides,
-    compare_configs,
-    compare_fingerprints,
-    compare_rows,
-    counts,
-    lower_step,
-    metrics_to_plot,
-    read_side,
-    unified_diff,
-)
+from trainer.diagnose import compare
 from trainer.messages import DONE, UserError, printable, table
 
 _LONGEST = 200  # characters of a line of a diff in the terminal
@@ -31,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Shows how two configs or runs differ: config, program, and metrics."""
     if arguments.no_program and arguments.diff:
         raise UserError("--diff writes the difference of the programs; --no_program leaves it out.")
-    a, b = (read_side(path, search_paths(arguments)) for path in (arguments.a, arguments.b))
+    a, b = (compare.read_side(path, search_paths(arguments)) for path in (arguments.a, arguments.b))
     for text in differences(
         a,
         b,
@@ -46,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def differences(
-    a: Side,
-    b: Side,
+    a: compare.Side,
+    b: compare.Side,
     vocabulary: Sequence[str] = (),
     *,
     program: bool = True,
@@ -60,18 +46,18 @@ def differences(
     # configs may name. `program` compares the programs of a step, which takes a moment; `longest`
     # lines of their difference are shown, and the file `diff` gets all. `metrics` None draws those
     # that differ first.
-    check_sides(a, b)
+    compare.check_sides(a, b)
     yield "\n".join(table([("A", *_described(a)), ("B", *_described(b))]))
     yield _section("Config", _config_lines(a, b, vocabulary))
     if a.fingerprint and b.fingerprint:
-        changes = compare_fingerprints(a, b)
+        changes = compare.compare_fingerprints(a, b)
         yield _section("Versions, machine and data (A -> B)", changes or ["They are equal."])
     if program:
         yield _section("Program of a step", _program_lines(a, b, vocabulary, longest, diff))
     if a.rows or b.rows:
-        rows = compare_rows(a.rows, b.rows)
+        rows = compare.compare_rows(a.rows, b.rows)
         yield _section("Metrics", _row_lines(rows))
-        yield from _drawings(a, b, metrics or metrics_to_plot(rows.metrics), rows.metrics)
+        yield from _drawings(a, b, metrics or compare.metrics_to_plot(rows.metrics), rows.metrics)
     elif a.is_run or b.is_run or metrics:
         yield _section("Metrics", ["Neither A nor B has rows of metrics."])
 
@@ -80,14 +66,14 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"\n{title}", *(f"  {line}".rstrip() for line in lines)])
 
 
-def _described(side: Side) -> tuple[str, str]:
+def _described(side: compare.Side) -> tuple[str, str]:
     kind = "config of a sweep" if side.is_sweep else "run" if side.is_run else "config"
     rows = f", rows up to step {side.rows[-1]['step']:,}" if side.rows else ""
     return side.path, kind + rows
 
 
-def _config_lines(a: Side, b: Side, vocabulary: Sequence[str]) -> list[str]:
-    found = compare_configs(a, b, vocabulary)
+def _config_lines(a: compare.Side, b: compare.Side, vocabulary: Sequence[str]) -> list[str]:
+    found = compare.compare_configs(a, b, vocabulary)
     lines = table([("path", "A", "B"), *found.paths]) if found.paths else ["They are equal."]
     for side, other in (("A", "B"), ("B", "A")):
         paths = [printable(path) for path, by in found.repeated.items() if by == side]
@@ -97,16 +83,16 @@ def _config_lines(a: Side, b: Side, vocabulary: Sequence[str]) -> list[str]:
 
 
 def _program_lines(
-    a: Side, b: Side, vocabulary: Sequence[str], longest: int, diff: str | None
+    a: compare.Side, b: compare.Side, vocabulary: Sequence[str], longest: int, diff: str | None
 ) -> list[str]:
     if a.is_sweep:
         return ["A sweep has many programs; compare two of its trials."]
     ignore_optimizer_warnings()
-    programs: list[StepProgram] = []
+    programs: list[compare.StepProgram] = []
     lines = []
     for name, side in (("A", a), ("B", b)):
         try:
-            programs.append(lower_step(side.config, vocabulary))
+            programs.append(compare.lower_step(side.config, vocabulary))
         except UserError as error:
             lines += f"The program of {name} cannot be built: {error}".splitlines()
     if lines:
@@ -122,10 +108,10 @@ def _program_lines(
     head = [("", "A", "B", "B - A")]
     counted = [
         (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
-        for name, x, y in counts(first, second)
+        for name, x, y in compare.counts(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
-    return lines + _diff_lines(unified_diff(first, second), longest, diff)
+    return lines + _diff_lines(compare.unified_diff(first, second), longest, diff)
 
 
 def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[str]:
@@ -144,7 +130,7 @@ def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[st
     return [*shown[:longest], f"... and {len(found) - longest:,} lines; {where}."]
 
 
-def _row_lines(found: RowDifferences) -> list[str]:
+def _row_lines(found: compare.RowDifferences) -> list[str]:
     lines = [_rows_sentence(found)]
     for name, count in (("A", found.only_a), ("B", found.only_b)):
         if count and found.shared:
@@ -154,7 +140,7 @@ def _row_lines(found: RowDifferences) -> list[str]:
     return [*lines, "", *table(rows, right=range(1, 7))]
 
 
-def _rows_sentence(found: RowDifferences) -> str:
+def _rows_sentence(found: compare.RowDifferences) -> str:
     if not found.shared and not (found.only_a and found.only_b):
         return f"{'B' if found.only_a else 'A'} has no rows of metrics."
     if not found.shared:
@@ -168,7 +154,7 @@ def _rows_sentence(found: RowDifferences) -> str:
     return f"The rows are equal bit for bit up to step {equal:,}, and differ at {at}."
 
 
-def _final_cells(final: LastValues) -> tuple[str, ...]:
+def _final_cells(final: compare.LastValues) -> tuple[str, ...]:
     cells = []
     for side in (final.a, final.b):
         cells += [f"{side[1]:.6g}", f"{side[0]:,}"] if side else ["-", "-"]
@@ -178,7 +164,7 @@ def _final_cells(final: LastValues) -> tuple[str, ...]:
 
 
 def _drawings(
-    a: Side, b: Side, names: Sequence[str], metrics: Sequence[LastValues]
+    a: compare.Side, b: compare.Side, names: Sequence[str], metrics: Sequence[compare.LastValues]
 ) -> Iterator[str]:
     """Yields drawings of metrics of both sides, or of the side that has them."""
     from trainer.report.plots import draw_in_terminal

@@ -6,13 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer import config as configs
+from trainer.cli import resolving
 from trainer.cli.reporting import given, made_by
-from trainer.cli.resolving import (
-    config_options,
-    ignore_optimizer_warnings,
-    read_config,
-    search_paths,
-)
 from trainer.cli.terminal import log, show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError, joined, plural
@@ -137,13 +132,13 @@ def _verify_claim(arguments: argparse.Namespace) -> int:
 
 def coordinate_check(arguments: argparse.Namespace) -> int:
     """Compares changes of activations over widths; 1 unless each was shown to keep its size."""
-    config = read_config(arguments)
+    config = resolving.read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
     from trainer.studies.coordinate_check import check, make_series
     from trainer.studies.coordinate_report import make_report, notes, passed, printed, verdict
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     widths, scale = arguments.widths, dict(arguments.scale)
     series = make_series(config, widths, arguments.width_path, scale, arguments.vocabulary)
     found = check(
@@ -173,7 +168,7 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
 
 def rate_test(arguments: argparse.Namespace) -> int:
     """Raises a learning rate until training diverges, and prints and draws what happened."""
-    config = read_config(arguments)
+    config = resolving.read_config(arguments)
     if arguments.group and arguments.rate_path:
         raise UserError("--group and --rate_path both name the learning rate: write one of them.")
     runtime.keep_freed_memory()
@@ -181,7 +176,7 @@ def rate_test(arguments: argparse.Namespace) -> int:
     from trainer.studies.rate_report import make_report, notes, sentences, upper_end, yaml
     from trainer.studies.rate_test import Rates, rate_at, rate_of_group, rate_test
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     if arguments.rate_path:
         path = rate_at(config, arguments.rate_path, arguments.vocabulary)
     else:
@@ -209,14 +204,14 @@ def rate_test(arguments: argparse.Namespace) -> int:
 
 def shadow(arguments: argparse.Namespace) -> int:
     """Compares what another optimizer would do at each point; 1 if a step was not finite."""
-    config, other = read_config(arguments), read_other(arguments)
+    config, other = resolving.read_config(arguments), read_other(arguments)
     runtime.keep_freed_memory()
     runtime.use_openblas_threads()  # as many as a new run has
     runtime.keep_compiled_programs()
     from trainer.studies.shadow import shadow
     from trainer.studies.shadow_report import make_report, notes, printed, sentences
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     found = shadow(config, other, arguments.steps, arguments.every, arguments.vocabulary, log=log)
     for line in [*notes(found), "", *printed(found), "", *sentences(found)]:
         show(line)
@@ -251,7 +246,7 @@ def read_other(arguments: argparse.Namespace) -> Config:
     if arguments.shadow:
         files, bindings = arguments.shadow, []
         sets = [text for text in sets if not _of_optimizer(text)]
-    read = configs.load(files, bindings, sets, search_paths(arguments))
+    read = configs.load(files, bindings, sets, resolving.search_paths(arguments))
     return configs.override(read, arguments.shadow_sets, "--shadow_set")
 
 
@@ -268,7 +263,7 @@ def _write_report(
     if arguments.output:
         from trainer.report.write import write
 
-        made = made_by(arguments.command, [*config_options(arguments), *words])
+        made = made_by(arguments.command, [*resolving.config_options(arguments), *words])
         report = replace(make_report(), made=made)
         files = write(report, Path(arguments.output), arguments.formats)
         show(f"{arguments.output}: {plural(len(files), 'file')}")

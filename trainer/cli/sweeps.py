@@ -11,27 +11,14 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
-from trainer.cli.resolving import (
-    config_options,
-    folder_name,
-    ignore_optimizer_warnings,
-    read_config,
-    search_paths,
-)
+from trainer.cli import resolving
 from trainer.cli.terminal import Redrawn, log, show
 from trainer.config.vocabulary import SWEEP
 from trainer.config.wording import listing
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
-from trainer.sweep import local, ray, slurm
+from trainer.sweep import local, plan_file, ray, slurm
 from trainer.sweep.code_changes import import_code, refuse_changed_code
 from trainer.sweep.plan import Plan, make_plan
-from trainer.sweep.plan_file import (
-    check_same,
-    check_vocabulary,
-    read_plan,
-    work_command,
-    write_plan,
-)
 from trainer.sweep.ray import RaySettings
 from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
@@ -71,8 +58,8 @@ def _start(arguments: argparse.Namespace) -> int:
     elsewhere = _elsewhere(arguments)  # before jax is imported
     from trainer.report.planned_power import power_of_plan, read_pilot
 
-    config = read_config(arguments, SWEEP)
-    definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
+    config = resolving.read_config(arguments, SWEEP)
+    definition = read_sweep(config, arguments.vocabulary, resolving.search_paths(arguments))
     plan = make_plan(definition)
     settings = launcher_settings(arguments)
     power = power_of_plan(plan, read_pilot(arguments.pilot, plan) if arguments.pilot else None)
@@ -80,9 +67,9 @@ def _start(arguments: argparse.Namespace) -> int:
         return _check(arguments, definition, plan, power)
     if arguments.dry_run:
         return _dry_run(arguments, definition, plan, power, elsewhere)
-    name = folder_name(arguments.files, plan.content_digest)
+    name = resolving.folder_name(arguments.files, plan.content_digest)
     folder = Path(arguments.workdir or f"sweeps/{name}").absolute()
-    planned = check_same(folder, definition, plan)
+    planned = plan_file.check_same(folder, definition, plan)
     if planned:
         _refuse_changed_code(folder, arguments)
     submitted = isinstance(settings, SlurmSettings)
@@ -106,7 +93,8 @@ def _start(arguments: argparse.Namespace) -> int:
     except (UserError, OSError) as error:  # must not change the exit code of the sweep
         log(f"The results cannot be shown: {error}")
     if code == STOPPED:
-        words = [*work_command(folder, arguments.vocabulary), *_allowed_changes(arguments)]
+        words = plan_file.work_command(folder, arguments.vocabulary)
+        words = [*words, *_allowed_changes(arguments)]
         log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
             f" command again to go on, or python {join(words)}."
@@ -133,7 +121,7 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
     """Refuses changed code here, before workers are started, each of which would refuse it."""
     from trainer.workdir import code
 
-    configs = [arm.config for arm in read_plan(folder).arms.values()]
+    configs = [arm.config for arm in plan_file.read_plan(folder).arms.values()]
     import_code(configs, arguments.vocabulary)
     refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
 
@@ -143,7 +131,8 @@ def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     # Its memory and GPU are then free for the workers.
     options = [f"--workdir={folder}", "--plan_only", f"--locks={arguments.locks}"]
     options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
-    command = [sys.executable, "-m", "trainer", "sweep", *config_options(arguments), *options]
+    options = [*resolving.config_options(arguments), *options]
+    command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
 
@@ -155,7 +144,7 @@ def _check(
     from trainer.sweep.plan_text import render_check
     from trainer.sweep.programs import find_programs
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     plan = find_programs(definition, plan, arguments.vocabulary)
     show(render_check(arguments.files[-1], plan, power), end="")
     return DONE
@@ -176,7 +165,7 @@ def _dry_run(
     runtime.use_openblas_threads()
     if elsewhere is None:
         runtime.keep_compiled_programs()  # the sweep then finds them compiled
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     plan = find_programs(definition, plan, arguments.vocabulary, elsewhere)
     needs = []
     for number, program in enumerate(plan.programs, 1):
@@ -207,10 +196,10 @@ def _write(
     from trainer.sweep.programs import find_programs
     from trainer.workdir import code
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     plan = find_programs(definition, plan, arguments.vocabulary)
     found = code.hashes(arguments.vocabulary)
-    write_plan(folder, definition, plan, arguments.locks, found)
+    plan_file.write_plan(folder, definition, plan, arguments.locks, found)
     return plan_text.render(definition, plan, power=power)
 
 
@@ -219,7 +208,7 @@ def _work(arguments: argparse.Namespace) -> int:
     from trainer.sweep.worker import Worker
 
     runtime.keep_compiled_programs()
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     with LiveView(folder, table=False, quiet=arguments.watched) as view:
         worker = Worker(
@@ -230,7 +219,7 @@ def _work(arguments: argparse.Namespace) -> int:
             arguments.locks,
             arguments.allow_changed,
         )
-        check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
+        plan_file.check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
         if arguments.failed:
             with worker.folder.presence:
                 again = worker.folder.forget_failed()
@@ -246,13 +235,13 @@ def _extend(arguments: argparse.Namespace) -> int:
     from trainer.sweep.programs import find_programs
     from trainer.workdir import code
 
-    ignore_optimizer_warnings()
+    resolving.ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
-    stored = read_plan(folder)
-    check_vocabulary(folder, stored, arguments.vocabulary)
+    stored = plan_file.read_plan(folder)
+    plan_file.check_vocabulary(folder, stored, arguments.vocabulary)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
-    config = read_config(arguments, SWEEP)
-    definition = read_sweep(config, vocabulary, search_paths(arguments))
+    config = resolving.read_config(arguments, SWEEP)
+    definition = read_sweep(config, vocabulary, resolving.search_paths(arguments))
     plan = make_plan(definition)
     if stored.revision > 1 and stored.revisions[-1].get("plan") == plan.content_digest:
         show(f"The sweep in {folder} is already revision {stored.revision}, which this file makes.")
@@ -272,7 +261,7 @@ def _extend(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:
-        words = work_command(Path(arguments.folder), stored.vocabulary)
+        words = plan_file.work_command(Path(arguments.folder), stored.vocabulary)
         command = join([*words, *_allowed_changes(arguments)])
         show(f"Workers of this sweep compute it; to start one: python {command}")
     return DONE
@@ -293,7 +282,7 @@ def _compute_in_workers(
 def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
     """Returns the words of the command of a worker, after that of Python."""
     safe = ["-P"] if os.environ.get("PYTHONSAFEPATH") else []
-    words = [*safe, *work_command(folder, arguments.vocabulary)]
+    words = [*safe, *plan_file.work_command(folder, arguments.vocabulary)]
     words += [f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
     return [*words, *_allowed_changes(arguments)]
 

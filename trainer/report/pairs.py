@@ -13,28 +13,10 @@ from trainer.messages import joined, plural
 from trainer.report.conditions import unlike_losses
 from trainer.report.document import finite
 from trainer.report.results import Goal, Result, Workload, planned_revision
-from trainer.report.statistics.decide import (
-    LEVEL,
-    PLANNED_LEVEL,
-    Looks,
-    decide,
-    enough_units,
-    fewest_units,
-    looks_after_change,
-    looks_at_any,
-    looks_of_plan,
-    ranked,
-    relevance,
-)
+from trainer.report.statistics import decide, power
 from trainer.report.statistics.differences import Improvement, probability_of_improvement, welch
 from trainer.report.statistics.estimates import Estimate, mean_interval
 from trainer.report.statistics.held_out import TwoWay, two_way
-from trainer.report.statistics.power import (
-    detectable_effect,
-    needed,
-    needed_range,
-    needed_unpaired,
-)
 
 # A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
@@ -168,9 +150,13 @@ def comparisons_of(workload: Workload) -> int:
 
 def fewest_units_of(workload: Workload) -> int:
     """Returns how many units of each arm the first look needs to decide anything."""
-    first = looks_at_any(2) if workload.looks == "any" else looks_of_plan(2, (), workload.skewed)
+    first = (
+        decide.looks_at_any(2)
+        if workload.looks == "any"
+        else decide.looks_of_plan(2, (), workload.skewed)
+    )
     level = first.planned_level if first.planned is not None else first.later_level
-    return fewest_units(level / comparisons_of(workload))
+    return decide.fewest_units(level / comparisons_of(workload))
 
 
 def number_of_pairs(arms: int, ablated: str = "") -> int:
@@ -217,14 +203,14 @@ def reason_not_to_judge(workload: Workload) -> str:
     return ""
 
 
-def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
+def looks_of(workload: Workload, arms: Sequence[str], units: int) -> decide.Looks | None:
     """Returns the looks that were taken at the units of two arms; None if there was none yet."""
     # All revisions from before any compared run was known count as one plan, which is judged once,
     # when all of it has ended. A later revision is judged when it has ended, if it added units or
     # one of the two arms. `units` is how many units both arms have, from the first one on without a
     # gap.
     if not workload.revisions:
-        return looks_of_plan(units) if units > 1 else None
+        return decide.looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]
     # The runs of a new winner are compared only when all of them have ended.
     later = workload.revisions[workload.completed :]
@@ -233,18 +219,18 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     with_both = [each for each in ended if set(arms) <= set(each.arms)]
     changed = [each.number for each in with_both if set(arms) & set(each.new_winners)]
     if workload.looks == "any":
-        return looks_at_any(units, len(changed)) if units > 2 else None
+        return decide.looks_at_any(units, len(changed)) if units > 2 else None
     plan = planned_revision(workload.revisions)
     after = [each for each in with_both if each.number > plan.number]
     counts = {each.units for each in after if each.number >= max([0, *changed])}
     numbers = tuple(sorted(n for n in counts if 1 < n <= units))
     if changed:
-        looks = looks_after_change(len(changed), numbers)
+        looks = decide.looks_after_change(len(changed), numbers)
     elif plan in with_both and 1 < plan.units <= units:
         added = tuple(n for n in numbers if n > plan.units)
-        looks = looks_of_plan(plan.units, added, workload.skewed)
+        looks = decide.looks_of_plan(plan.units, added, workload.skewed)
     else:
-        looks = Looks(None, numbers)
+        looks = decide.Looks(None, numbers)
     return looks if looks.planned is not None or (looks.later and not workload.skewed) else None
 
 
@@ -259,7 +245,7 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     start = _initial(workload, a.arm), _initial(workload, b.arm)
-    ranks = ranked(x, y, start, workload.goal.better)
+    ranks = decide.ranked(x, y, start, workload.goal.better)
     if _is_worse(*ranks, workload.goal.sign):
         return _pair(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, (x, y), ranks, start)
@@ -305,10 +291,12 @@ def _unjudged_pair(
     return Pair(better, worse, min(len(x), len(y)), difference, diverged, gone, initial)
 
 
-def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload) -> Pair:
+def _judged_pair(
+    pair: Pair, x: NDArray, y: NDArray, looks: decide.Looks, workload: Workload
+) -> Pair:
     """Returns a pair with the decision of its looks, of which there is at least one."""
     goal, comparisons = workload.goal, comparisons_of(workload)
-    found = decide([x, y], looks, goal.better, comparisons, pair.initial)
+    found = decide.decide([x, y], looks, goal.better, comparisons, pair.initial)
     low, high, p = (finite(float(each[0])) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
     if looks.planned is not None:
@@ -318,7 +306,8 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
     earlier = [] if workload.looks == "any" else looks.earlier()
     level = (looks.later_level if looks.later else looks.planned_level) / comparisons
     size = None if pair.without_mean else goal.relevant
-    number = None if size is None else needed(x - y, size, alpha=PLANNED_LEVEL / comparisons)
+    planned = decide.PLANNED_LEVEL / comparisons
+    number = None if size is None else power.needed(x - y, size, alpha=planned)
     return replace(
         pair,
         low=low,
@@ -330,20 +319,20 @@ def _judged_pair(pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Wor
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
         improvement=probability_of_improvement(
-            *ranked(x, y, pair.initial, goal.better), 0.95, goal.better
+            *decide.ranked(x, y, pair.initial, goal.better), 0.95, goal.better
         ),
-        finds=detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
+        finds=power.detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
         needed=number,
-        needed_range=number and needed_range(number, pair.n - 1),
+        needed_range=number and power.needed_range(number, pair.n - 1),
     )
 
 
 def _earlier_look(
-    pair: Pair, x: NDArray, y: NDArray, looks: Looks, workload: Workload
+    pair: Pair, x: NDArray, y: NDArray, looks: decide.Looks, workload: Workload
 ) -> EarlierLook:
     """Returns what the looks until one that is not the last say of a pair."""
     values, comparisons = [x[: looks.last], y[: looks.last]], comparisons_of(workload)
-    found = decide(values, looks, workload.goal.better, comparisons, pair.initial)
+    found = decide.decide(values, looks, workload.goal.better, comparisons, pair.initial)
     side = int(found.decided[0]) * workload.goal.sign
     order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
     units = order[: looks.last]
@@ -355,35 +344,36 @@ def _earlier_look(
 
 def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     """Compares runs of different seeds, which only single runs have when all have ended."""
-    goal, level = workload.goal, PLANNED_LEVEL / comparisons_of(workload)
+    goal, level = workload.goal, decide.PLANNED_LEVEL / comparisons_of(workload)
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
         return _unpaired(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, (x, y), (x, y))
     judge = judge and not pair.without_mean and not workload.revisions
-    judge = judge and enough_units(len(x), len(y), level)
+    judge = judge and decide.enough_units(len(x), len(y), level)
     result = welch(x, y, level) if judge else None
     if result is None:
         return pair
-    number = None if goal.relevant is None else needed_unpaired(x, y, goal.relevant, alpha=level)
+    size = goal.relevant
+    number = None if size is None else power.needed_unpaired(x, y, size, alpha=level)
     return replace(
         pair,
         low=result.low,
         high=result.high,
         looks=(pair.n,),
         test="Welch's t test",
-        p=min(1.0, result.p * LEVEL / level),
+        p=min(1.0, result.p * decide.LEVEL / level),
         decided=result.p < level,
         relevance=_relevance(goal, result.low, result.high),
         needed=number,
-        needed_range=number and needed_range(number, len(x) + len(y) - 2),
+        needed_range=number and power.needed_range(number, len(x) + len(y) - 2),
     )
 
 
 def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
-    return str(relevance(*goal.gain(low, high), goal.relevant))
+    return str(decide.relevance(*goal.gain(low, high), goal.relevant))
 
 
 def other_test_sets(

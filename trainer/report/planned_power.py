@@ -13,15 +13,7 @@ import numpy as np
 from trainer.messages import UserError, joined, plural
 from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
 from trainer.report.results import Workload
-from trainer.report.statistics.decide import (
-    PLANNED_LEVEL,
-    Looks,
-    fewest_signs,
-    fewest_units,
-    looks_at_any,
-    looks_of_plan,
-)
-from trainer.report.statistics.power import detectable_effect, seeds_for_power
+from trainer.report.statistics import decide, power
 from trainer.report.sweep_results import planned_units, read_sweep
 from trainer.report.wording import shown
 from trainer.sweep.ladder import rung_of
@@ -136,10 +128,17 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
             " too often."
         ]
     units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
-    looks = looks_at_any(units) if plan.looks == "any" else looks_of_plan(units, (), plan.skewed)
+    looks = (
+        decide.looks_at_any(units)
+        if plan.looks == "any"
+        else decide.looks_of_plan(units, (), plan.skewed)
+    )
     pairs = number_of_pairs(arms, plan.ablated) * rungs
     effect = _effect(units, looks, pairs)
-    noun, signs = _noun(searches, plan.final_seeds), fewest_signs(PLANNED_LEVEL / pairs)
+    noun, signs = (
+        _noun(searches, plan.final_seeds),
+        decide.fewest_signs(decide.PLANNED_LEVEL / pairs),
+    )
     if effect is None:
         fewest = next(n for n in itertools.count(2) if _effect(n, looks, pairs) is not None)
         return [
@@ -185,7 +184,7 @@ def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str
             " this sweep, may vary otherwise."
         )
     if (relevant := plan.goal.relevant) is not None and plan.looks == "planned":
-        n = seeds_for_power(relevant / pilot.deviation, POWER, level)
+        n = power.seeds_for_power(relevant / pilot.deviation, POWER, level)
         many = "more than 10,000" if n is None else f"about {n:,}"
         text += f" The difference that matters, {shown(relevant)}, takes {many} searches."
     return [text]
@@ -208,7 +207,7 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
             f"power: with skewed: true, only the {plural(first_units, noun)} of the plan are"
             " judged, and the added ones change no verdict."
         ]
-    looks = looks_of_plan(first_units, (now,))
+    looks = decide.looks_of_plan(first_units, (now,))
     pairs = number_of_pairs(arms, revision.get("ablated", ""))
     first = _effect(first_units, looks, pairs)
     later = _effect(now, looks, pairs, later=True)
@@ -233,15 +232,15 @@ def _noun(searches: int, final_seeds: Sequence[int]) -> str:
     return "search" if searches > 1 else "final seed" if final_seeds else "seed"
 
 
-def _level(looks: Looks, pairs: int, later: bool) -> float:
+def _level(looks: decide.Looks, pairs: int, later: bool) -> float:
     return (looks.later_level if later else looks.planned_level) / pairs
 
 
-def _effect(units: int, looks: Looks, pairs: int, later: bool = False) -> float | None:
+def _effect(units: int, looks: decide.Looks, pairs: int, later: bool = False) -> float | None:
     """Returns the effect that a look at so many units finds; None if they decide nothing."""
     # It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
     later = later or looks.planned is None
     level = _level(looks, pairs, later)
-    if units < fewest_units(level):
+    if units < decide.fewest_units(level):
         return None
-    return detectable_effect(units, POWER, level, later=later)
+    return power.detectable_effect(units, POWER, level, later=later)
