@@ -398,8 +398,8 @@ trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every 
 trainer.engine.repeatable trainer.engine.targets
 trainer.messages trainer.parser trainer.report trainer.report.document trainer.report.figures
 trainer.report.figures.style trainer.report.formats trainer.report.formats.latex
-trainer.report.formats.markdown trainer.report.formats.tables trainer.report.html
-trainer.report.html.selection trainer.report.panels trainer.report.statistics
+trainer.report.formats.markdown trainer.report.html
+trainer.report.panels trainer.report.statistics
 trainer.report.wording trainer.report.columns trainer.studies
 trainer.sweep trainer.sweep.ablation
 trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders trainer.sweep.encoding

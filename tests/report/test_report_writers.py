@@ -33,8 +33,7 @@ from trainer.report import FORMATS
 from trainer.report.document import Block, Column, Panel, Report, Table
 from trainer.report.formats.latex import latex, tex
 from trainer.report.formats.markdown import markdown
-from trainer.report.formats.tables import csv_of
-from trainer.report.write import replaced
+from trainer.report.write import csv_of, replaced
 from trainer.report.write import write as write_formats
 
 write = partial(write_formats, formats=FORMATS)  # all of them, unless a test names some

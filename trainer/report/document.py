@@ -1,7 +1,7 @@
 """What a report shows: panels of text, tables and figures, before it is written in any format.
 
 `comparison.py` and its neighbours compute a `Report`; `page.py` writes it as HTML, `markdown.py`,
-`latex.py` and `tables.py` as Markdown, LaTeX and CSV, and `drawing.py` draws its figures as PDF and
+`latex.py` and `write.py` as Markdown, LaTeX and CSV, and `drawing.py` draws its figures as PDF and
 PNG. All formats show the same numbers, because nothing is computed later, except by the page for
 the trials that a reader selects.
 """

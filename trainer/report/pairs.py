@@ -307,6 +307,7 @@ def _judged_pair(
     level = (looks.later_level if looks.later else looks.planned_level) / comparisons
     size = None if pair.without_mean else goal.relevant
     planned = decide.PLANNED_LEVEL / comparisons
+    ranks = decide.ranked(x, y, pair.initial, goal.better)
     number = None if size is None else power.needed(x - y, size, alpha=planned)
     return replace(
         pair,
@@ -318,9 +319,7 @@ def _judged_pair(
         p=p,
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
-        improvement=probability_of_improvement(
-            *decide.ranked(x, y, pair.initial, goal.better), 0.95, goal.better
-        ),
+        improvement=probability_of_improvement(*ranks, goal.better),
         finds=power.detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
         needed=number,
         needed_range=number and power.needed_range(number, pair.n - 1),

@@ -1,7 +1,10 @@
 """Writes a report into a folder, which is replaced as a whole, so that it is never incomplete."""
 
 import contextlib
+import csv
+import io
 import json
+import numbers
 import os
 import re
 import shutil
@@ -12,17 +15,17 @@ from pathlib import Path
 from typing import TypedDict
 
 from trainer.config.wording import listing
-from trainer.messages import UserError
+from trainer.messages import UserError, printable
 from trainer.report import DEFAULT_FORMATS
-from trainer.report.document import Report
+from trainer.report.document import Cell, Report, Table
 from trainer.report.figures import drawing
 from trainer.report.formats.latex import latex
 from trainer.report.formats.markdown import markdown
-from trainer.report.formats.tables import csv_of
 from trainer.report.html.page import page
 from trainer.writers.json_files import DamagedFile, read_json
 
 _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_FORMULA = ("=", "+", "-", "@")  # a text that begins so is a formula for spreadsheets
 
 
 def write(report: Report, folder: Path, formats: Collection[str] | None = None) -> list[Path]:
@@ -78,6 +81,41 @@ def _check_names(what: str, names: Sequence[str]) -> None:
     twice = [name for name in names if folded.count(name.casefold()) > 1]
     if bad or twice:
         raise ValueError(f"The {what} {bad + twice} of the report cannot be names of files.")
+
+
+def csv_of(table: Table) -> str:
+    r"""Writes a table as CSV (RFC 4180), for programs.
+
+    The first line has the names of the columns. Numbers have all of their digits, without units and
+    without separators of thousands: reading them gives the same float64; seconds stay seconds, and
+    shares are fractions of 1. None is an empty field. A number that is not finite is nan, inf or
+    -inf, which `float`, NumPy, pandas and R read. Lines end with CR LF. A text that a spreadsheet
+    would compute, because it begins with =, +, - or @, gets an apostrophe in front; control
+    characters are written as their escapes.
+
+    Example:
+        >>> from trainer.report.document import Column
+        >>> columns = (Column("arm", "arm"), Column("mean", "mean", "number"))
+        >>> csv_of(Table("means", "Means", columns, (("muon, tuned", 1 / 3), ("sgd", None))))
+        'arm,mean\r\n"muon, tuned",0.3333333333333333\r\nsgd,\r\n'
+    """
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\r\n")
+    writer.writerow([column.name for column in table.columns])
+    for row in table.rows:
+        # csv writes a row of one empty field as "", so that its line is not empty.
+        writer.writerow([_field(value) for value in row])
+    return file.getvalue()
+
+
+def _field(value: Cell) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    # Convert NumPy's numbers first: their repr is "np.float64(0.5)".
+    return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))
 
 
 _SWAP = 1.0  # more seconds than the two renames of `_swap` take

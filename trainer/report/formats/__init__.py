@@ -1,1 +1,1 @@
-"""Writes a report as Markdown, its tables as CSV and as LaTeX."""
+"""Writes a report as Markdown, and its tables as LaTeX."""

@@ -13,8 +13,8 @@ from itertools import count
 from trainer.report.document import Block, Panel, Report, Table, Trials, text_of
 from trainer.report.figures.style import style
 from trainer.report.figures.svg import xml
-from trainer.report.html.elements import aligned, arm_name, figure, link, marks, prose, row, table
-from trainer.report.html.selection import embedded, trials_data
+from trainer.report.html import elements
+from trainer.report.html.elements import aligned, arm_name, embedded, link, prose, table
 
 _STATIC_ROWS = 10  # trials that are shown without the script, and in print
 _HALF = 56  # the most characters in a row of a table that fits half the width of the page
@@ -39,7 +39,7 @@ def page(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{xml(report.title)}</title>'
         f'<link rel="icon" href="data:,"><style>{_colors(report.arms)}{_packaged("page.css")}'
-        f"</style></head><body>{marks(report.arms)}"
+        f"</style></head><body>{elements.marks(report.arms)}"
         '<a class="skip" href="#content">Skip to the content</a>'
         '<button type="button" id="theme" hidden>Dark</button><div class="layout">'
         f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
@@ -130,7 +130,9 @@ def _block(block: Block, panel: Panel, report: Report, numbers: Iterator[int]) -
     if block.figures:
         trials = known[0].table.cells("trial") if known else []
         places = {str(name): i for i, name in enumerate(trials)}
-        drawn = "".join(figure(f, next(numbers), report.arms, places) for f in block.figures)
+        drawn = "".join(
+            elements.figure(f, next(numbers), report.arms, places) for f in block.figures
+        )
         parts.append(f'<div class="figures">{drawn}</div>')
     parts += [table(each, report.arms) for each in block.tables]
     return f'<div class="block"{mine}>{"".join(parts)}</div>'
@@ -139,10 +141,11 @@ def _block(block: Block, panel: Panel, report: Report, numbers: Iterator[int]) -
 def _trials(trials: Trials, number: int, report: Report) -> str:
     columns = trials.table.columns
     best = trials.best_first[:_STATIC_ROWS]
-    rows = "".join(row(cells, columns, report.arms) for cells in best)
+    rows = "".join(elements.row(cells, columns, report.arms) for cells in best)
     total = len(trials.table.rows)
     title = f"<h3>{xml(trials.workload)}</h3>" if len(report.trials) > 1 else ""
     note = f'<p class="note">{prose(trials.table.note)}</p>' if trials.table.note else ""
+    data = embedded(elements.trials_data(trials, report.arms))
     return (
         f'<div class="block trials" data-number="{number}">{title}<div class="filter"></div>'
         f'<p class="shown" role="status">The best {len(best)} of {total:,} trials.</p>'
@@ -150,7 +153,7 @@ def _trials(trials: Trials, number: int, report: Report) -> str:
         f'<table class="{aligned(columns)}"><colgroup>{_widths(trials)}</colgroup><thead><tr>'
         + "".join(f'<th scope="col">{xml(c.title)}</th>' for c in columns)
         + f"</tr></thead><tbody>{rows}</tbody></table></div>{note}"
-        f'<script type="application/json">{embedded(trials_data(trials, report.arms))}</script>'
+        f'<script type="application/json">{data}</script>'
         "</div>"
     )
 

@@ -56,9 +56,7 @@ class Improvement:
     decision: str
 
 
-def probability_of_improvement(
-    a: ArrayLike, b: ArrayLike, confidence: float = 0.95, better: str = "min"
-) -> Improvement:
+def probability_of_improvement(a: ArrayLike, b: ArrayLike, better: str = "min") -> Improvement:
     """Estimates P(A > B): how often a run of one arm is better than a run of the other.
 
     The paper takes a percentile bootstrap, whose 95% interval for pairs is a point if one arm
@@ -76,7 +74,7 @@ def probability_of_improvement(
             f"Paired arms need the same seeds, got {len(first)} and {len(second)} values."
         )
     wins = (first < second) + 0.5 * (first == second)
-    low, high = _clopper_pearson(float(wins.sum()), len(wins), confidence)
+    low, high = _clopper_pearson(float(wins.sum()), len(wins))
     decision = "not significant"
     if low > 0.5:
         meaningful = high > MEANINGFUL
@@ -84,11 +82,11 @@ def probability_of_improvement(
     return Improvement(float(wins.mean()), low, high, decision)
 
 
-def _clopper_pearson(wins: float, n: int, confidence: float) -> tuple[float, float]:
-    """Returns the exact interval of a share; `wins` may be half a number, for ties."""
+def _clopper_pearson(wins: float, n: int) -> tuple[float, float]:
+    """Returns the exact 95% interval of a share; `wins` may be half a number, for ties."""
     from scipy.special import betaincinv
 
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low = float(betaincinv(wins, n - wins + 1, tail)) if wins > 0 else 0.0
     high = float(betaincinv(wins + 1, n - wins, 1 - tail)) if wins < n else 1.0
     return low, high

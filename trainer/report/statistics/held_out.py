@@ -23,9 +23,7 @@ class TwoWay:
     examples_deviation: float | None  # that from the examples alone
 
 
-def two_way(
-    differences: ArrayLike, confidence: float = 0.95, weights: ArrayLike | None = None
-) -> TwoWay:
+def two_way(differences: ArrayLike, weights: ArrayLike | None = None) -> TwoWay:
     """Returns the mean of differences [units, examples] of two arms, such as those of the loss.
 
     The variance of the mean is V = Vs + Vi - Vsi, and at least the larger of Vs and Vi: Vs is the
@@ -69,5 +67,5 @@ def two_way(
     from scipy.special import stdtrit
 
     freedom = variance**2 / (of_units**2 / (units - 1) + of_examples**2 / (examples - 1))
-    half = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    half = float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
     return TwoWay(units, examples, mean, mean - half, mean + half, *errors)

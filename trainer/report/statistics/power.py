@@ -53,9 +53,7 @@ def detectable_effect(
     return float(root)
 
 
-def needed(
-    differences: ArrayLike, size: float, power: float = 0.8, alpha: float = 0.05
-) -> int | None:
+def needed(differences: ArrayLike, size: float, alpha: float = 0.05) -> int | None:
     """Returns at how many pairs in all a t test finds a mean difference of some size, or None."""
     # The size is the true one. For the observed one, the number says nothing that the p value does
     # not. It is None if the size is 0, needs more than 10,000, or cannot be told (one pair, no
@@ -63,7 +61,7 @@ def needed(
     values = sample(differences)
     if len(values) < 2 or not np.isfinite(values).all() or not (deviation := spread(values)):
         return None
-    return seeds_for_power(size / deviation, power, alpha)
+    return seeds_for_power(size / deviation, alpha=alpha)
 
 
 def needed_range(number: int, degrees: int) -> tuple[int, int]:
@@ -82,9 +80,7 @@ def needed_range(number: int, degrees: int) -> tuple[int, int]:
     return max(2, math.floor(low)), max(2, math.ceil(high))
 
 
-def needed_unpaired(
-    a: ArrayLike, b: ArrayLike, size: float, power: float = 0.8, alpha: float = 0.05
-) -> int | None:
+def needed_unpaired(a: ArrayLike, b: ArrayLike, size: float, alpha: float = 0.05) -> int | None:
     """Returns as `needed` at how many runs in each arm a two-sample t test finds a difference."""
     first, second = sample(a), sample(b)
     if min(len(first), len(second)) < 2 or not np.isfinite(np.concatenate([first, second])).all():
@@ -93,14 +89,13 @@ def needed_unpaired(
     if not pooled:
         return None
     effect = size / pooled
-    return _smallest(lambda n: _power_of_t(2 * n - 2, effect * math.sqrt(n / 2), alpha), power)
+    return _smallest(lambda n: _power_of_t(2 * n - 2, effect * math.sqrt(n / 2), alpha), 0.8)
 
 
-def noether(threshold: float = 0.75, alpha: float = 0.05, beta: float = 0.05) -> int:
+def noether(threshold: float = 0.75) -> int:
     """Returns how many pairs detect a P(A > B), by Noether's formula (arXiv:2103.03098, C).
 
-    A one-sided test of P(A > B) = .5 finds a difference by chance with the probability `alpha`, and
-    misses the threshold with the probability `beta`.
+    A one-sided test of P(A > B) = .5 finds a difference by chance, or misses this one, with 5%.
 
     >>> noether()
     29
@@ -109,8 +104,7 @@ def noether(threshold: float = 0.75, alpha: float = 0.05, beta: float = 0.05) ->
 
     if threshold == 0.5:
         raise ValueError("No number of pairs tells P(A > B) = .5 from .5: give another threshold.")
-    z = ndtri(1 - alpha) + ndtri(1 - beta)
-    return math.ceil((z / (math.sqrt(6) * (threshold - 0.5))) ** 2)
+    return math.ceil((2 * ndtri(0.95) / (math.sqrt(6) * (threshold - 0.5))) ** 2)
 
 
 def _power_of_t(degrees: int, center: float, alpha: float) -> float:
