@@ -40,10 +40,10 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.new import run
         case "optimizers":
             from trainer.cli.optimizers import run
-        case "plot":
-            from trainer.cli.plotting import run
-        case "report":
-            from trainer.cli.reporting import run
+        case "plot" | "report":
+            from trainer.cli import reporting
+
+            return getattr(reporting, command)
         case "sweep":
             from trainer.cli.sweeps import run
         case _:

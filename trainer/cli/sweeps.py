@@ -377,27 +377,23 @@ class LiveView:
                 self._table.draw(self._lines, above=line)
 
     def _watch(self) -> None:
+        pause, reader = self._every, None
         try:
-            self._refresh_loop()
+            while not self._stop.wait(pause):
+                start = time.perf_counter()
+                reader = reader or SweepReader(self._folder)
+                status = reader.read()
+                if self._table is None:
+                    self.log(progress_line(status))
+                else:
+                    lines = ["", *counts(status, reader.plan)]
+                    with self._writing:
+                        if not self._stop.is_set():
+                            self._lines = lines
+                            self._table.draw(lines)
+                pause = max(self._every, (time.perf_counter() - start) / _MOST)
         except Exception as error:
             self.log(f"The table of the sweep is not shown any more: {error}")
-
-    def _refresh_loop(self) -> None:
-        pause = self._every
-        reader = None
-        while not self._stop.wait(pause):
-            start = time.perf_counter()
-            reader = reader or SweepReader(self._folder)
-            status = reader.read()
-            if self._table is None:
-                self.log(progress_line(status))
-            else:
-                lines = ["", *counts(status, reader.plan)]
-                with self._writing:
-                    if not self._stop.is_set():
-                        self._lines = lines
-                        self._table.draw(lines)
-            pause = max(self._every, (time.perf_counter() - start) / _MOST)
 
 
 def _is_terminal() -> bool:

@@ -201,30 +201,24 @@ class Climb:
         climbed = [each for each in self.rungs if baseline in each.arms and each.units_of(baseline)]
         costs = [self.costs_of(each, baseline) for each in climbed]
         curves = [each.units_of(baseline) for each in climbed]
+
+        def matches_of(arm: str, workload: Workload) -> dict[int, Match]:
+            log_cost, found = math.log(self.costs_of(workload, arm)), {}
+            for chain, value in workload.units_of(arm).items():
+                if all(chain in curve for curve in curves):
+                    at = match(costs, [curve[chain] for curve in curves], value, self.goal.sign)
+                    if at is not None:
+                        found[chain] = Match(at.log_cost - log_cost, at.bound)
+            return found
+
         found = [
-            (arm, each, self._matches(arm, each, costs, curves))
+            (arm, each, matches_of(arm, each))
             for arm in self.others
             for each in self.rungs
             if arm in each.arms and each.units_of(arm)
         ]
         confidence = 1 - LEVEL / max(1, len(found))
         return [self._speedup(arm, each, matches, confidence) for arm, each, matches in found]
-
-    def _matches(
-        self,
-        arm: str,
-        workload: Workload,
-        costs: Sequence[float],
-        curves: Sequence[Mapping[int, float]],
-    ) -> dict[int, Match]:
-        """Returns chain -> the logarithm of the speed-up on a rung, with its bound."""
-        log_cost, found = math.log(self.costs_of(workload, arm)), {}
-        for chain, value in workload.units_of(arm).items():
-            if all(chain in curve for curve in curves):
-                at = match(costs, [curve[chain] for curve in curves], value, self.goal.sign)
-                if at is not None:
-                    found[chain] = Match(at.log_cost - log_cost, at.bound)
-        return found
 
     def _speedup(
         self, arm: str, workload: Workload, matches: Mapping[int, Match], confidence: float

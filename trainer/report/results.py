@@ -282,10 +282,9 @@ class Workload:
         order = self.units or sorted(units)
         return next((n for n, unit in enumerate(order) if unit not in units), len(order))
 
-    def values_of(self, arm: str, row: str | None = None) -> dict[int, float]:
-        """Returns an arm's compared runs' values by seed; runs without one are left out."""
-        # `row` is the name of a metric in metrics.jsonl; None for the reported one.
-        values = {run.seed: run.value(row or self.goal.reported) for run in self.finals_of(arm)}
+    def values_of(self, arm: str, row: str) -> dict[int, float]:
+        """Returns a metric of an arm's compared runs by seed; runs without it are left out."""
+        values = {run.seed: run.value(row) for run in self.finals_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def curve(self, run: Result) -> Curve:

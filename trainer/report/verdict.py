@@ -410,20 +410,20 @@ class _Writer:
             known = f"When {units} were added, trials of earlier ones had ended, which is a look."
         if not self._workload.revisions or len(pair.looks) < 2:
             return known
+
+        def earlier(look: EarlierLook) -> str:
+            arms, p = " and ".join(pair.arms), "" if look.p is None else f" ({p_sentence(look.p)})"
+            what = f"{look.better} was better" if look.better else f"{arms} were not decided"
+            when = f", with runs until {look.until}" if look.until else ""
+            return f"at {look.n:,}{when}, {what}{p}"
+
         looks = joined([f"{n:,}" for n in pair.looks])
-        said = "; ".join(self._earlier(pair, each) for each in pair.earlier)
+        said = "; ".join(map(earlier, pair.earlier))
         text = (
             f"The results were judged at {looks} {units}, and the interval holds for all looks."
             f" Before, {said}."
         )
         return f"{text} {known}".rstrip()
-
-    def _earlier(self, pair: Pair, look: EarlierLook) -> str:
-        """Says what an earlier look decided."""
-        arms, p = " and ".join(pair.arms), "" if look.p is None else f" ({p_sentence(look.p)})"
-        what = f"{look.better} was better" if look.better else f"{arms} were not decided"
-        when = f", with runs until {look.until}" if look.until else ""
-        return f"at {look.n:,}{when}, {what}{p}"
 
     def _one_search(self, against: Sequence[Pair]) -> str:
         """Says what one search an arm does not show, after a claim that an arm is better."""

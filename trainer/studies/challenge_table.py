@@ -44,19 +44,14 @@ def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
         confirmation = confirmation_of(rules, entry, entries)
         record = confirmation.status in (PROVISIONAL, CONFIRMED)
         record = record and (best is None or (entry.steps or 0) < (best.steps or 0))
-        found = _compared(rules, best, entry)
+        found, exchange = None, rules.challenge.exchange
+        if exchange is not None and best is not None and None not in (best.steps, entry.steps):
+            assert best.reached is not None and entry.reached is not None  # it has steps
+            found = compare(rules.rule, best.reached, entry.reached, exchange)
         doubts = verdict_on(rules, by_name.get(entry.text.doubts), entry).sentence
         rows.append(Row(entry, record, best, found, doubts, confirmation))
         best = entry if record else best
     return rows
-
-
-def _compared(rules: Rules, old: Entry | None, new: Entry) -> Comparison | None:
-    exchange = rules.challenge.exchange
-    if exchange is None or old is None or old.steps is None or new.steps is None:
-        return None
-    assert old.reached is not None and new.reached is not None
-    return compare(rules.rule, old.reached, new.reached, exchange)
 
 
 def confirmation_of(rules: Rules, entry: Entry, others: Iterable[Entry]) -> Confirmation:

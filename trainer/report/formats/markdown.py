@@ -106,8 +106,11 @@ def _table(table: Table, path: str | None) -> Iterator[str]:
 
 
 def _trials(trials: Trials, path: str | None) -> Iterator[str]:
-    table = trials.table
-    best = replace(table, rows=tuple(_best(trials)))
+    table, place = trials.table, trials.table.place("arm")
+    by_arm: dict[Cell, list[tuple[Cell, ...]]] = {arm: [] for arm in table.cells("arm")}
+    for row in trials.best_first:
+        by_arm[row[place]].append(row)
+    best = replace(table, rows=tuple(row for rows in by_arm.values() for row in rows[:_BEST]))
     if len(best.rows) < len(table.rows):
         where = f"; {_link(path)} has all" if path else ""
         yield f"The {_BEST} best of each arm, of {len(table.rows)} trials{where}."
@@ -123,15 +126,6 @@ def _trials(trials: Trials, path: str | None) -> Iterator[str]:
         yield _wrapped(table.note)
     if trials.command:
         yield f"To repeat a trial: {_code(trials.command)}"
-
-
-def _best(trials: Trials) -> list[tuple[Cell, ...]]:
-    """Returns the rows of the best trials of each arm, by arm, the best first."""
-    place = trials.table.place("arm")
-    by_arm: dict[Cell, list[tuple[Cell, ...]]] = {arm: [] for arm in trials.table.cells("arm")}
-    for row in trials.best_first:
-        by_arm[row[place]].append(row)
-    return [row for rows in by_arm.values() for row in rows[:_BEST]]
 
 
 def _texts(table: Table) -> list[tuple[Column, list[str]]]:
