@@ -64,8 +64,7 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.distributed:
         from trainer.train import multihost
 
-        # Not defaults of the parser: without --distributed, options that were given are refused
-        # below.
+        # Not defaults of the parser: without --distributed, given ones are refused below.
         join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
         if peer < 5:
             raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")

@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # both need jax, which is imported once it is known which dev
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the plan and draws the schedules; compiles the step with --compile."""
-    # The data need not be on this machine, if their shapes are known. With --devices or --target,
-    # neither need the devices.
+    # Data of known shapes need not be on this machine, nor the devices of --devices or --target.
     if arguments.target == "list":
         from trainer.engine.targets import listed
 

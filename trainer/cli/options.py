@@ -139,8 +139,7 @@ def _accept_vocabulary(parser: Parser) -> None:
 
 # Rows of several commands.
 
-# The process saves and ends when the one that started it has ended; that one must give it a pipe as
-# its standard input.
+# The process saves and ends with the one that started it, which gives it a pipe as standard input.
 _WATCHED = "--watched"
 _FOLDER = "folder DIR:folder  the folder of the sweep"
 _RUN = "workdir WORKDIR:folder  a run's folder"

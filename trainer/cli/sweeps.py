@@ -314,8 +314,7 @@ def _check_results(folder: Path) -> int:
 
 def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:
     """Returns the settings of Slurm or Ray; None stands for the workers of this machine."""
-    # Raises UserError if a setting is wrong or is one of another launcher, or the launcher is not
-    # installed.
+    # Raises UserError if a setting is wrong or of another launcher, or that is not installed.
     for name in ("slurm", "ray"):
         given, file = getattr(arguments, name), getattr(arguments, f"{name}_file")
         if arguments.launcher != name and (given or file is not None):

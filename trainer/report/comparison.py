@@ -48,8 +48,7 @@ class _WorkloadPart:
 
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:
     """Computes a report on workloads of different names, in the order of the page."""
-    # `folder` is where the report will be, from which it links to the runs; `made` says how it was
-    # made, such as the command.
+    # `folder` is where the report will be, for links to the runs; `made` how, such as the command.
     several = len(workloads) > 1
     prefixes = _prefixes([each.name for each in workloads]) if several else [""]
     parts = [

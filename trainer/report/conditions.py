@@ -17,8 +17,7 @@ from trainer.sweep.confounders import Side, differences, named_by, unlike_loss
 from trainer.sweep.evidence import sentences_about_repeats
 from trainer.workdir.code import OUTSIDE
 
-# Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
-# found by `changed_code`.
+# Entries of a fingerprint that differ on purpose; changed code is found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 
@@ -81,8 +80,7 @@ def _differences(workload: Workload) -> Iterator[str]:
 
 def unlike_losses(workload: Workload) -> str:
     """Returns a sentence on why the losses of arms cannot be compared; "" if they can."""
-    # It is "" if all arms and all of their trials have the same loss, or if another metric is
-    # compared.
+    # It is "" if all arms and trials have the same loss, or if another metric is compared.
     if workload.goal.metric != "loss":
         return ""
     trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}

@@ -63,8 +63,7 @@ class Pair:
     # the difference that so many units find with a power of 0.8, in standard deviations of the
     # paired differences; None if there is none, or runs have other seeds
     finds: float | None = None
-    # how many units of a fresh sweep would find the difference that matters; None if that is not
-    # known, or over 10,000
+    # how many units of a fresh sweep find the difference that matters; None if unknown or > 10,000
     needed: int | None = None
     needed_range: tuple[int, int] | None = None  # its 80% interval; None if it has none
     # what is known of the difference on another test set; None if nothing, or it was not judged
@@ -239,7 +238,9 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     # If the units of one arm contain those of the other, the other's missing units have not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
         return _unpaired(a, b, workload, judge)
-    units = workload.count_without_gap(common)
+    # Those of the plan, from the first one without a gap.
+    order = workload.units or sorted(common)
+    units = next((n for n, unit in enumerate(order) if unit not in common), len(order))
     looks = looks_of(workload, (a.arm, b.arm), units) if judge else None
     looks = looks and looks.deciding(comparisons_of(workload))
     n = (looks and looks.last) or len(common)

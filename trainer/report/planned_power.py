@@ -110,8 +110,7 @@ def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tup
 
 def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     """Returns sentences on how many units arms have, and which difference these can find."""
-    # There are none for a sweep of one arm. With a pilot, the difference is also given in units of
-    # the metric.
+    # There are none for one arm. With a pilot, the difference is also in units of the metric.
     searches, arms = len(plan.offsets), len(plan.arms)
     rungs = 1
     if plan.ladder is not None:

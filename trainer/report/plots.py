@@ -151,8 +151,7 @@ _METADATA: Mapping[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-# Text stays text: it can be searched, and journals refuse the Type 3 fonts that matplotlib would
-# write into a PDF.
+# Text stays text, which can be searched, and PDFs have no Type 3 fonts, which journals refuse.
 _SETTINGS: Any = {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "pdf.fonttype": 42}
 
 

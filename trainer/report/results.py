@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -140,8 +140,7 @@ class Revision:
     trials: Mapping[str, int]  # arm -> how many runs it added
     known: int | None  # how many runs were finished when it was made; None for the first
     winners_known: bool  # whether the winners were chosen by then
-    # whether winners were chosen, or compared runs had ended, by then; or, if it added searches,
-    # trials of two arms
+    # whether winners were chosen or compared runs (with new searches: trials of two arms) had ended
     compared_known: bool
     changes: tuple[str, ...] = ()  # other changes of the plan, such as "goal: ..."
     arms: tuple[str, ...] = ()
@@ -276,11 +275,6 @@ class Workload:
     def unit_of(self, run: Result) -> int:
         """Returns the unit of a compared run: its search, or its seed with one search an arm."""
         return run.search if self.searches > 1 else run.seed
-
-    def count_without_gap(self, units: Collection[int]) -> int:
-        """Returns how many units of the plan, from the first one without a gap, are in `units`."""
-        order = self.units or sorted(units)
-        return next((n for n, unit in enumerate(order) if unit not in units), len(order))
 
     def values_of(self, arm: str, row: str) -> dict[int, float]:
         """Returns a metric of an arm's compared runs by seed; runs without it are left out."""

@@ -15,8 +15,7 @@ Place = tuple[int, int]  # a search, and the number of a point in it
 
 def point_values(workload: Workload, arm: str) -> dict[Place, float]:
     """Returns the goal of each point of an arm's searches, the mean over its seeds."""
-    # Only points with all results have a value; it is infinite, as the worst value, if any seed
-    # diverged or failed.
+    # Only points with all results have a value; it is infinite if a seed diverged or failed.
     of_seeds = seed_values(workload, arm).items()
     return {place: math.fsum(values) / len(values) for place, values in of_seeds}
 
@@ -43,8 +42,7 @@ _PLAIN = ("optimizer", "groups", "peak_value")
 
 def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
     """Returns short names for axes, such as "matrices.learning_rate", by config path."""
-    # The peak of a schedule and a constant in the same place have the same name, because they are
-    # the same axis of two arms.
+    # The peak of a schedule and a constant in the same place are the same axis of two arms.
     spaces = [space for workload in workloads for space in workload.spaces.values()]
     names = {path: _plain(path) for space in spaces for path in space.axes}
     for space in spaces:

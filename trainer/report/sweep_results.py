@@ -46,8 +46,7 @@ def read_sweep(
     trials = tuple(_result(reader, so_far, trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
     winners = _winners(plan, status, choices)
-    # After an extension, the winners are those of the revision before, until its trials are
-    # complete.
+    # After an extension, the winners are those of before until its trials are complete.
     chosen = trials_of_choice(plan, choices) if choices else ()
     # The status has only the outcomes of the plan's last revision.
     new = {each.folder for each in chosen} - {*status.outcomes}

@@ -261,8 +261,7 @@ class _Writer:
 
     def _size_and_test(self, pair: Pair, than: str, of: str = "") -> str:
         """Says by how much the first arm of a pair is better, and how sure that is."""
-        # `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has
-        # named the arm.
+        # `than` is " than that of ARM" or ""; `of` is " of ARM", or "" if it was named.
         units, words = plural(pair.n, self._workload.unit), self._goal.words
         test = f"no test with {units}"
         if pair.p is not None:

@@ -139,8 +139,7 @@ class EntryText:
     title: str  # what was done, in a line
     by: str = ""  # who made it
     date: str = ""  # of the runs, such as "2026-06-19"
-    # the name of an entry by somebody else that this one runs again, with other seeds; "" for
-    # none
+    # the entry by somebody else that this one runs again, with other seeds; "" for none
     doubts: str = ""
 
 

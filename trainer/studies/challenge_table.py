@@ -16,8 +16,7 @@ PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
 class Confirmation(NamedTuple):
     """What the first entry that doubts another by the rules says of it."""
 
-    # CONFIRMED, REFUTED, or else PROVISIONAL; "" of an entry that has not reached the target, or
-    # doubts another
+    # CONFIRMED, REFUTED or PROVISIONAL; "" of one that has not reached the target, or is a doubt
     status: str
     sentence: str  # on the status
 

@@ -105,8 +105,7 @@ class Found:
 
     def slopes(self) -> dict[tuple[str, int], Slope]:
         """Returns (module, number of steps) -> the slope of its changes, if they have one."""
-        # There is none for changes that rounding may have made, or of less than 1% of those until
-        # the last step.
+        # There is none for changes that may be rounding, or are below 1% of those at the last step.
         fits: dict[tuple[str, int], Slope | None] = {}
         for module, changes in self.changes.items():
             least = np.maximum(_ROUNDING * self.sizes[module][0], _NEGLIGIBLE * changes[-1])
@@ -186,8 +185,7 @@ def _arrays(
     found: Sequence[Sequence[Sequence[Mapping[str, np.ndarray]]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths]."""
-    # Of modules that have the same numbers, such as a block and its last layer, only the one with
-    # the shortest path is kept.
+    # Of modules with the same numbers, as a block and its last layer, the shortest path is kept.
     modules = sorted(found[0][0][0], key=lambda name: (name == "outputs", name.count("/"), name))
     seen: set[bytes] = set()
     sizes, changes = {}, {}

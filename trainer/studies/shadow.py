@@ -63,8 +63,7 @@ class Shadowed:
     length: int  # how many of them were to be computed
     steps: tuple[int, ...]  # the recorded ones, counted from 1, [rows]
     losses: np.ndarray  # of the batches of these steps, before the step, [rows]
-    # path name of a parameter -> its group in the run's optimizer, for the parameters that one of
-    # the two optimizers updates
+    # path name -> group in the run's optimizer, of the parameters that one of the two updates
     groups: Mapping[str, str]
     sizes: Mapping[str, int]  # path name -> number of elements
     frozen: tuple[str, ...]  # the groups of the run that neither optimizer updates
@@ -280,8 +279,7 @@ class Shadow:
 
     def advance(self) -> tuple[jax.Array, jax.Array, StepMetrics]:
         """Compares the updates of the next step, and then makes it, asynchronously."""
-        # Returns the products of the parameters, [parameters, 9], the loss before the step, and the
-        # metrics of the step.
+        # Returns products [parameters, 9], the loss before the step, and the metrics of the step.
         batch = next(self._batches)
         self.opt_state, products, loss = self._compared(
             self.state, self.opt_state, self._hyperparams, self.program.feed.to_devices(batch)

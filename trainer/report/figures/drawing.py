@@ -59,14 +59,12 @@ def save(
     formats: Sequence[str] = ("pdf", "png"),
 ) -> list[Path]:
     """Writes a figure as PDF, and as PNG with 150 dots per inch; returns the paths."""
-    # `arms` are those of `draw`, and `stem` is the path without its suffix, in a folder that
-    # exists.
+    # `arms` are those of `draw`; `stem` is the path without its suffix, in a folder that exists.
     import matplotlib
 
     drawing = draw(figure, arms)
     paths = {name: Path(f"{os.fspath(stem)}.{name}") for name in formats}
-    # TrueType instead of Type 3 fonts, which journals refuse; no date, so that equal data make
-    # equal files.
+    # Journals refuse Type 3 fonts; without a date, equal data make equal files.
     about = {"pdf": {"Title": _plain(figure.title), "CreationDate": None}}
     with matplotlib.rc_context({"pdf.fonttype": 42}), missing_glyphs_ignored():
         for name, path in paths.items():

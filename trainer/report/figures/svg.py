@@ -299,8 +299,7 @@ def draw(
     mine = "" if arm is None else f' data-a="{arm}"'
     is_line = series.kind in {"line", "steps"}
     if series.faint and is_line:
-        # There are hundreds of these: use a grid of whole pixels, and leave the look to the
-        # stylesheet.
+        # There are hundreds of these: they have whole pixels, and their look is in the stylesheet.
         data = path(series, x / 2, y / 2, high, tuple(side // 2 for side in box))
         return f'<path class="s f"{mine} d="{data}"/>'
     drawn = f'<path d="{path(series, x, y, high, box)}"{_look(series, arm)}/>'

@@ -141,8 +141,7 @@ def _figure(
 
 def _is_near(initial: float, values: Sequence[float]) -> bool:
     """Returns whether a rule at the initial value would not flatten the points of a figure."""
-    # It is drawn in any case if some values are not finite, because these are drawn at the initial
-    # value.
+    # It is drawn in any case if some values are not finite, because these are drawn at it.
     low, high = min(values), max(values)
     if not math.isfinite(low) or not math.isfinite(high):
         return math.isfinite(initial)

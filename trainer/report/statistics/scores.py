@@ -106,8 +106,7 @@ def leave_one_out(
     times: ArrayLike, r_max: float = 4.0, points: int | None = 100
 ) -> dict[int, NDArray[np.float64]]:
     """Returns the arm left out -> the scores of the others without it, [arm], NaN for that arm."""
-    # Scores depend on which arms there are. The result is empty with a single arm. For `r_max` and
-    # `points` see `algoperf_score`.
+    # It is empty with a single arm. For `r_max` and `points` see `algoperf_score`.
     table = _table(times)
     if len(table) < 2:
         return {}
