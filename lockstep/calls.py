@@ -9,10 +9,7 @@ from trainer.messages import UserError
 
 
 class Recorder:
-    """A function that a config names; calling it returns a node of a config, and runs nothing.
-
-    Args:
-        name: the dotted name of the function or of its package, such as "models.gpt".
+    """A function, or its package, that a config names; a call of it is a node, and runs nothing.
 
     Example:
         >>> import lockstep as ls

@@ -65,26 +65,18 @@ def layer_scales(
     decay ** (L + 1), and a parameter after the layers 1 (Clark et al. 2020, arXiv:2003.10555; BEiT,
     arXiv:2106.08254, numbers them from the embedding, 0).
 
-    Args:
-        by_path: path name -> array, all parameters of the model.
-        decay: the factor from one layer to the one below it.
-        layers: pattern of whole path names -> "embedding", "head" (after the layers), "stacked"
-            (layers stacked along the first axis) or the number of a layer, to which the number in a
-            capturing group of the pattern is added: {r"trunk/(\d+)/.*": 0}. These patterns precede
-            the rules for usual names: of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging
-            Face (`h/0/...`, `encoder/layer/0/...`), of T5X and flax (`layers_0/...`,
-            `encoderblock_0/...`), and of this package (`embed/...`, `blocks/...`).
-        moving: the names of the parameters that need a factor; None for all.
+    `layers` is pattern of whole path names -> "embedding", "head" (after the layers), "stacked"
+    (layers stacked along the first axis) or the number of a layer, to which the number in a
+    capturing group of the pattern is added: {r"trunk/(\d+)/.*": 0}. These patterns precede the
+    rules for usual names: of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging Face
+    (`h/0/...`, `encoder/layer/0/...`), of T5X and flax (`layers_0/...`, `encoderblock_0/...`), and
+    of this package (`embed/...`, `blocks/...`). `moving` are the names of the parameters that need
+    a factor; None for all. Returns path name -> float, or an array of shape (L, 1, ...) for stacked
+    layers, without factors of 1.
 
-    Returns:
-        Path name -> float, or an array of shape (L, 1, ...) for stacked layers, without factors
-        of 1.
-
-    Raises:
-        GroupError: if a parameter has no layer; no parameter has a numbered layer; a rule matches
-            no parameter; two stacks of layers are numbered from 0; or stacked layers differ in
-            their number.
-        ValueError: inside shard_map, if a parameter is sharded.
+    Raises GroupError if a parameter has no layer; no parameter has a numbered layer; a rule matches
+    no parameter; two stacks of layers are numbered from 0; or stacked layers differ in their
+    number. Raises ValueError inside shard_map, if a parameter is sharded.
     """
     require_whole(None, (by_path, ()), "layer_decay")
     places = {path: _layer_of(path, x, layers or {}) for path, x in by_path.items()}

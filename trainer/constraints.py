@@ -64,10 +64,9 @@ def constrain(x: jax.Array, *roles: str | None) -> jax.Array:
     itself. So it is where the caller decides: inside `jax.shard_map`, and on a mesh with explicit
     axes, where the sharding of an array is a part of its type.
 
-    Args:
-        x: an activation; or a kernel that is about to be used, which is gathered over "fsdp".
-        *roles: a key of ROLES for each axis of `x`, or None for an axis that is not divided. An
-            axis that the devices do not divide evenly is left to the compiler.
+    `x` is an activation; or a kernel that is about to be used, which is gathered over "fsdp". Each
+    axis has a role, a key of ROLES, or None if it is not divided; one that the devices do not
+    divide evenly is left to the compiler.
 
     Example:
         >>> x = jax.numpy.ones((2, 3))

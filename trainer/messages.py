@@ -74,11 +74,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
 
 
 def joined(words: Sequence[str], most: int | None = None) -> str:
-    """Returns words as an enumeration.
-
-    Args:
-        words: the words, which may be none.
-        most: how many words are shown; the others are counted. None shows all.
+    """Returns words, if there are any, as an enumeration; counts those after the first `most`.
 
     Example:
         >>> joined(["a", "b", "c"]), joined(["a", "b", "c"], most=2)

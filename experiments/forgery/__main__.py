@@ -135,6 +135,17 @@ def _deeds() -> Iterator[str]:
         ("compute a result again", "its second line, named beside the verdict", "1"),
         ("remove results and the ledger, and begin another", f"{check}: it began late", "1"),
         ("name another environment in run.json", f"{check}: the ledger lacks it", "1"),
+        (
+            "leave out a search and number the others anew, move seeds, or tell another space or"
+            " method",
+            f"{check}: the file of the sweep gives another plan",
+            "1",
+        ),
+        (
+            "leave out the last searches or trials, or an arm, in the file of the sweep as well",
+            "the hash of the plan, if published before",
+            "1",
+        ),
         ("change seeds, spaces, goal or rule", "the hash of the plan, if published before", "1"),
         ("write the ledger and the claim anew", "the hash of either, if published before", "1"),
         ("do so, and edit the last evaluation of a compared run", verify, "1"),

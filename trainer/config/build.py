@@ -21,7 +21,7 @@ from trainer.config.tree import (
     split_path,
 )
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
-from trainer.config.vocabulary import LANGUAGES, Vocabulary
+from trainer.config.vocabulary import LANGUAGES, Language, Vocabulary
 
 
 class Floats(NamedTuple):
@@ -61,9 +61,12 @@ class Builder:
         ('adamw', 0.05)
     """
 
-    def __init__(self, config: Config, vocabulary: Sequence[str] = ()):
+    # `only` is what the config may name; None for all that one with its root may.
+    def __init__(
+        self, config: Config, vocabulary: Sequence[str] = (), only: Language | None = None
+    ):
         self.config = config
-        language, named = LANGUAGES[config.root.name], functions(config.root)
+        language, named = only or LANGUAGES[config.root.name], functions(config.root)
         self._vocabulary = Vocabulary(vocabulary, language, named)
 
     def function(self, name: str) -> Function:

@@ -9,7 +9,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -88,6 +88,9 @@ SWEEP = Language(
     place="write it in the file of a sweep, whose base is this config",
     example="sweep.base = 'base.gin'",
 )
+
+# What a plan needs of it: values that are calls of others are not built.
+SEARCHES = replace(SWEEP, modules={name: SWEEP.modules[name] for name in ("space", "method")})
 
 CHALLENGE = Language(
     root="challenge",

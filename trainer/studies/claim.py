@@ -188,6 +188,7 @@ class Checked:
     claim: str = ""  # the SHA-256 of the claim, by which segments were drawn
     public: str = ""  # the public number, by which they were drawn as well
     caveats: tuple[str, ...] = ()  # sentences on what the ledger does not show
+    underived: tuple[str, ...] = ()  # and on what of the plan was not derived from its files
 
     @property
     def total(self) -> int:
@@ -282,6 +283,7 @@ def verify_claim(
         claim=hashlib.sha256(content).hexdigest(),
         public=public,
         caveats=tuple(_caveats(ledger)),
+        underived=evidence.underived,
     )
 
 

@@ -27,11 +27,13 @@ def sentences(checked: Checked) -> Iterator[str]:
         yield from checked.refuted
         yield "Not verified: no run was computed again."
         return
+    derived = "" if checked.underived else "the plan with the file of the sweep, "
     yield (
-        "The files agree with the ledger, plan and ledger with the claim, the configs with the"
-        f" plan, and the verdict is the one that the rows of {plural(checked.runs, 'run')} give."
+        f"The files agree with the ledger, {derived}plan and ledger with the claim, the configs"
+        " with the plan, and the verdict is the one that the rows of"
+        f" {plural(checked.runs, 'run')} give."
     )
-    yield from checked.caveats
+    yield from (*checked.underived, *checked.caveats)
     if checked.public:
         yield (
             f"Drawn by the claim with the SHA-256 {checked.claim} and by the public number"

@@ -69,13 +69,8 @@ def caught_by_tolerance(total: int, forged: int, measured: int, judged: int) -> 
     """Returns the probability that forged segments are found by a tolerance.
 
     They are if at least one of them was drawn, for the measurement or to be judged, and less than
-    half of the measured ones are forged, so that the median is that of an honest segment.
-
-    Args:
-        total: all segments.
-        forged: how many of them are forged, by more than the tolerance that honest ones give.
-        measured: how many were drawn for the measurement.
-        judged: how many were drawn to be judged.
+    half of the measured ones are forged, so that the median is that of an honest segment. Forged
+    are `forged` of `total`, by more than the tolerance that honest ones give.
 
     Example:
         >>> round(caught_by_tolerance(10, 1, 3, 2), 12)

@@ -21,6 +21,8 @@ class ArmPaths:
     title: str  # the arm as the subject of a sentence
     files: Sequence[str]
     search_paths: Sequence[str]  # folders for files that are not found otherwise
+    # those among which the paths of a selector are, where the files are not here
+    planned: Sequence[str] = ()
     # the paths of `config` whose trees the file of the sweep has set so far
     edited: list[str] = field(default_factory=list)
 
@@ -75,6 +77,12 @@ class ArmPaths:
 
     def _select(self, config: Config, key: str) -> tuple[tuple[str, ...], str]:
         """Returns the paths that a selector reaches, or none and the reason."""
+        if not self.files:
+            function, _, argument = key.rpartition("/")[2].rpartition(".")
+            named = [x for x, name in _calls(config.root) if f".{name}".endswith(f".{function}")]
+            every = [join(path, argument) for path in named]
+            found = [path for path in self.planned if path in every] or every
+            return tuple(found), "The files of the arm are not here."
         if not self.files[0].lower().endswith(".gin"):
             return (), (
                 "A path begins with an argument of the root; selectors, such as"

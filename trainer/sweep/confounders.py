@@ -18,24 +18,9 @@ from trainer.messages import joined
 from trainer.sweep.spaces import bounds
 from trainer.sweep.tuned import Tuning, unequally_tuned
 
-Kind = Literal[
-    "schedule",
-    "weight_decay",
-    "clipping",
-    "ema",
-    "accumulation",
-    "batch",
-    "steps",
-    "seeds",
-    "model",
-    "data",
-    "loss",
-    "settings",
-    "arguments",
-    "space",
-    "tuned",
-    "nothing",
-]
+_OfTraining = Literal["schedule", "weight_decay", "clipping", "ema", "accumulation", "batch"]
+_OfRuns = Literal["steps", "seeds", "model", "data", "loss", "settings"]
+Kind = Literal[_OfTraining, _OfRuns, "arguments", "space", "tuned", "nothing"]
 _OF_PATH = {
     "data.batch_size": "batch",
     "data_seed": "seeds",

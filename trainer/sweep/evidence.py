@@ -21,6 +21,7 @@ from trainer.sweep.code_changes import (
     sentences,
     versions_in,
 )
+from trainer.sweep.derivation import derive
 from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
@@ -71,6 +72,7 @@ class Evidence:
     head: str  # the last hash of the ledger; "" if there is none
     # what the ledger, or none, does not show, in a sentence; "" if it began with the plan
     began_late: str
+    underived: tuple[str, ...]  # sentences on what of the plan was not derived from its files
     changes: tuple[CodeChange, ...]  # those of the user's code, which were allowed
     # name in the user's code -> the hashes that it had, in order
     code: Mapping[str, tuple[str, ...]]
@@ -140,7 +142,10 @@ class _Examination:
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
+        underived = list[str]()
         if self._plan is not None:
+            wrong, underived = derive(self._folder, self._plan, ledger)
+            self._check_choices("plan.json", wrong)
             halving = Halving(self._folder, self._plan, Recorder(self._folder))
             for name, why in halving.wrong_waiting():
                 self._fault(name, why)
@@ -155,6 +160,7 @@ class _Examination:
             absent=self._absent,
             head="" if ledger is None else ledger.head,
             began_late=began_late(ledger),
+            underived=tuple(underived),
             changes=tuple(changes_in(ledger)),
             code=versions_in(ledger),
             again=_computed_again(ledger),
@@ -385,12 +391,14 @@ def report_of(evidence: Evidence) -> list[str]:
         return [f"{fault.file}: {fault.why}." for fault in evidence.faults]
     results = f"{evidence.results:,} results"
     if not evidence.head:
-        return [f"The {results} agree with their rows and with final.json. {evidence.began_late}"]
+        agree = f"The {results} agree with their rows and with final.json. {evidence.began_late}"
+        return [agree, *evidence.underived]
     absent = [f"{plural(evidence.absent, 'file')} of states that it has are not here."]
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
         f" whose last hash is {evidence.head}.",
         *([evidence.began_late] if evidence.began_late else []),
+        *evidence.underived,
         *(absent if evidence.absent else []),
         *sentences_about_repeats(evidence.again),
         *sentences(evidence.changes),

@@ -122,25 +122,13 @@ def make_extension(
             f"A sweep with {why}: start another sweep in another --workdir. Nothing in {folder} was"
             " changed."
         )
-    lines = _changes(stored, plan)
-    points: dict[ArmSearch, _Points] = {}
-    for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):
-        key = arm.name, search
-        points[key], lost = _extended_points(arm, search, _points(stored, key), _points(plan, key))
-        lines += lost
+    added, lines = added_trials(stored, definition, plan)
     if lines:
         raise UserError(
             f"The sweep in {folder} cannot be extended to this file, which changes what was"
             " planned:\n" + indented(lines) + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
-    added: list[Trial] = []
-    for (arm, search), of_search in points.items():
-        seeds = [seed_of_search(seed, plan.offsets[search]) for seed in plan.seeds]
-        for (number, values), seed in itertools.product(of_search.items(), seeds):
-            trial = Trial(arm, number, seed, values, plan.arms[arm].config, search=search)
-            if trial.name not in stored.by_name:
-                added.append(trial)
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
         _refuse_nothing(folder, stored, content)
@@ -158,6 +146,22 @@ def make_extension(
         known=_known_results(folder, stored.by_name.keys()),
         follows=stored.digest,
     )
+
+
+def added_trials(stored: Plan, definition: Definition, plan: Plan) -> tuple[list[Trial], list[str]]:
+    """Returns the trials that a file adds to a plan, and lines about what it changes."""
+    lines, added = _changes(stored, plan), list[Trial]()
+    for arm, (search, offset) in itertools.product(definition.arms, enumerate(plan.offsets)):
+        key = arm.name, search
+        points, lost = _extended_points(arm, search, _points(stored, key), _points(plan, key))
+        lines += lost
+        seeds = [seed_of_search(seed, offset) for seed in plan.seeds]
+        for (number, values), seed in itertools.product(points.items(), seeds):
+            config = plan.arms[arm.name].config
+            trial = Trial(arm.name, number, seed, values, config, search=search)
+            if trial.name not in stored.by_name:
+                added.append(trial)
+    return added, lines
 
 
 def _points(plan: Plan, search: ArmSearch) -> _Points:

@@ -16,15 +16,9 @@ SEGMENTS = "segments"
 
 
 def kept_steps(steps: int, segments: int, first: int = 0) -> tuple[int, ...]:
-    """Returns the steps after which a run keeps its state.
+    """Returns the steps after which a run keeps its state: all segments but the first begin there.
 
-    Args:
-        steps: the last step of the run.
-        segments: into how many segments the steps are divided; 0 for none.
-        first: the step of the state with which the run begins.
-
-    Returns:
-        The steps at which all segments but the first begin; fewer if there are fewer steps.
+    They are fewer if there are fewer `steps` after the `first`, and none for 0 segments.
 
     Example:
         >>> kept_steps(100, 4), kept_steps(3, 8), kept_steps(100, 0)

@@ -290,11 +290,7 @@ class PlannedLadder:
         return [name_on(arm, label) for label in self.labels[: self.searched]]
 
     def moved(self, name: str, winners: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
-        """Returns the values of an arm that takes them from lower rungs.
-
-        Args:
-            name: the arm of the plan.
-            winners: the values of the winners of `sources`, in their order.
+        """Returns the values of an arm that takes them from the winners of its `sources`.
 
         Example:
             >>> powers = {"muon": {"rate": -1.0}}

@@ -5,7 +5,7 @@ so that a line that is changed, removed or moved is found; and the digests of th
 about, so that a file that is changed later is found, too. What it cannot show is that somebody
 wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show that as well.
 
-    plan    the last revision of plan.json, and the files beside it
+    plan    the last revision of plan.json, the files beside it, and the version of scipy
     code    files of the user's code that are new or were changed: their hashes, and those before
     environment  versions, settings, devices and cores of a process that is about to compute trials
     initial the metrics of an arm before its first step: those of its first trial's first state
@@ -22,6 +22,7 @@ the next one.
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -259,6 +260,7 @@ class Recorder:
         folder = self._folder
         files = [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]
         event: dict[str, Any] = {"event": "plan", "revision": revision, "digest": digest}
+        event["scipy"] = importlib.metadata.version("scipy")  # which draws points of most methods
         event["files"] = {x.relative_to(folder).as_posix(): file_digest(x) for x in files}
         if self._read:
             return append(folder, [event])

@@ -237,11 +237,7 @@ class Cuts:
         return self.counts(points)[1 + self.steps.index(step)]
 
     def total(self, points: int, steps: int) -> int:
-        """Returns the steps that some points need together, if none of them diverges.
-
-        Args:
-            points: their number.
-            steps: how many steps a whole trial has.
+        """Returns the steps that some points need together, if whole trials have `steps`.
 
         Example:
             >>> Cuts((100, 300), 3).total(27, 900)

@@ -12,6 +12,7 @@ and has its new trials only. Start with `write_plan` and `read_plan`.
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -92,7 +93,7 @@ def write_plan(
     with writing(folder, locks):
         if check_same(folder, definition, plan):
             return
-        revision = first_revision(plan)
+        revision = revision_of(plan)
         (folder / "arms").mkdir(exist_ok=True)
         for name, text in files_of(definition, plan).items():
             replace_file(folder / name, text.encode())
@@ -103,17 +104,12 @@ def write_plan(
         note_code(folder, ledger, code or {}, [])
 
 
-def first_revision(plan: Plan) -> dict[str, Any]:
-    """Returns what plan.json has of a plan, before it is extended."""
-    return revision_of(plan)
-
-
 def revision_of(plan: Plan, **further: Any) -> dict[str, Any]:
     """Returns a revision with the entries of a plan, and `further` ones."""
     # "linked" are the paths that entries of spaces set together, if there are any; "plan" is the
     # hash of what the sweep's file says; "digest" is the hash of all this, which the ledger and
     # reports have.
-    linked = {name: as_json(arm.linked) for name, arm in plan.arms.items() if arm.linked}
+    linked = linked_in(plan)
     revision = {
         **plan.content(),
         **({"linked": linked} if linked else {}),
@@ -124,6 +120,11 @@ def revision_of(plan: Plan, **further: Any) -> dict[str, Any]:
         "vocabulary": list(plan.vocabulary),
     }
     return revision | {"digest": digest_of(revision)}
+
+
+def linked_in(plan: Plan) -> dict[str, list[list[str]]]:
+    """Returns arm -> the paths that one entry of its space sets together, if there are several."""
+    return {name: as_json(arm.linked) for name, arm in plan.arms.items() if arm.linked}
 
 
 def files_of(definition: Definition, plan: Plan) -> dict[str, str]:
@@ -354,9 +355,13 @@ def differences(stored: Plan, plan: Plan) -> list[str]:
             lines.append(f"arm {name}: {' -> '.join(there)}")
             continue
         lines += config_line(name, stored.arms[name].config, plan.arms[name].config)
-        of_arm = changed(old["arms"][name], new["arms"][name], ("method", "space"))
+        of_arm = changed(old["arms"][name], new["arms"][name], ("method", "space", "cuts", "asks"))
         lines += [f"{key} of {name}: {text}" for key, text in of_arm.items()]
-        lines += _trials_line(name, stored.of_arm(name), plan.of_arm(name))
+        numbers = [each.counts.get(name, 0) for each in (stored, plan)]
+        if numbers[0] != numbers[1]:
+            lines.append(f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}")
+        else:
+            lines += first_other(stored.of_arm(name), plan.of_arm(name))
     keys = ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap")
     lines += [f"{key}: {text}" for key, text in changed(old, new, keys).items()]
     return [*lines, *_optional_entries(old, new)]
@@ -384,16 +389,16 @@ def config_line(name: str, old: Config, new: Config) -> list[str]:
     return [f"config of {name}: {lines[0]}{more}"] if lines else []
 
 
-def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
-    numbers = [len({t.number for t in trials if not t.search}) for trials in (old, new)]
-    if numbers[0] != numbers[1]:
-        return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
-    theirs = {trial.name: encoded(trial.values) for trial in new if not trial.pending}
-    for trial in old:
-        values = encoded(trial.values)
-        other = theirs.get(trial.name, values)
-        if list(values.items()) != list(other.items()):
-            return [f"values of {trial.name}: {shown(values)} -> {shown(other)}"]
+def first_other(old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
+    """Returns a line about the first trial that differs, or none if all are equal."""
+    for pair in itertools.zip_longest(old, new):
+        a, b = (None if each is None else (each.name, encoded(each.values)) for each in pair)
+        chosen = not any(each and each.pending for each in pair)  # or not by both plans
+        if a and b and a[0] == b[0] and canonical(a) != canonical(b) and chosen:
+            return [f"values of {a[0]}: {shown(changed(a[1], b[1], a[1] | b[1]))}"]
+        if a is None or b is None or a[0] != b[0]:
+            sides = (f"{each[0]} ({shown(each[1])})" if each else "(absent)" for each in (a, b))
+            return [f"trial {' -> '.join(sides)}"]
     return []
 
 
@@ -408,7 +413,7 @@ def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> 
 def shown(value: Any) -> str:
     """Returns a part of a plan, as JSON has it, as a short text."""
     if isinstance(value, Mapping):
-        return listing([f"{key} {shown(each)}" for key, each in value.items()], 4) or "(none)"
+        return listing([f"{key} {shown(each)}" for key, each in value.items()], 8) or "(none)"
     if isinstance(value, list):
         return listing([str(each) for each in value], 4) or "(none)"
     return "(none)" if value is None else str(value)

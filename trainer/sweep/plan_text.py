@@ -15,7 +15,7 @@ from trainer.sweep.kept_states import kept_line
 from trainer.sweep.ladder import rung_of, split_name
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import TO_FINAL_SEEDS, Plan
-from trainer.sweep.plan_file import first_revision
+from trainer.sweep.plan_file import revision_of
 from trainer.sweep.programs import ProgramCost, most_side_by_side
 from trainer.sweep.reading import Definition
 from trainer.sweep.tuned import tuned_line
@@ -53,7 +53,7 @@ def render(
         "",
         *_first_trials(definition, plan),
         "",
-        f"plan {first_revision(plan)['digest']}",
+        f"plan {revision_of(plan)['digest']}",
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 

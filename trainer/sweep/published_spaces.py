@@ -265,13 +265,7 @@ OURS: Mapping[str, SearchSpace] = {
 
 
 def spaces_of(name: str) -> Sequence[SearchSpace]:
-    """Returns the search spaces of an optimizer, published ones first; none if it has none.
-
-    Args:
-        name: its name in a config, such as "optax.adamw".
-
-    Returns:
-        The spaces of studies, or else ours, if there is one.
+    """Returns the published search spaces of an optimizer, or else ours; none if it has none.
 
     Example:
         >>> spaces_of("optax.adamw")[0].axes["learning_rate"]

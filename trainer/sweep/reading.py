@@ -8,6 +8,7 @@ from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, joi
 from trainer.config.files import SHIPPED
 from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
+from trainer.config.vocabulary import SEARCHES
 from trainer.sweep.ablation import Ablation, Removal, removals
 from trainer.sweep.arm_paths import ArmPaths
 from trainer.sweep.branch import PlannedBranch
@@ -103,13 +104,17 @@ class Definition:
 
 
 def read_sweep(
-    config: Config, vocabulary: Sequence[str] = (), search_paths: Sequence[str] = ()
+    config: Config,
+    vocabulary: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
+    planned: Mapping[str, tuple[Config, Sequence[str]]] | None = None,
 ) -> Definition:
     """Builds a sweep and reads the configs of its arms.
 
     `config` is from `trainer.config.load` with the language `SWEEP`; `search_paths` are folders for
-    files that are not found otherwise. Raises ConfigError if the file has a mistake, a config of an
-    arm cannot be read, or an arm does not have a path.
+    files that are not found otherwise; `planned` has the arms of a plan whose files need not be
+    here: name -> config and the paths that trials set. Raises ConfigError if the file has a
+    mistake, a config of an arm cannot be read, or an arm does not have a path.
 
     Example:
         >>> from trainer.config.vocabulary import SWEEP
@@ -119,10 +124,11 @@ def read_sweep(
     """
     nodes = ("goal", "final", "claims", "ladder", "ablate", "branch")
     config = with_calls(config, nodes, {"arms": "arm"})
-    builder = Builder(config, vocabulary)
-    builder.check()
+    builder = Builder(config, vocabulary, None if planned is None else SEARCHES)
+    if planned is None:
+        builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
-    reader = _Reader(sweep, config, search_paths, vocabulary)
+    reader = _Reader(sweep, config, search_paths, vocabulary, planned)
     named = [(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
     named = named or [("base", Arm(space=sweep.space), "")]
     if sweep.ablate is not None:
@@ -142,16 +148,25 @@ def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
             yield from _trees(child, join(path, key))
 
 
+class AbsentArm(LookupError):
+    """A file has an arm, by its name, that a plan does not have."""
+
+
 class _Reader:
     """Reads the configs of arms."""
 
     def __init__(
-        self, sweep: Sweep, config: Config, search_paths: Sequence[str], vocabulary: Sequence[str]
+        self,
+        sweep: Sweep,
+        config: Config,
+        search_paths: Sequence[str],
+        vocabulary: Sequence[str],
+        planned: Mapping[str, tuple[Config, Sequence[str]]] | None,
     ):
         self._sweep, self._config, self._search_paths = sweep, config, search_paths
-        self._run = None
+        self._run, self._planned = None, planned
         self.branch: PlannedBranch | None = None  # the state of a run that all trials continue
-        if sweep.branch is not None:
+        if sweep.branch is not None and planned is None:
             from trainer.sweep.continued_run import ContinuedRun  # which needs jax
 
             (folder,) = self._files("branch.run", sweep.branch.run)
@@ -199,30 +214,14 @@ class _Reader:
         """Returns an arm, whose path in the config of the sweep is `at`."""
         # `rung` is the index of its rung on the ladder, and `again` whether it is searched there
         # beside the rule.
-        base = self._files("base", self._sweep.base) if self._sweep.base else []
-        if self._run is not None and not base:
-            base = [self._run.config_file]
-        place = join(at, "files") if arm.files else "base" if self._sweep.base else "branch.run"
-        files = [*base, *self._files(join(at, "files"), arm.files)]
-        title = f"The arm {name!r}" if at else "The base"
-        try:
-            config = load(files, search_paths=self._search_paths)
-        except ConfigError as error:
-            text = f"{title} cannot be read: {error}"
-            raise ConfigError(text, self._config.sources[place]) from error
-        paths = ArmPaths(title, files, self._search_paths)
-        if self._run is not None:
-            config = self._run.continue_with(config)
-        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
-        for place, values in settings.items():
-            for key, value in values.items():
-                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
-                config = paths.set(config, key, value, source)
-        ladder = self._sweep.ladder
-        if rung is not None and ladder is not None:
-            config = on_rung(ladder, rung, config, paths, self._config)
-        if self._run is not None:
-            config = self._run.choose_states(config, title)
+        title, ladder = f"The arm {name!r}" if at else "The base", self._sweep.ladder
+        if self._planned is None:
+            config, paths = self._read(title, arm, at, rung)
+        elif name in self._planned:
+            config, known = self._planned[name]
+            paths = ArmPaths(title, (), (), known)
+        else:
+            raise AbsentArm(name)
         method, space = arm.method or self._sweep.method, arm.space or {}
         places = self._places(space, method, at)
         if self._run is not None:
@@ -242,6 +241,32 @@ class _Reader:
             sweep=self._config,
             moved=rung is not None and ladder is not None and not again and rung >= ladder.searched,
         )
+
+    def _read(self, title: str, arm: Arm, at: str, rung: int | None) -> tuple[Config, ArmPaths]:
+        """Returns the config of an arm, and what finds paths in it; for `rung` see `_arm`."""
+        base = self._files("base", self._sweep.base) if self._sweep.base else []
+        if self._run is not None and not base:
+            base = [self._run.config_file]
+        place = join(at, "files") if arm.files else "base" if self._sweep.base else "branch.run"
+        files = [*base, *self._files(join(at, "files"), arm.files)]
+        try:
+            config = load(files, search_paths=self._search_paths)
+        except ConfigError as error:
+            text = f"{title} cannot be read: {error}"
+            raise ConfigError(text, self._config.sources[place]) from error
+        paths = ArmPaths(title, files, self._search_paths)
+        if self._run is not None:
+            config = self._run.continue_with(config)
+        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
+        for place, values in settings.items():
+            for key, value in values.items():
+                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
+                config = paths.set(config, key, value, source)
+        if rung is not None and self._sweep.ladder is not None:
+            config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
+        if self._run is not None:
+            config = self._run.choose_states(config, title)
+        return config, paths
 
     def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
         """Returns the paths of files, relative to the file that names them."""

@@ -410,10 +410,7 @@ def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
     if status.complete:
         # The best trial of the first arm that has one.
         best = next((name for arm in status.arms for name in arm.points), "ARM/NUMBER")
-        return [
-            f"python -m trainer report {at}",
-            f"python -m trainer sweep show {at} {best}",
-        ]
+        return [f"python -m trainer report {at}", f"python -m trainer sweep show {at} {best}"]
     if not any(wave.moving for wave in status.waves):
         command = join(work_command(folder, plan.vocabulary))
         return [f"No process computes it now: python {command} goes on."]

@@ -95,19 +95,12 @@ class Reached:
 
 
 def reached(rule: TargetRule, steps: Sequence[int], values: ArrayLike, planned: int) -> Reached:
-    """Finds the step after which runs have reached a target.
+    """Finds the step after which runs have reached a target, by their values, [runs, steps].
 
-    Args:
-        rule: the rule.
-        steps: the evaluated steps, increasing, at least one.
-        values: the metric of each run at each step, [runs, steps]; a run that diverged has `inf`
-            there, or `-inf` if larger values are better.
-        planned: how many runs were planned before any result. They are judged by a z test, once;
-            with more runs than these, all of them are judged by an e-value, which holds however
-            often runs are added. The two together are wrong in at most 2 * LEVEL of cases.
-
-    Raises:
-        ValueError: there are fewer runs than were planned, or no evaluated step.
+    A run that diverged has `inf` there, or `-inf` if larger values are better. The runs that were
+    planned before any result are judged by a z test, once; with more runs than these, all of them
+    are judged by an e-value, which holds however often runs are added. The two together are wrong
+    in at most 2 * LEVEL of cases. Raises ValueError for fewer runs, or no evaluated step.
 
     Example:
         >>> values = [[3.2812, 3.2785], [3.2808, 3.2771], [3.2800, 3.2780], [3.2811, 3.2765]]
@@ -137,15 +130,9 @@ def reached(rule: TargetRule, steps: Sequence[int], values: ArrayLike, planned: 
 
 
 def earliest(rule: RuleName, statistics: ArrayLike, limit: float) -> NDArray[np.int64]:
-    """Finds the earliest step of a rule.
+    """Finds the index of the earliest step of a rule, [...], by statistics of [..., steps].
 
-    Args:
-        rule: its name.
-        statistics: those of the steps, [..., steps].
-        limit: the smallest statistic that passes.
-
-    Returns:
-        The index of the step, [...]; -1 where there is none.
+    `limit` is the smallest statistic that passes; the index is -1 where none does.
 
     Example:
         >>> [int(earliest(rule, [1, 5, 1, 5, 5], 4)) for rule in (EARLIEST, LASTING)]
@@ -203,13 +190,8 @@ def sigma_bound(values: ArrayLike) -> float:
     """Returns a sigma for a rule, from runs of one configuration: an upper 90% confidence bound.
 
     The standard deviation of the runs themselves is too small in half of the cases, and a rule with
-    it is wrong more often than it says: three times as often with 20 runs.
-
-    Args:
-        values: the value of each run at one step, at least 20, which do not count for an entry.
-
-    Raises:
-        ValueError: there are fewer than 20 values, or one is not finite.
+    it is wrong more often than it says: three times as often with 20 runs. The runs do not count
+    for an entry. Raises ValueError for fewer than 20, or a value that is not finite.
 
     Example:
         >>> round(sigma_bound(np.linspace(-1, 1, 20)), 3)
@@ -278,15 +260,7 @@ def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) ->
         (m_old - m_new + (s_old - s_new) * exchange) / sqrt(1 / n_old + 1 / n_new)
 
     where an estimated exchange adds (s_old - s_new)^2 * (error / sigma)^2 to the sum in the root.
-
-    Args:
-        rule: the rule of both.
-        old: the older result, which has reached the target.
-        new: the newer one, likewise.
-        exchange: what fewer steps cost.
-
-    Raises:
-        ValueError: one of them has not reached the target.
+    Raises ValueError if one of them has not reached the target.
 
     Example:
         >>> before = Reached(step=3375, mean=3.2788, runs=20, statistic=0, limit=0, closest=3375)

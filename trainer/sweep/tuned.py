@@ -47,14 +47,9 @@ def tuning_of(
     """Returns how an arm is tuned by its points.
 
     A path is tuned if it takes more than one value within a search. Paths that one entry of the
-    space sets count once, and so do paths that are equal in every point.
-
-    Args:
-        points: the search and the number of each point of the arm -> its values by their paths, for
-            all revisions of the plan.
-        config: the config of the arm, which has the values of paths that an earlier revision did
-            not search; None if it is not known.
-        linked: what an entry of the space sets, for each revision that added points.
+    space sets, `linked` for each revision that added points, count once, and so do paths that are
+    equal in every point. `points` are those of all revisions, by search and number; `config` has
+    the values of paths that an earlier revision did not search, if it is known.
 
     Example:
         >>> points = {(0, n): {"a.rate": n, "b.rate": 2 * n, "decay": 0.1} for n in (0, 1)}

@@ -288,10 +288,7 @@ def marker(arm: int) -> str:
 
 
 def draw(
-    series: Series,
-    arm: int | None,
-    places: tuple[Pixels, Pixels, Pixels],
-    box: tuple[int, ...],
+    series: Series, arm: int | None, places: tuple[Pixels, Pixels, Pixels], box: tuple[int, ...]
 ) -> str:
     """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none."""
     # `places` are those of its x, y and high values, and `box` is the frame of the axes.
