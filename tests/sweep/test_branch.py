@@ -9,6 +9,7 @@ import pytest
 
 from tests import runs
 from tests.runs import replaced
+from tests.sweep.test_derivation import derived, replan
 from tests.sweep.test_sweep import assert_equal, folders, rows, solo
 from tests.sweep.test_sweep_kills import kill_in, results
 from tests.train.test_warm_start import params
@@ -264,6 +265,15 @@ def test_a_claim_about_a_branch_is_verified(computed, tmp_path):
     write_claim(computed, file)
     assert "Every run continues one state" in json.dumps(json.loads(file.read_text()))
     assert verify_claim(file, computed, "1", Wanted(None, 2), ["unruly"]).verified
+
+
+def test_the_plan_is_derived_again_without_the_run(computed, tmp_path):
+    wrong, (said,) = derived(computed)
+    assert wrong == [] and said.startswith("The run that sweep.yaml continues was not read")
+    sweep = shutil.copytree(computed, tmp_path / "sweep")
+    replan(sweep, lambda revision: revision["branch"].update(at=4))
+    (line,), _ = derived(sweep)
+    assert "branch: run " in line and ", at 4, sha256 " in line and ", at 8, sha256 " in line
 
 
 def test_the_verdict_says_what_the_arms_continue(computed, run):

@@ -275,6 +275,13 @@ def test_a_selector_of_gin_sets_what_the_plan_says(folder):
     assert "values of base/0000/0: " in line
 
 
+def test_plans_of_earlier_versions_do_not_say_which_paths_move_together(folder):
+    sweep = begun(folder, LINKED)
+    replan(sweep, lambda x: x.pop("linked"))
+    said = "plan.json does not say which paths move together, as those of version 0.2 do not."
+    assert derived(sweep) == ([], [said])
+
+
 def test_the_order_of_arguments_in_a_space_is_no_difference(folder):
     said = "The texts of values that are calls in sweep.yaml were taken from plan.json."
     assert derived(begun(folder, TREES)) == ([], [said])

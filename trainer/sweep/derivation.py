@@ -139,4 +139,4 @@ def _unknown(name: str, definition: Definition, stored: Plan, made: Plan) -> Ite
             " configs in arms."
         )
     if "linked" not in stored.revisions[-1] and linked_in(made):
-        yield "plan.json does not say which paths move together, as plans of 0.2 do not."
+        yield "plan.json does not say which paths move together, as those of version 0.2 do not."
