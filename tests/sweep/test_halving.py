@@ -588,7 +588,7 @@ def test_nothing_is_said_of_cuts_that_stopped_nothing(tmp_path):
 
 
 def test_a_method_for_methods_is_refused():
-    with pytest.raises(ValueError, match="the method that chooses the points"):
+    with pytest.raises(ValueError, match="a method that chooses all points before"):
         halving(halving(sobol(), cuts=[3]), cuts=[3])
     assert halving(random(seed=2), [5]).of_search(1).text == (
         f"{random(seed=2).of_search(1).text}; cut to 1/3, but at least one point, at step 5"

@@ -178,8 +178,6 @@ class Asked:
 
     def count(self, space: Mapping[str, Space]) -> int | None:
         """Returns None, and refuses a space that is too small; see `methods.Method`."""
-        if (wrong := self.asks([]).lacking) is not None:
-            raise ValueError(wrong)
         fewest = 2 if self.kind == "cmaes" else 1
         if len(space) < fewest:
             raise ValueError(

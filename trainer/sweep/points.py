@@ -24,7 +24,6 @@ from trainer.sweep.asked import Asks
 from trainer.sweep.final import is_same_value, rank
 from trainer.sweep.ledger import POINTS_FILE, Recorder
 from trainer.sweep.plan import ArmSearch, Plan, point_name
-from trainer.workdir.fingerprint import processor
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
@@ -193,6 +192,8 @@ def wrong_points(
 
 def _software(asks: Asks) -> str:
     """Returns the package that chooses points, with what the last bits of its answer depend on."""
+    from trainer.workdir.fingerprint import processor  # whose package imports jax
+
     with contextlib.suppress(PackageNotFoundError):
         isa = hashlib.sha256(str(processor()["isa"]).encode()).hexdigest()[:8]
         versions = [f"{name} {version(name)}" for name in (*asks.packages, "numpy")]

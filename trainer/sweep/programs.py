@@ -278,6 +278,8 @@ def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Tr
     asks = plan.arms[arm.name].asks
     if asks is None:
         return groups
+    if asks.lacking is not None:
+        raise ConfigError(f"{arm.title}: {asks.lacking}", arm.source("method"))
     inputs = groups[0].program.inputs
     if others := [path for axis in asks.axes for path in axis if path not in inputs]:
         raise ConfigError(
