@@ -226,8 +226,7 @@ def _interval(
 
 def of_record(record: Mapping[str, Any]) -> Space:
     """Returns the space that has a record; a grid is not in it."""
-    functions = {"uniform": uniform, "log_uniform": log_uniform}
-    functions |= {"integers": integers, "values": values}
+    functions = {each.__name__: each for each in (uniform, log_uniform, integers, values)}
     return functions[record["kind"]](**{k: x for k, x in record.items() if k != "kind"})
 
 
