@@ -1,5 +1,6 @@
 """Searches that choose points by the results of earlier ones: which points, and after kills."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from trainer.__main__ import main
 from trainer.report.comparison import read_workloads
 from trainer.report.panels.learning_rate import learning_rate_block
 from trainer.report.panels.tuning import tuning_block
+from trainer.studies.claim import Wanted, verify_claim, write_claim
 from trainer.sweep import asked, methods, spaces
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import Recorder
@@ -98,8 +100,6 @@ def of_optuna(told: list[tuple[list[float], float]], seed: int, count: int) -> l
 
 
 def test_the_points_are_those_that_optuna_chooses_by_the_rows_before(computed):
-    import hashlib
-
     for arm, search in (("adamw", 0), ("nadamw", 2)):
         seed = read_plan(computed).offsets[search]
         coordinates: list[list[float]] = []
@@ -188,8 +188,6 @@ def test_larger_goals_are_better_where_the_file_says_so(tmp_path):
     text = SWEEP.replace("metric: loss,", "metric: accuracy, mode: max,")
     assert compute(write(tmp_path, text, BASE), tmp_path / "sweep") == 0
     first, second, *_ = batches(tmp_path / "sweep", "adamw", 0)
-    import hashlib
-
     seed = int.from_bytes(hashlib.sha256(b"asked 5 0 4").digest()[:4], "big")
     pairs = [(at, -x) for at, x in zip(first["coordinates"], second["told"], strict=True)]
     assert second["coordinates"] == of_optuna(pairs, seed, 3)
@@ -307,6 +305,26 @@ def test_points_that_are_gone_are_chosen_again(copied, computed):
     shutil.rmtree(copied / "trials" / "adamw" / "0010")
     assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
     same(copied, computed)
+
+
+def test_points_of_another_version_are_said_not_to_be_chosen_again(copied, capsys):
+    file = copied / "points.json"
+    text = file.read_text()
+    assert text.count("optuna 5") == len(json.loads(text))
+    file.write_text(text.replace("optuna 5", "optuna 4"))
+    Recorder(copied).add_file("points.json", file.read_bytes())
+    assert main(["sweep", "check", str(copied)]) == 0
+    said = capsys.readouterr().out
+    assert "Points of adamw were not chosen again by their results: optuna 4" in said
+
+
+@pytest.mark.long
+def test_a_claim_about_chosen_points_is_verified(computed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", runs.environment()["PYTHONPATH"])
+    file = tmp_path / "claim.json"
+    write_claim(computed, file)
+    checked = verify_claim(file, computed, "1", Wanted(None, 2), ["unruly"])
+    assert checked.verified and len(checked.recomputed) == 2 and checked.underived == ()
 
 
 # What is refused, and what is said.

@@ -19,6 +19,7 @@ def dtype_fault(dtype: Any) -> str | None:
         >>> dtype_fault(np.dtype(">f4"))
         "whose bytes are in the order of another machine. Convert it: x.astype('float32')"
     """
+    # The text follows the dtype in a sentence, and has no last full stop.
     try:
         dtype = np.dtype(dtype)
     except TypeError:  # a dtype of jax's own
@@ -45,6 +46,7 @@ def value_fault(x: Any) -> str | None:
         >>> value_fault(np.array([1.0, 1e300])).split(". ")[0]
         'with the value 1e+300, which jax would make infinite in float32'
     """
+    # The text follows the array in a sentence, and has no last full stop.
     lost = changed_values(x)
     if not lost.size:
         return None

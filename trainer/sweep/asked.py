@@ -40,6 +40,16 @@ def scrambled(name: str, seed: int, dimensions: int, count: int) -> np.ndarray:
         return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
 
 
+def points_at(
+    space: Mapping[str, Space], coordinates: Sequence[Sequence[float]]
+) -> list[dict[str, Tree]]:
+    """Returns the points at some coordinates, as key of the space -> value."""
+    return [
+        {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
+        for row in coordinates
+    ]
+
+
 @dataclass(frozen=True)
 class Asks:
     """How an arm's points are chosen by results; plan.json has it by these names."""
@@ -93,9 +103,8 @@ class Asks:
         if self.kind == "cmaes":
             return self._of_cmaes(search_seed(self.seed, search), known, count)
         if not known:
-            return scrambled(
-                "Sobol", search_seed(self.seed, search), len(self.axes), count
-            ).tolist()
+            seed = search_seed(self.seed, search)
+            return scrambled("Sobol", seed, len(self.axes), count).tolist()
         return self._of_optuna(search, known, count)
 
     def _of_optuna(self, search: int, known: Sequence[tuple[list[float], float]], count: int):
@@ -194,11 +203,7 @@ class Asked:
                 f" write a multiple, such as {-(-count // self.batch) * self.batch:,}."
             )
         asks = self.asks([{key: each} for key, each in space.items()])
-        rows = asks.coordinates(self.search, [], asks.batch_at(0, count))
-        return [
-            {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
-            for row in rows
-        ]
+        return points_at(space, asks.coordinates(self.search, [], asks.batch_at(0, count)))
 
     def of_search(self, search: int) -> "Asked":
         """Returns the method for a search; see `methods.Method`."""

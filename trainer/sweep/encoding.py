@@ -4,9 +4,13 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from trainer.config import Call, Source, Tree, dump
+
+# The values of a trial whose point is chosen by results that are not known yet.
+PENDING: Mapping[str, Tree] = MappingProxyType({})
 
 
 def canonical(content: Any) -> str:
@@ -28,10 +32,12 @@ def _encoded(value: Tree) -> Any:
     return value
 
 
-def decoded(content: Mapping[str, Any]) -> dict[str, Tree]:
-    """Returns the values of a trial from what `encoded` returned."""
+def decoded(content: Mapping[str, Any] | None) -> Mapping[str, Tree]:
+    """Returns the values of a trial from what `encoded` returned; `PENDING` from None."""
     # Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
     # KeyError or TypeError if the content has another form.
+    if content is None:
+        return PENDING
     return {
         path: _tree(value["yaml"]) if isinstance(value, dict) else value
         for path, value in content.items()

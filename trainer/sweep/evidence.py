@@ -42,7 +42,7 @@ from trainer.sweep.ledger import (
 )
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
-from trainer.sweep.points import wrong_points
+from trainer.sweep.points import not_chosen_again, wrong_points
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -145,6 +145,7 @@ class _Examination:
         underived = list[str]()
         if self._plan is not None:
             wrong, underived = derive(self._folder, self._plan, ledger)
+            underived += not_chosen_again(self._folder, self._plan)
             self._check_choices("plan.json", wrong)
             halving = Halving(self._folder, self._plan, Recorder(self._folder))
             for name, why in halving.wrong_waiting():

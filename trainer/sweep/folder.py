@@ -110,6 +110,7 @@ class SweepFolder:
             for name in (*program.trials, *(program.moved or ()))
         }
         self._tuning = {trial.folder: trial for trial in self.plan.trials}
+        self._pending = {name for name, trial in self._tuning.items() if trial.pending}
         self._final: dict[str, Trial] | None = None
 
     def refresh(self) -> bool:
@@ -206,11 +207,11 @@ class SweepFolder:
                 if claim is not None:
                     return claim
             starts = self._cut(taken)
-            if choose_points(self.path, self.plan, self._ledger, self.finished()):
+            if self._pending and choose_points(self.path, self.plan, self._ledger, self.finished()):
                 self._read_plan()
             self._choose_winners()
             taken |= self.finished() | {name for name, at in starts.items() if at is None}
-            taken |= {trial.folder for trial in self.plan.trials if trial.pending}
+            taken |= self._pending
             return self._new_wave(taken, starts, workers, fits)
 
     def tidy(self) -> None:
@@ -411,11 +412,12 @@ class SweepFolder:
         # extended after they were chosen, and then their results were judged.
         finals, plan = self.final_trials() or {}, self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
-        then = {CUTS_FILE: "at the cuts others went on in their place"}
-        then |= {POINTS_FILE: "later points were chosen without them"}
-        for file, why in then.items():
-            of = plan.cuts if file == CUTS_FILE else {x: y.asks for x, y in plan.arms.items()}
-            if any(of.get(arm) for arm, _ in lost) and (self.path / file).exists():
+        for file, kind, why in (
+            (CUTS_FILE, "cuts", "at the cuts others went on in their place"),
+            (POINTS_FILE, "asks", "later points were chosen without them"),
+        ):
+            affected = any(getattr(plan.arms[arm], kind) is not None for arm, _ in lost)
+            if affected and (self.path / file).exists():
                 raise UserError(
                     f"Trials of the search failed, such as {failed[0]}, and {why}. Compute the"
                     " sweep anew in another folder. Nothing was changed."

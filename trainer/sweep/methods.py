@@ -17,7 +17,7 @@ import numpy as np
 from trainer.config import Tree
 from trainer.config.wording import listing
 from trainer.messages import plural
-from trainer.sweep.asked import Asked, Asks, scrambled, search_seed
+from trainer.sweep.asked import Asked, Asks, points_at, scrambled, search_seed
 from trainer.sweep.spaces import Space
 
 __all__ = [
@@ -152,10 +152,7 @@ class Sampled(_Uncut):
         """Returns the values at the coordinates; see `Method`."""
         if not space:
             return [{}] * count
-        return [
-            {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
-            for row in self.sequence(self.seed, len(space), count).tolist()
-        ]
+        return points_at(space, self.sequence(self.seed, len(space), count).tolist())
 
     def of_search(self, search: int) -> Method:
         """Returns the sequence with the seed of `search_seed`; see `Method`."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
@@ -17,18 +16,15 @@ from trainer.messages import plural
 from trainer.sweep.asked import Asks, search_seed
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
-from trainer.sweep.encoding import canonical, encoded
+from trainer.sweep.encoding import PENDING, canonical, encoded
 from trainer.sweep.ladder import PlannedLadder, rung_of
 from trainer.sweep.methods import Cuts, Explicit, Point
 from trainer.sweep.reading import ArmConfig, Definition
-from trainer.sweep.spaces import Space
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.json_files import as_json
 
 ArmSearch = tuple[str, int]  # an arm, and a search of it
-# The values of a trial whose point is chosen by results that are not known yet.
-PENDING: Mapping[str, Tree] = MappingProxyType({})
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
@@ -498,17 +494,12 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
 
 
 def _planned_arm(arm: ArmConfig) -> PlannedArm:
-    spaces: dict[str, str] = {}
-    linked = []
-    axes: list[Mapping[str, Space]] = []
-    for key, space in arm.space.items():
-        inner = (space.parts or {key: space}).items()
-        axes.append({path: each for part, each in inner for path in arm.paths[part]})
-        linked += [tuple(axes[-1])] if len(axes[-1]) > 1 else []
-        spaces |= {path: each.text for path, each in axes[-1].items()}
+    entries = [(space.parts or {key: space}).items() for key, space in arm.space.items()]
+    axes = [{path: x for part, x in entry for path in arm.paths[part]} for entry in entries]
+    spaces = {path: space.text for axis in axes for path, space in axis.items()}
+    linked = tuple(tuple(axis) for axis in axes if len(axis) > 1)
     method = arm.method
-    asks = method.asks(axes)
-    return PlannedArm(arm.config, method.text, spaces, tuple(linked), method.cuts, asks)
+    return PlannedArm(arm.config, method.text, spaces, linked, method.cuts, method.asks(axes))
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:

@@ -29,15 +29,7 @@ from trainer.sweep.encoding import canonical, decoded, encoded
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Cuts
-from trainer.sweep.plan import (
-    OPTIONAL,
-    PENDING,
-    Plan,
-    PlannedArm,
-    SharedProgram,
-    Trial,
-    searches_of,
-)
+from trainer.sweep.plan import OPTIONAL, Plan, PlannedArm, SharedProgram, Trial, searches_of
 from trainer.sweep.points import with_points
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.reading import Definition
@@ -290,14 +282,7 @@ def plan_of(
     return Plan(
         arms=arms,
         trials=tuple(
-            Trial(
-                arm,
-                number,
-                seed,
-                PENDING if values is None else decoded(values),
-                arms[arm].config,
-                search=sum(search),
-            )
+            Trial(arm, number, seed, decoded(values), arms[arm].config, search=sum(search))
             for revision in revisions
             for arm, number, seed, values, *search in revision["trials"]
         ),
@@ -391,10 +376,11 @@ def config_line(name: str, old: Config, new: Config) -> list[str]:
 
 def first_other(old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
     """Returns a line about the first trial that differs, or none if all are equal."""
+    # One of which a plan has no values yet does not differ in them.
     for pair in itertools.zip_longest(old, new):
         a, b = (None if each is None else (each.name, encoded(each.values)) for each in pair)
-        chosen = not any(each and each.pending for each in pair)  # or not by both plans
-        if a and b and a[0] == b[0] and canonical(a) != canonical(b) and chosen:
+        pending = any(each is not None and each.pending for each in pair)
+        if a and b and a[0] == b[0] and canonical(a) != canonical(b) and not pending:
             return [f"values of {a[0]}: {shown(changed(a[1], b[1], a[1] | b[1]))}"]
         if a is None or b is None or a[0] != b[0]:
             sides = (f"{each[0]} ({shown(each[1])})" if each else "(absent)" for each in (a, b))

@@ -50,6 +50,8 @@ Batches = dict[ArmSearch, list[Batch]]
 def with_points(folder: Path, plan: Plan) -> Plan:
     """Returns a plan with the values of the points that were chosen so far; raises DamagedFile."""
     batches = _read(folder, plan)
+    if not batches:
+        return plan
     chosen = {
         (*key, number): plan.arms[key[0]].asks.values(at)  # type: ignore[union-attr]
         for key, of in batches.items()
@@ -113,56 +115,57 @@ def choose_points(folder: Path, plan: Plan, ledger: Recorder, ended: Collection[
         return False
     batches = _read(folder, plan)
     for key, known in due.items():
-        asks, of_search = plan.arms[key[0]].asks, batches.setdefault(key, [])
-        assert asks is not None, "only such searches have points that are pending"
+        asks, of_search = _asks(plan, key), batches.setdefault(key, [])
         if asks.lacking is not None:
             raise UserError(f"The next points of {key[0]} cannot be chosen. {asks.lacking}")
         told = _results(plan, key, known, lambda name: read_outcome(folder / name))
-        if None in told:
-            lost = folder / plan.points[key][told.index(None)][0].folder / SUMMARY_FILE
+        if told is None:
+            trials = (trial for number in range(known) for trial in plan.points[key][number])
+            lost = next(t.folder for t in trials if read_outcome(folder / t.folder) is None)
             raise UserError(
-                f"The next points of {key[0]} cannot be chosen: {lost} is missing or damaged, or"
-                " that of another seed. Restore it, or remove its folder, and the trial is computed"
+                f"The next points of {key[0]} cannot be chosen: {folder / lost / SUMMARY_FILE} is"
+                " missing or damaged. Restore it, or remove its folder, and the trial is computed"
                 " again."
             )
         if not of_search:  # the first batch, which depends on no results
-            of_search.append(_batch(asks, key, of_search, [], asks.batch_at(0, known)))
+            of_search.append(_batch(plan, key, of_search, (), asks.batch_at(0, known)))
         count = asks.batch_at(known, len(plan.points[key]))
-        of_search.append(_batch(asks, key, of_search, told, count, plan.goal.better))
-    text = (
-        "[\n" + ",\n".join(json.dumps(as_json(x)) for of in batches.values() for x in of) + "\n]\n"
-    )
-    ledger.add_file(POINTS_FILE, text.encode())
-    replace_file(folder / POINTS_FILE, text.encode())
+        of_search.append(_batch(plan, key, of_search, told, count))
+    lines = (json.dumps(as_json(batch)) for of in batches.values() for batch in of)
+    content = ("[\n" + ",\n".join(lines) + "\n]\n").encode()
+    ledger.add_file(POINTS_FILE, content)
+    replace_file(folder / POINTS_FILE, content)
     return True
+
+
+def _asks(plan: Plan, key: ArmSearch) -> Asks:
+    """Returns how the points of a search are chosen, which has batches or pending points."""
+    asks = plan.arms[key[0]].asks
+    assert asks is not None, "only such searches have them"
+    return asks
 
 
 def _results(
     plan: Plan, key: ArmSearch, known: int, outcome: Callable[[str], Summary | None]
-) -> list[float | None]:
-    """Returns the goal of the first points of a search; None for one that has not all results."""
-    # It is infinite for a point that has no finite one on some seed.
-    points = plan.points[key]
-    trials = tuple(trial for number in range(known) for trial in points[number])
-    found = rank(replace(plan, trials=trials), {t.folder: outcome(t.folder) for t in trials})
-    return [found[key].get(number) for number in range(known)]
+) -> tuple[float | None, ...] | None:
+    """Returns what `Batch.told` is after some points; None if one has not all of its results."""
+    trials = tuple(trial for number in range(known) for trial in plan.points[key][number])
+    outcomes = {trial.folder: outcome(trial.folder) for trial in trials}
+    if None in outcomes.values():
+        return None
+    means = rank(replace(plan, trials=trials), outcomes).get(key, {})
+    return tuple(x if math.isfinite(x := means[number]) else None for number in range(known))
 
 
 def _batch(
-    asks: Asks,
-    key: ArmSearch,
-    before: Sequence[Batch],
-    results: Sequence[float | None],
-    count: int,
-    better: str = "min",
+    plan: Plan, key: ArmSearch, before: Sequence[Batch], told: Sequence[float | None], count: int
 ) -> Batch:
     """Returns the next points of a search, by the batches before and their results."""
-    sign = 1 if better == "min" else -1
-    told = tuple(x if x is not None and math.isfinite(x) else None for x in results)
+    asks, sign = _asks(plan, key), 1 if plan.goal.better == "min" else -1
     places = itertools.chain.from_iterable(batch.coordinates for batch in before)
     pairs = [(at, None if x is None else sign * x) for at, x in zip(places, told, strict=True)]
     found = asks.coordinates(key[1], pairs, count)
-    return Batch(*key, len(told), told, tuple(map(tuple, found)), _software(asks))
+    return Batch(*key, len(told), tuple(told), tuple(map(tuple, found)), _software(asks))
 
 
 def wrong_points(
@@ -173,21 +176,29 @@ def wrong_points(
     # instructions of the processor are the same; with others they may differ in their last bits.
     # Raises DamagedFile as `with_points` does.
     for key, batches in _read(folder, plan).items():
-        asks = plan.arms[key[0]].asks
-        assert asks is not None, "`_read` has checked that"
         for n, batch in enumerate(batches):
-            results = _results(plan, key, batch.first, outcome)
-            if None in results:
+            told = _results(plan, key, batch.first, outcome)
+            if told is None:
                 break  # one was removed, to be computed again
             name = f"{key[0]}/{point_name(key[1], batch.first)}"
-            finite = [x if x is not None and math.isfinite(x) else None for x in results]
-            if not all(map(is_same_value, finite, batch.told)):
+            if not all(map(is_same_value, told, batch.told)):
                 yield f"the results by which it chose {name} are not those of the trials"
-            elif again and batch.software == _software(asks):
-                count = len(batch.coordinates)
-                new = _batch(asks, key, batches[:n], batch.told, count, plan.goal.better)
+            elif again and batch.software == _software(_asks(plan, key)):
+                new = _batch(plan, key, batches[:n], batch.told, len(batch.coordinates))
                 if new.coordinates != batch.coordinates:
                     yield f"its {name} is not what {batch.software} chooses by the results before"
+
+
+def not_chosen_again(folder: Path, plan: Plan) -> Iterator[str]:
+    """Yields sentences about points that `wrong_points` cannot choose again here."""
+    every = [batch for of in _read(folder, plan).values() for batch in of]
+    for arm, software in dict.fromkeys((batch.arm, batch.software) for batch in every):
+        here = _software(_asks(plan, (arm, 0)))
+        if software != here:
+            yield (
+                f"Points of {arm} were not chosen again by their results: {software} chose them,"
+                f" and {f'here is {here}' if here else 'not all of that is installed here'}."
+            )
 
 
 def _software(asks: Asks) -> str:

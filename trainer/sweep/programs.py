@@ -290,9 +290,8 @@ def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Tr
             arm.source("space"),
         )
     names = tuple(trial.name for trial in plan.of_arm(arm.name))
-    return [
-        dataclasses.replace(groups[0], program=dataclasses.replace(groups[0].program, trials=names))
-    ]
+    program = dataclasses.replace(groups[0].program, trials=names)
+    return [dataclasses.replace(groups[0], program=program)]
 
 
 def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None) -> Program:
