@@ -30,7 +30,9 @@ import optax
 
 # Before jax is imported and looks for devices: neither is read again.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
 
 import jax
 import jax.numpy as jnp

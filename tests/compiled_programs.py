@@ -1,4 +1,4 @@
-"""The folder of compiled programs that all tests share.
+"""How the tests compile programs, and the folder of compiled programs that all of them share.
 
 Much of the time of the tests is that of compiling, mostly the same programs: in several test
 processes, in the processes that they start, and in the next session. A folder in the checkout keeps
@@ -7,15 +7,39 @@ its operations, its options and the versions; it has the bits of one that is com
 
 The variable LOCKSTEP_COMPILED names another folder, which several checkouts on a machine may share,
 also at the same time: `LOCKSTEP_COMPILED=~/.cache/lockstep-tests make test`.
+
+Programs are compiled with few optimizations, in a third of the time; numbers differ in their last
+bits from those of users. `XLA_FLAGS= make test` compiles as users do, and .ci/run asks so for the
+tests of what is promised of bits.
 """
 
 import hashlib
 import os
 import platform
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 
+_FEW_OPTIMIZATIONS = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
+# Most of the time is that of MLIR, which jaxlib 0.12 uses in another way.
+_WITHOUT_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
 _MOST_BYTES = 2**30
+
+
+def xla_flags(devices: int = 0) -> str:
+    """Returns the XLA_FLAGS of this process, or those of a quick compilation if it has none.
+
+    Args:
+        devices: how many simulated devices are asked for in addition; 0 asks for none.
+    """
+    quick = _FEW_OPTIMIZATIONS
+    if int(version("jaxlib").split(".")[1]) < 11:
+        quick += _WITHOUT_EMITTERS
+    flags = os.environ.get("XLA_FLAGS", quick)
+    return f"{flags} --xla_force_host_platform_device_count={devices}" if devices else flags
 
 
 def folder() -> Path:

@@ -3,14 +3,8 @@
 `python -m tests.division_cases` prints one line of JSON a case: {"case": name, ...}.
 """
 
-import os
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-# Without LLVM's optimizations, which change no count of operations, the programs compile sooner.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+# First, because it sets XLA's flags before jax looks for devices.
+from benchmarks import division as benchmark  # isort: skip
 
 import collections
 import json
@@ -23,7 +17,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import optim
-from benchmarks import division as benchmark
 from optim.division import assign_to_devices, divide
 from optim.newton_schulz import flops, orthogonalize_all, polynomials
 from tests.runs import mesh_name
@@ -218,11 +211,6 @@ def training() -> None:
 
 
 def main() -> None:
-    # XLA reads its flags when the first device is asked for. Without LLVM's optimizations it
-    # compiles in two thirds of the time, and divides the work in the same way.
-    os.environ["XLA_FLAGS"] += (
-        " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    )
     programs()
     answers()
     split_in_two_ways()

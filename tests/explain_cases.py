@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # --devices overrides it
+from tests import compiled_programs
+
+os.environ["XLA_FLAGS"] = compiled_programs.xla_flags(2)  # --devices overrides it
 
 import jax
 import jax.numpy as jnp

@@ -18,7 +18,6 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import optim
-from tests.laws_harness import FAST
 from tests.laws_table import ROWS
 from trainer.engine.sharding import ShardingRules, state_shardings
 
@@ -78,7 +77,7 @@ def train(optimizer: optim.Optimizer, params: Any, **given: Any) -> Any:
         extra = {"value": value, "value_fn": loss, **given}
         return optimizer.update(grads, carry[1], carry[0], **extra), None
 
-    @partial(jax.jit, compiler_options=FAST)
+    @jax.jit
     def steps(params: Any) -> Any:
         start = (params, optimizer.init(params))
         return jax.lax.scan(body, start, None, length=STEPS)[0][0]
@@ -136,7 +135,7 @@ def loss_with_shardings(mesh: Mesh) -> dict[str, Any]:
             product = jnp.dot(batch, params["w"], out_sharding=spec)
             return jnp.mean(jnp.tanh(product) ** 2)
 
-        @partial(jax.jit, compiler_options=FAST)
+        @jax.jit
         def step(params: Any, state: Any) -> Any:
             value, grads = jax.value_and_grad(of_batch)(params)
             functions = dict(value_fn=of_batch, obj_fn=of_batch, grad_fn=jax.grad(of_batch))
@@ -172,7 +171,7 @@ def partly_manual(mesh: Mesh) -> dict[str, Any]:
             lambda p, s: optimizer.update(p, s, p), in_specs=P(), out_specs=P(), axis_names={"data"}
         )
         for _ in range(STEPS):
-            step = jax.jit(mapped, compiler_options=FAST)
+            step = jax.jit(mapped)
             params, state = jax.block_until_ready(step(params, state))
         return {"far": far(params, wanted), "spec": str(jax.typeof(params["w"]).sharding.spec)}
 
@@ -215,7 +214,7 @@ def product_at_init(mesh: Mesh) -> dict[str, Any]:
     optimizer = optim.optimizer({"all": optim.group(".*", partial(whitened, learning_rate=warm))})
 
     def steps(params: Any) -> tuple[Any, Any]:
-        state, step = optimizer.init(params), jax.jit(optimizer.update, compiler_options=FAST)
+        state, step = optimizer.init(params), jax.jit(optimizer.update)
         for _ in range(STEPS):
             params, state = jax.block_until_ready(step(params, state, params))
         return params, state
@@ -238,7 +237,7 @@ def split_factors(_: Mesh) -> dict[str, Any]:
     for name, tx in {"soap": optim.soap(0.1), "shampoo": optim.shampoo(0.1)}.items():
 
         def steps(params: Any, state: Any, place: Any = None, tx: Any = tx) -> tuple[Any, Any]:
-            step = jax.jit(tx.update, compiler_options=FAST)
+            step = jax.jit(tx.update)
             for t in range(STEPS):
                 one = jax.device_put(jax.tree.map(lambda g, t=t: g[t], grads), place)
                 moves, state = jax.block_until_ready(step(one, state, params))

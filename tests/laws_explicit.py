@@ -10,12 +10,10 @@ test_explicit_axes.py runs it once, and makes tests of them.
 import json
 import os
 
+from tests import compiled_programs
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Without LLVM's optimizations, the operations of eager updates compile in half of the time.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+os.environ["XLA_FLAGS"] = compiled_programs.xla_flags(devices=8)
 
 import itertools
 import traceback
@@ -31,7 +29,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import optim
 from tests.laws_harness import (
-    FAST,
     NEIGHBOUR,
     Reference,
     compilations_of,
@@ -120,11 +117,11 @@ def trajectory(row: Row, mesh: Mesh, start: Any, how: str, parity: int) -> list[
     batch = np.ones(8, "float32")  # whose mean is exactly 1
     params, batch = jax.device_put((start, batch), jax.tree.map(split, (start, batch)))
     init: Callable[..., Any] = optimizer_of(row, 0, parity).init
-    state = (jax.jit(init, compiler_options=FAST) if jitted else init)(params)
+    state = (jax.jit(init) if jitted else init)(params)
     places = jax.tree.map(lambda x: x.sharding, (params, state))
     update: Callable[..., Any] = laws_update
     if jitted:  # without out_shardings: the types alone must keep the shardings
-        update = jax.jit(update, donate_argnums=(0, 1), compiler_options=FAST)
+        update = jax.jit(update, donate_argnums=(0, 1))
     visited = [start]
     with compilations_of("laws_update") as compiled:
         for t in range(STEPS[how]):

@@ -23,23 +23,6 @@ from optim.factories import takes_float, takes_partial
 from tests.laws_table import Row, tree_of
 
 STEPS = 5
-# Compiles tiny programs in a fifth of the time; what the tests see is the same.
-_OPTIONS = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,  # jaxlib 0.12 knows no such option, and needs none
-}
-
-
-def _known(name: str, value: Any) -> bool:
-    try:
-        jax.jit(lambda: 0, compiler_options={name: value})()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
-FAST = {name: value for name, value in _OPTIONS.items() if _known(name, value)}
 NEIGHBOUR = partial(optax.adam, learning_rate=0.03)
 
 
@@ -209,7 +192,7 @@ def compile_run(optimizer: optim.Optimizer, row: Row) -> Callable[[Any, Any], An
             (jnp.int32(0), carry),
         )[1]
 
-    return jax.jit(laws_run, donate_argnums=0, compiler_options=FAST)
+    return jax.jit(laws_run, donate_argnums=0)
 
 
 class Reference:
@@ -343,15 +326,15 @@ def _reference_update(row: Row, make: Callable[..., Any]) -> Callable[..., Any]:
         extra = {name: given[name] for name in row.needs}
         return make(row.recipe, factors, row.fixed).update(grads, state, own, **extra)
 
-    return jax.jit(reference_update, compiler_options=FAST)
+    return jax.jit(reference_update)
 
 
-@partial(jax.jit, compiler_options=FAST)
+@jax.jit
 def _neighbour(grads: Any, state: Any, own: Any, factors: Any) -> Any:
     return reference_of(NEIGHBOUR, factors).update(grads, state, own)
 
 
-@partial(jax.jit, static_argnums=1, compiler_options=FAST)
+@partial(jax.jit, static_argnums=1)
 def _gradients(params: Any, per_example: bool) -> Any:
     return gradients(params, per_example)
 

@@ -8,12 +8,10 @@ test_laws_sharded.py runs it once and makes tests of the lines.
 import json
 import os
 
+from tests import compiled_programs
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Without LLVM's optimizations, the programs compile sooner.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4"
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+os.environ["XLA_FLAGS"] = compiled_programs.xla_flags(devices=4)
 
 import traceback
 import warnings
@@ -27,7 +25,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from optim.paths import flatten, path_name
 from tests.laws_harness import (
-    FAST,
     compilations_of,
     make_optimizer,
     numbers,
@@ -72,7 +69,7 @@ def run(row: Row, mesh: Mesh, ways: Mapping[str, Callable[..., Any]]) -> dict[st
     def laws_step(carry: Any) -> Any:
         return step(optimizer, row, *carry)
 
-    alone, carry = jax.jit(laws_step, compiler_options=FAST), (host, state)
+    alone, carry = jax.jit(laws_step), (host, state)
     for _ in range(STEPS):
         carry = to_host(alone(carry))
     found: dict[str, Any] = {"row": row.name, "refused": False}
@@ -95,7 +92,7 @@ def _jit(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wante
     if shaped and not own:
         raise AssertionError("State is shaped like a parameter, and not sharded like it.")
     carry = jax.device_put(jax.tree.map(jnp.copy, start), spread)
-    sharded = jax.jit(laws_step, donate_argnums=0, out_shardings=spread, compiler_options=FAST)
+    sharded = jax.jit(laws_step, donate_argnums=0, out_shardings=spread)
     with compilations_of("laws_step") as compiled:
         for _ in range(STEPS):
             carry = jax.block_until_ready(sharded(carry))  # bounds the steps in flight
@@ -110,7 +107,6 @@ def _shard_map(
     whole = PartitionSpec()
     mapped = jax.jit(
         jax.shard_map(laws_step, mesh=mesh, in_specs=(whole,), out_specs=whole),
-        compiler_options=FAST,
     )
     carry = jax.device_put(start, NamedSharding(mesh, whole))
     for _ in range(STEPS):
@@ -144,12 +140,12 @@ def _parts(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wan
         update, mesh=mesh, in_specs=(specs, state_specs, grad_specs), out_specs=(specs, state_specs)
     )
     try:
-        found = jax.jit(mapped, compiler_options=FAST)(params, state, grads)
+        found = jax.jit(mapped)(params, state, grads)
     except ValueError as refusal:
         if "nside shard_map" in str(refusal):
             return True
         raise
-    _compare(row, found, jax.jit(update, compiler_options=FAST)(params, state, grads))
+    _compare(row, found, jax.jit(update)(params, state, grads))
     return False
 
 

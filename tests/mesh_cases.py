@@ -10,12 +10,10 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-# Without LLVM's optimizations, the programs compile sooner.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+from tests import compiled_programs
+
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = compiled_programs.xla_flags(devices=8)
 
 from typing import Any
 

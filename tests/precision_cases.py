@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_dump_hlo_as_text --xla_dump_to={folder} "
-FLAGS += "--xla_dump_hlo_pass_re=spmd.*"
+from tests import compiled_programs
+
+FLAGS = "--xla_dump_hlo_as_text --xla_dump_to={folder} --xla_dump_hlo_pass_re=spmd.*"
 
 
 MESHES = {
@@ -239,5 +240,5 @@ def whole_steps(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = FLAGS.format(folder=sys.argv[1])
+    os.environ["XLA_FLAGS"] = f"{compiled_programs.xla_flags(8)} {FLAGS.format(folder=sys.argv[1])}"
     main(Path(sys.argv[1]))

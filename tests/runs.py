@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optim.paths import flatten as leaves
+from tests import compiled_programs
 from trainer.__main__ import main
 from trainer.train.signals import StopSignals
 
@@ -199,8 +200,7 @@ def findings(key: str, module: str, *words: str) -> dict[str, dict[str, Any]]:
 
 def on_four_devices(code: str) -> Any:
     """Runs code with four simulated devices, in a process; returns the JSON that it printed."""
-    flags = "--xla_force_host_platform_device_count=4"
-    (found,) = _printed("-c", code, XLA_FLAGS=flags)
+    (found,) = _printed("-c", code, XLA_FLAGS=compiled_programs.xla_flags(4))
     return found
 
 

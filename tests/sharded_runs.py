@@ -7,13 +7,11 @@ optimizer runs on every mesh.
 
 import os
 
+from tests import compiled_programs
+
 if __name__ == "__main__":  # not where the names of the cases are imported
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Without LLVM's optimizations, the programs compile sooner.
-    os.environ["XLA_FLAGS"] = (
-        "--xla_force_host_platform_device_count=8"
-        " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    )
+    os.environ["XLA_FLAGS"] = compiled_programs.xla_flags(devices=8)
 
 import contextlib
 import functools

@@ -18,7 +18,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.engine import test_loss_contract
-from tests.laws_harness import FAST
 from trainer import data, losses, models
 from trainer.constraints import constrain
 from trainer.engine.collectives import find_traffic
@@ -84,7 +83,7 @@ def compared(model: Any, batch: Any) -> dict[str, Any]:
         return jnp.mean(found[0] if isinstance(found, tuple) else found)
 
     def both(*arguments: Any) -> Any:
-        step = jax.jit(jax.value_and_grad(loss), compiler_options=FAST)
+        step = jax.jit(jax.value_and_grad(loss))
         return jax.block_until_ready(step(*arguments))
 
     mesh = make_mesh(AXES)

@@ -25,6 +25,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from optim.paths import flatten
+from tests import compiled_programs
 from tests.runs import LONG, ROOT
 from trainer import checkpoint
 from trainer.__main__ import main
@@ -342,7 +343,12 @@ def test_a_checkpoint_of_the_first_release_is_restored(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).with_name("saved_by_0.2.0"), run)
     assert checkpoint.check(run) == {1: []}
     assert checkpoint.ls(run)[0].metric == 0.5
-    assert_same(Checkpoints(run / "checkpoints").restore(abstract(make_state())), make_state(1))
+    restored = Checkpoints(run / "checkpoints").restore(abstract(make_state()))
+    assert jax.tree.structure(restored) == jax.tree.structure(make_state(1))
+    # What was drawn then is drawn now with other last bits if XLA optimizes less.
+    drawn = "cfdee921eb2c93fb63e3ac4f87cc53ae4ba45af9f2a365e00f21083af95a372c"
+    kernel = {"params/dense/kernel": f"float32[30,10]:{drawn}"}
+    assert checkpoint.digests(restored) == checkpoint.digests(make_state(1)) | kernel
     with Checkpoints(run / "checkpoints", keep_latest=1) as checkpoints:
         checkpoints.save(2, make_state(2), metric=0.25)
         checkpoints.wait()
@@ -1032,7 +1038,7 @@ def test_a_process_that_lost_the_workdir_saves_nothing(
 
 
 def _python(code: str, *args: Any, devices: int = 1, **options: Any) -> subprocess.Popen[str]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = compiled_programs.xla_flags(devices)
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, args)]
     return subprocess.Popen(

@@ -12,7 +12,7 @@ import pytest
 from clu import metrics as clu_metrics
 from sklearn.metrics import accuracy_score
 
-from tests import runs
+from tests import compiled_programs, runs
 from trainer import data, losses, metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
@@ -363,7 +363,7 @@ def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, mo
     config = runs.write_config(tmp_path, "experiment.data = @lab_of_tests.uneven()\n")
     vocabulary = "--vocabulary=lab_of_tests"
     assert runs.train(config, tmp_path / "one", vocabulary) == 0
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setenv("XLA_FLAGS", compiled_programs.xla_flags(2))
     two = runs.start_two(runs.options(config, tmp_path / "two", vocabulary), tmp_path)
     assert runs.ends(two) == [0, 0], (tmp_path / "log0").read_text()
     one, many = (

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import lockstep as ls
-from tests import short
+from tests import compiled_programs, short
 from tests.runs import LONG, ROOT, environment
 from trainer import config as configs
 from trainer.engine.explanation import explain, from_json, to_json
@@ -215,7 +215,7 @@ def test_an_interrupt_ends_the_other_process_while_it_compiles(tmp_path: Path):
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
     )
-    dump = f"--xla_dump_to={begun} --xla_dump_hlo_as_text"
+    dump = f"{compiled_programs.xla_flags()} --xla_dump_to={begun} --xla_dump_hlo_as_text"
     done = subprocess.run(
         [sys.executable, str(script), str(begun)],
         env=environment(JAX_COMPILATION_CACHE_DIR=str(programs), XLA_FLAGS=dump),

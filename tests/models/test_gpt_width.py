@@ -13,7 +13,6 @@ import pytest
 
 import optim
 from tests import short
-from tests.laws_harness import FAST
 from tests.laws_table import ROWS
 from trainer import models
 from trainer.__main__ import main
@@ -26,7 +25,6 @@ BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (8, 32)).astype(np.i
 
 
 # In half of the time, because these programs compute for a moment only.
-compiled = functools.partial(jax.jit, compiler_options=FAST)
 
 
 def gpt(width: int, base_width: int | None, **more: Any) -> models.Model:
@@ -38,7 +36,7 @@ def gpt(width: int, base_width: int | None, **more: Any) -> models.Model:
 def activations_of(model: models.Model) -> Callable[[Any], dict[str, np.ndarray]]:
     """Compiles what gives, for parameters, what attention and perceptrons add, and the logits."""
 
-    @compiled
+    @jax.jit
     def forward(params: Any) -> dict[str, jax.Array]:
         seen: dict[str, Any] = {}
 
@@ -81,11 +79,11 @@ def train(
         chosen = jnp.asarray(BATCH["tokens"])[:, 1:, None]
         return -jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), chosen, -1).mean()
 
-    @compiled
+    @jax.jit
     def step(params: Any, state: Any) -> Any:
         return tx.update(jax.grad(loss)(params), state, params)
 
-    params = compiled(model.init)(jax.random.key(0), BATCH)[0]
+    params = jax.jit(model.init)(jax.random.key(0), BATCH)[0]
     activations = activations_of(model)
     first, state = activations(params), tx.init(params)
     for _ in range(steps):

@@ -21,10 +21,6 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 KEY = jax.random.key(0)
 
-# Half the compile time of small programs; the arithmetic is the same.
-FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-jit = functools.partial(jax.jit, compiler_options=FAST)
-
 
 def images(batch: int = 4, height: int = 8, width: int = 8, channels: int = 1) -> Any:
     random = np.random.default_rng(0)
@@ -32,11 +28,11 @@ def images(batch: int = 4, height: int = 8, width: int = 8, channels: int = 1) -
 
 
 def start(model: models.Model, batch: Any, key: jax.Array = KEY) -> Any:
-    return jit(model.init)(key, batch)
+    return jax.jit(model.init)(key, batch)
 
 
 def predict(model: models.Model, params: Any, state: Any, batch: Any) -> jax.Array:
-    return jit(functools.partial(model.apply, key=None, train=False))(params, state, batch)[0]
+    return jax.jit(functools.partial(model.apply, key=None, train=False))(params, state, batch)[0]
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -169,7 +165,7 @@ def test_a_module_of_this_package_can_be_initialized_by_itself():
 def test_init_is_traceable_and_depends_on_the_key_alone():
     model, batch = models.vit(width=16, depth=2), images()
     keys = jax.random.split(KEY, 3)
-    together = jit(jax.vmap(lambda key: model.init(key, batch)[0]))(keys)
+    together = jax.jit(jax.vmap(lambda key: model.init(key, batch)[0]))(keys)
     for number, key in enumerate(keys):
         alone = start(model, images(batch=9), key)[0]
         one = jax.tree.map(lambda leaf, number=number: leaf[number], together)
@@ -222,7 +218,7 @@ def test_vit_agrees_with_torch(pool: str, torch: Any):
     outputs = predict(model, params, state, batch)
     np.testing.assert_allclose(outputs, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
     expected.square().sum().backward()
-    gradient = jit(
+    gradient = jax.jit(
         jax.grad(lambda p: jnp.sum(model.apply(p, state, batch, key=None, train=False)[0] ** 2))
     )(params)
     jax.tree.map(
@@ -306,8 +302,8 @@ def test_scanned_and_unrolled_layers_are_the_same_function(make: Any):
     def total(model: models.Model, params: Any) -> jax.Array:
         return jnp.sum(jnp.square(model.apply(params, state, batch, key=None, train=True)[0]))
 
-    value, gradient = jit(jax.value_and_grad(functools.partial(total, scanned)))(params)
-    other, parts = jit(jax.value_and_grad(functools.partial(total, unrolled)))(apart)
+    value, gradient = jax.jit(jax.value_and_grad(functools.partial(total, scanned)))(params)
+    other, parts = jax.jit(jax.value_and_grad(functools.partial(total, unrolled)))(apart)
     np.testing.assert_allclose(value, other, rtol=1e-5)
     layers = [part for name, part in sorted(parts.items()) if name.startswith("block_")]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
@@ -355,7 +351,7 @@ def test_convnet_agrees_with_torch(torch: Any):
 
     twin = Twin()
     x = torch.tensor(batch["image"]).permute(0, 3, 1, 2)
-    train = jit(functools.partial(model.apply, key=None, train=True))
+    train = jax.jit(functools.partial(model.apply, key=None, train=True))
     outputs, state = train(params, state, batch)
     np.testing.assert_allclose(outputs, twin(x).detach(), rtol=1e-4, atol=1e-5)
     for i, count in enumerate((4 * 64, 4 * 16)):
@@ -365,7 +361,9 @@ def test_convnet_agrees_with_torch(torch: Any):
         unbiased = 0.8 + (ours["var"] - 0.8) * (count / (count - 1))
         np.testing.assert_allclose(unbiased, theirs.running_var, rtol=1e-5)
         theirs.running_var.data = torch.tensor(np.asarray(ours["var"]))
-    outputs, same = jit(functools.partial(model.apply, key=None, train=False))(params, state, batch)
+    outputs, same = jax.jit(functools.partial(model.apply, key=None, train=False))(
+        params, state, batch
+    )
     np.testing.assert_allclose(outputs, twin.eval()(x).detach(), rtol=1e-4, atol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, same, state)
 
@@ -394,7 +392,7 @@ def test_bfloat16_parameters_compute_in_bfloat16(model: models.Model, train: boo
         outputs, after = model.apply(params, state, batch, key=KEY, train=train)
         return jnp.sum(jnp.square(outputs.astype(jnp.float32))), (outputs, after)
 
-    compiled = jit(jax.grad(total, has_aux=True))
+    compiled = jax.jit(jax.grad(total, has_aux=True))
     _, (wide, _) = compiled(params)
     gradient, (narrow, after) = compiled(half)
     assert narrow.dtype == jnp.bfloat16
@@ -421,7 +419,7 @@ def test_dropout_is_active_in_training_and_depends_on_the_key(scan_layers: bool)
     batch = images()
     model = models.vit(width=8, depth=1, num_heads=1, dropout=0.5, scan_layers=scan_layers)
     params, state = start(model, batch)
-    train = jit(functools.partial(model.apply, train=True))
+    train = jax.jit(functools.partial(model.apply, train=True))
 
     def run(number: int) -> np.ndarray:
         return np.asarray(train(params, state, batch, key=jax.random.key(number))[0])
@@ -489,7 +487,7 @@ def test_from_linen_passes_the_mode_and_keeps_the_state():
     params, state = start(model, batch)
     assert shapes(params)["Dense_0/kernel"] == (64, 8)
     assert shapes(state) == {f"batch_stats/BatchNorm_0/{name}": (8,) for name in ("mean", "var")}
-    train = jit(functools.partial(model.apply, train=True))
+    train = jax.jit(functools.partial(model.apply, train=True))
     outputs, after = train(params, state, batch, key=KEY)
     assert 0.2 < np.mean(np.asarray(outputs) == 0) < 0.8  # dropped
     hidden = batch["image"].reshape(16, -1) @ np.asarray(params["Dense_0"]["kernel"])
@@ -507,7 +505,7 @@ def test_from_linen_takes_a_module_without_a_training_argument():
     params, state = start(model, images())
     assert state == {}
     assert isinstance(params["Dense_0"]["kernel"], jax.Array)  # its box is off
-    outputs, after = jit(functools.partial(model.apply, train=True))(
+    outputs, after = jax.jit(functools.partial(model.apply, train=True))(
         params, state, images(), key=KEY
     )
     assert outputs.shape == (4, 3) and after == {}
@@ -551,7 +549,7 @@ def test_from_nnx_splits_parameters_and_state():
         hidden = hidden @ p["layers"][layer]["kernel"] + p["layers"][layer]["bias"]
     calm = predict(model, params, state, batch)
     np.testing.assert_allclose(calm, hidden / np.sqrt(1 + 1e-5) + 0.25, rtol=1e-4, atol=1e-5)
-    _, after = jit(functools.partial(model.apply, train=True))(params, state, batch, key=KEY)
+    _, after = jax.jit(functools.partial(model.apply, train=True))(params, state, batch, key=KEY)
     assert after["calls"] == 1
     np.testing.assert_allclose(after["norm"]["mean"], 0.5 * hidden.mean(0), rtol=1e-4, atol=1e-6)
 
@@ -560,7 +558,7 @@ def test_from_nnx_draws_from_the_key_of_the_step_alone():
     batch = images(16)
     model = models.from_nnx(Nnx)
     params, state = start(model, batch)
-    train = jit(functools.partial(model.apply, train=True))
+    train = jax.jit(functools.partial(model.apply, train=True))
     one, after = train(params, state, batch, key=jax.random.key(1))
     again, _ = train(params, after, batch, key=jax.random.key(1))
     two, _ = train(params, state, batch, key=jax.random.key(2))
@@ -587,7 +585,7 @@ def test_from_nnx_can_be_traced():
         (value, state), gradient = jax.value_and_grad(total, has_aux=True)(params, state, key)
         return (jax.tree.map(lambda p, g: p - 0.001 * g, params, gradient), state), value
 
-    (_, state), values = jit(functools.partial(jax.lax.scan, step))(
+    (_, state), values = jax.jit(functools.partial(jax.lax.scan, step))(
         (params, state), jax.random.split(KEY, 30)
     )
     assert state["calls"] == 30 and values[-5:].mean() < values[:5].mean()

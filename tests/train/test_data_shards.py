@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import runs, shard_cases
+from tests import compiled_programs, runs, shard_cases
 
 pytestmark = pytest.mark.long
 
 
 def start(folder: Path, *meshes: str, devices: int, **variables: str) -> subprocess.Popen[str]:
-    # Compiled quickly, in a third less time.
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     env = runs.environment(
-        XLA_FLAGS=flags,
+        XLA_FLAGS=compiled_programs.xla_flags(devices),
         JAX_COMPILATION_CACHE_DIR="",  # see runs.findings
         **variables,
     )

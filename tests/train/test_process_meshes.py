@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import compiled_programs, runs
 from tests.processes import Several, explicit, free_port
 from trainer import checkpoint
 from trainer.messages import UserError
@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         victim: int | None = None,
         dying: str = "",
     ) -> Several:
-        many = f"--xla_force_host_platform_device_count={devices or 4 // len(variables)}"
+        many = compiled_programs.xla_flags(devices or 4 // len(variables))
         distributed = ["--distributed", "--peer_timeout=20"] if len(variables) > 1 else []
         words = [*distributed, *runs.options(config, tmp_path / name, *more)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs, short
+from tests import compiled_programs, runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import leaf_file, reading
@@ -293,7 +293,7 @@ def test_a_change_that_only_alters_bits_is_announced(tmp_path, config, monkeypat
 @pytest.mark.long
 def test_a_run_on_four_devices_resumes_on_one_two_and_eight(tmp_path, config, monkeypatch):
     def on(devices: int, workdir: Path, *more: str) -> tuple[int, str]:
-        monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+        monkeypatch.setenv("XLA_FLAGS", compiled_programs.xla_flags(devices))
         run = runs.process(*runs.options(config, workdir, *more))
         said, _ = run.communicate(timeout=runs.LONG)
         return run.returncode, said
