@@ -9,8 +9,8 @@ The variable LOCKSTEP_COMPILED names another folder, which several checkouts on 
 also at the same time: `LOCKSTEP_COMPILED=~/.cache/lockstep-tests make test`.
 
 Programs are compiled with few optimizations, in a third of the time; numbers differ in their last
-bits from those of users. `XLA_FLAGS= make test` compiles as users do, and .ci/run asks so for the
-tests of what is promised of bits.
+bits from those of users. `XLA_FLAGS= make test` compiles as users do; .ci/run asks that of tests with
+`bits_of` or `same_bits` in their names.
 """
 
 import hashlib
