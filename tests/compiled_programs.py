@@ -9,8 +9,8 @@ The variable LOCKSTEP_COMPILED names another folder, which several checkouts on 
 also at the same time: `LOCKSTEP_COMPILED=~/.cache/lockstep-tests make test`.
 
 Programs are compiled with few optimizations, in a third of the time; numbers differ in their last
-bits from those of users. `XLA_FLAGS= make test` compiles as users do; .ci/run asks that of tests with
-`bits_of` or `same_bits` in their names.
+bits from those of users. `XLA_FLAGS= make test` compiles as users do; .ci/run asks that of tests
+with `bits_of` or `same_bits` in their names.
 """
 
 import hashlib
@@ -20,12 +20,14 @@ import zlib
 from importlib.metadata import version
 from pathlib import Path
 
-_FEW_OPTIMIZATIONS = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
-# Most of the time is that of MLIR, which jaxlib 0.12 uses in another way.
-_WITHOUT_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
+# What a quick compilation asks of XLA, and the defaults.
+_QUICK: dict[str, tuple[int | bool, int | bool]] = {
+    "xla_backend_optimization_level": (0, 3),
+    "xla_llvm_disable_expensive_passes": (True, False),
+    "xla_cpu_parallel_codegen_split_count": (1, 32),
+}
+if int(version("jaxlib").split(".")[1]) < 11:  # later ones know no such option
+    _QUICK["xla_cpu_use_fusion_emitters"] = (False, True)
 _MOST_BYTES = 2**30
 
 
@@ -35,11 +37,14 @@ def xla_flags(devices: int = 0) -> str:
     Args:
         devices: how many simulated devices are asked for in addition; 0 asks for none.
     """
-    quick = _FEW_OPTIMIZATIONS
-    if int(version("jaxlib").split(".")[1]) < 11:
-        quick += _WITHOUT_EMITTERS
-    flags = os.environ.get("XLA_FLAGS", quick)
+    quick = (f"--{name}={str(value).lower()}" for name, (value, _) in _QUICK.items())
+    flags = os.environ.get("XLA_FLAGS", " ".join(quick))
     return f"{flags} --xla_force_host_platform_device_count={devices}" if devices else flags
+
+
+def as_users() -> dict[str, int | bool]:
+    """Returns options for `jax.jit` with which one program is compiled as by users."""
+    return {name: default for name, (_, default) in _QUICK.items()}
 
 
 def folder() -> Path:

@@ -86,6 +86,7 @@ def test_the_readme_shows_what_its_comparison_finds(
     """The sentences are those of the page; other machines round the numbers otherwise."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XLA_FLAGS", "")  # the processes of the sweep are those of users, and faster
     assert main(["new", "comparison", "muon"]) == 0
     assert main(["sweep", "--config=muon/sweep.yaml", "--workdir=sweeps/muon"]) == 0
     capsys.readouterr()
@@ -116,8 +117,9 @@ def test_a_page_about_comparisons_begins_with_what_is_read_in_two_minutes(name: 
 
 @pytest.mark.long
 def test_the_first_parts_of_these_pages_show_what_their_commands_print(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")  # as above
     pages = {x: (ROOT / "docs" / f"{x}.md").read_text() for x in FIRST_PARTS}
     (sweep,) = [x for x in blocks("sweeps", pages["sweeps"]) if x.file == "sweep.yaml"]
     Path("sweep.yaml").write_text(sweep.text)

@@ -10,7 +10,6 @@ import pytest
 
 from optim.paths import flatten
 from tests import short
-from tests.models.test_models import jit
 from trainer import models
 from trainer.engine.flops import count_flops
 from trainer.models import attention
@@ -53,7 +52,7 @@ def text(batch: int = 3, length: int = 12, documents: bool = False, seed: int = 
 
 
 def start(model: models.Model, batch: Any = None, noise: float = 0.0) -> Any:
-    params = jit(model.init)(KEY, text() if batch is None else batch)[0]
+    params = jax.jit(model.init)(KEY, text() if batch is None else batch)[0]
     random = np.random.default_rng(1)
     return jax.tree.map(
         lambda x: x + jnp.asarray(noise * random.standard_normal(x.shape), x.dtype), params
@@ -64,7 +63,7 @@ def predict(model: models.Model, params: Any, batch: Any, **more: Any) -> Any:
     def logits(params: Any, batch: Any) -> jax.Array:
         return model.apply(params, {}, batch, **{"key": None, "train": False} | more)[0].whole()
 
-    return np.asarray(jit(logits)(params, batch))
+    return np.asarray(jax.jit(logits)(params, batch))
 
 
 def apart(params: Any) -> Any:
@@ -280,7 +279,7 @@ def test_blocks_of_queries_are_attention_as_a_whole():
             mixed = attention.attend(*arrays, mask, 0.5, implementation)
             return jnp.sum(jnp.sin(mixed)), mixed
 
-        return jit(jax.grad(total, (0, 1, 2), has_aux=True))(query, key, value)
+        return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(query, key, value)
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
     jax.tree.map(close, run("plain", None), run("xla", None))
@@ -358,7 +357,9 @@ def test_every_parameter_has_a_gradient(name: str):
     model, batch = small(**VARIANTS[name]), text(16, 24)
     batch["tokens"][:2, :16] = np.arange(32).reshape(2, 16) % 31  # every token
     params = start(model, noise=0.2)
-    for path, x in flatten(jit(jax.grad(functools.partial(total, model, batch)))(params)).items():
+    for path, x in flatten(
+        jax.jit(jax.grad(functools.partial(total, model, batch)))(params)
+    ).items():
         assert np.mean(np.asarray(x) != 0) > 0.9, path
 
 
@@ -367,17 +368,17 @@ def test_stacked_and_separate_layers_and_remat_policies_are_the_same_function():
     batch = text(documents=True)
     params = start(small(), noise=0.2)
     value = jax.value_and_grad(functools.partial(total, small(), batch))
-    wanted, gradient = jit(value)(params)
+    wanted, gradient = jax.jit(value)(params)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
     for remat in ("none", "full"):
         other = jax.value_and_grad(functools.partial(total, small(remat=remat), batch))
-        found, slope = jit(other)(params)
+        found, slope = jax.jit(other)(params)
         close(found, wanted)
         jax.tree.map(close, slope, gradient)
     for remat in ("none", "full"):
         model = small(remat=remat, scan_layers=False)
         other = jax.value_and_grad(functools.partial(total, model, batch))
-        found, slope = jit(other)(apart(params))
+        found, slope = jax.jit(other)(apart(params))
         close(found, wanted)
         jax.tree.map(close, slope, apart(gradient))
 
@@ -416,7 +417,7 @@ def test_bfloat16_parameters_compute_in_bfloat16():
         outputs = model.apply(params, {}, batch, key=None, train=True)[0]
         return jnp.square(outputs.whole()).mean(), outputs
 
-    run = jit(jax.grad(value, has_aux=True))
+    run = jax.jit(jax.grad(value, has_aux=True))
     gradient, outputs = run(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
     assert outputs.features.dtype == outputs.kernel.dtype == jnp.bfloat16
     wide = run(params)[1].features
@@ -440,7 +441,7 @@ def test_softmax_and_norms_are_float32_in_bfloat16():
 def test_dropout_and_z_loss_are_of_training_alone():
     model, batch = small(dropout=0.5, z_loss=0.01), text()
     params = start(model)
-    train = jit(lambda key: model.apply(params, {}, batch, key=key, train=True)[0])
+    train = jax.jit(lambda key: model.apply(params, {}, batch, key=key, train=True)[0])
     first, second = train(jax.random.key(1)), train(jax.random.key(2))
     assert first.z_loss == 0.01
     assert not np.allclose(first.features, second.features)
@@ -488,7 +489,7 @@ def test_an_embedding_in_bfloat16_changes_its_rounding_only():
     np.testing.assert_array_equal(predict(model, params, text()), wanted)
     cache = model.language.empty_cache(params, 3, 12)
     assert jax.tree.leaves(cache["layers"])[0].dtype == jnp.float32
-    logits, _ = jit(model.language.decode)(params, {}, text()["tokens"], cache)
+    logits, _ = jax.jit(model.language.decode)(params, {}, text()["tokens"], cache)
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-4)
 
 
@@ -516,7 +517,7 @@ def test_decoding_with_a_cache_agrees_with_the_whole_sequence(name: str, scan_la
     params = start(model, noise=0.2)
     language, wanted = model.language, predict(model, params, batch)
     assert language is not None and (language.vocab_size, language.max_length) == (31, 24)
-    decode = jit(language.decode)
+    decode = jax.jit(language.decode)
     cache = language.empty_cache(params, 3, 15)
     kv_heads = VARIANTS[name].get("num_kv_heads", 4)
     assert jax.tree.leaves(cache["layers"])[0].shape[-4:] == (3, 15, kv_heads, 4)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -387,8 +386,8 @@ def test_the_probabilities_are_those_of_simulated_draws():
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the processes that a check starts compute with other instructions of the processor."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_cpu_enable_fast_math=true".strip())
+    # Also other than those of a quick compilation, which the other tests ask for.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
 
 
 @pytest.mark.long
