@@ -8,7 +8,7 @@ import os
 from tests import compiled_programs
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
-os.environ.setdefault("XLA_FLAGS", compiled_programs.xla_flags())
+os.environ.setdefault("XLA_FLAGS", compiled_programs.xla_flags())  # read with the first program
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_programs.folder())
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 

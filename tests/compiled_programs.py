@@ -26,7 +26,7 @@ _QUICK: dict[str, tuple[int | bool, int | bool]] = {
     "xla_llvm_disable_expensive_passes": (True, False),
     "xla_cpu_parallel_codegen_split_count": (1, 32),
 }
-if int(version("jaxlib").split(".")[1]) < 11:  # later ones know no such option
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # 0.11.2 knows no such option
     _QUICK["xla_cpu_use_fusion_emitters"] = (False, True)
 _MOST_BYTES = 2**30
 
