@@ -23,7 +23,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test test_all test_newest seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers ray targets compile_targets lock wheel clean anew
+.PHONY: help train test test_all test_newest seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch originals loggers ray targets compile_targets lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -48,6 +48,7 @@ help:
 	@echo 'make benchmarks     what docs/speed.md says of speed, measured here'
 	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
 	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
+	@echo 'make originals  clone the repositories of authors, without which the tests of their own files are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
 	@echo 'make ray     add Ray, without which the tests of sweeps on a cluster of it are skipped'
 	@echo 'make compile_targets  compile the shipped configs for H100 and TPU v5e, and compare (half an hour)'
@@ -204,6 +205,11 @@ ray: $(VENV)/.test
 	@echo "Installing Ray, for the tests of sweeps on a cluster of it."
 	@$(INSTALL) -c requirements.lock -c requirements-test.lock --editable '.[ray]' \
 		--no-build-isolation
+
+# Not for CI: it needs the network, and clones what others wrote into a folder that git ignores.
+originals: torch
+	@echo "Cloning the repositories of authors' optimizers in .originals."
+	@GIT_TERMINAL_PROMPT=0 $(RUN) -m tests.originals
 
 # Not in the lock: large, and known answers only. Nothing that is locked changes for it.
 torch: $(VENV)/.test

@@ -36,7 +36,7 @@ import optax
 
 from benchmarks.interleave import interleave, report
 from trainer import losses, models
-from trainer.checkpoint import Checkpoints, host_copy
+from trainer.checkpoint import Checkpoints, integrity
 from trainer.data.arrays import ArrayDataset
 from trainer.engine.experiment import Experiment, as_optimizer
 from trainer.engine.program import Program
@@ -254,7 +254,8 @@ def save_by_hand(folder: Path, state: Any) -> None:
         folder: takes the file.
         state: pytree of arrays and typed PRNG keys.
     """
-    arrays: dict[str, Any] = host_copy.arrays_to_write(host_copy.to_host(state))
+    leaves = integrity.to_host(state)
+    arrays: dict[str, Any] = {name: leaf.data for name, leaf in leaves.items()}
     with open(folder / "state.tmp", "wb") as file:
         np.savez(file, **{name.replace("/", "."): array for name, array in arrays.items()})
         file.flush()
@@ -268,9 +269,9 @@ def seconds_of_checksums(side: Side) -> float:
     Args:
         side: the side with the state.
     """
-    leaves = host_copy.to_host(side.state)
+    leaves = integrity.to_host(side.state)
     start = time.perf_counter()
-    host_copy.manifest_entries(leaves)
+    integrity.manifest_entries(leaves)
     return time.perf_counter() - start
 
 

@@ -2,6 +2,8 @@
 
     python -m benchmarks.report [--rounds=3] [--trials=256,1000] [--rows=100] [--examples=10000]
 
+The drawings of its page are then written again, beside matplotlib's SVG of the same figures.
+
 The sweeps are planned by Lockstep, and the folders of their trials are written by this program,
 with made-up metrics: two arms, eight searches each, and for each winner a final run with its
 results on single test examples. Beside each report runs a process that only imports scipy and
@@ -9,6 +11,7 @@ matplotlib and parses the same rows with the json module.
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -23,9 +26,12 @@ import numpy as np
 
 from benchmarks.interleave import interleave, report
 from trainer.engine.examples import Examples
+from trainer.report.comparison import make_report, read_workloads
+from trainer.report.figures.drawing import draw
+from trainer.report.figures.svg import svg
 from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials
-from trainer.sweep.ledger import Recorder, trial_event
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode
+from trainer.sweep.ledger import LedgerWriter, trial_event
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples
 from trainer.sweep.plan_file import read_plan
 from trainer.writers.summary import read_outcome
 
@@ -74,7 +80,7 @@ def make_sweep(folder: Path, trials: int, rows: int, examples: int) -> Path:
     file.write_text(SWEEP.format(base=base, path=RATE, trials=trials // (2 * SEARCHES)))
     command = ["-m", "trainer", "sweep", f"--config={file}", f"--workdir={sweep}", "--plan_only"]
     subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-    plan, ledger = read_plan(sweep), Recorder(sweep)
+    plan, ledger = read_plan(sweep), LedgerWriter(sweep)
     for trial in plan.trials:
         _write_trial(sweep / trial.folder, rows)
     outcomes = {trial.folder: read_outcome(sweep / trial.folder) for trial in plan.trials}
@@ -86,7 +92,7 @@ def make_sweep(folder: Path, trials: int, rows: int, examples: int) -> Path:
         values = {"loss": dice.gamma(0.5, size=examples), "accuracy": dice.random(examples) < 0.9}
         ones = {name: np.ones(examples) for name in values}
         kept = Examples({name: x.astype(float) for name, x in values.items()}, ones, 64 * "0", True)
-        (sweep / trial.folder / PER_EXAMPLE_FILE).write_bytes(encode(kept))
+        (sweep / trial.folder / PER_EXAMPLE_FILE).write_bytes(encode_examples(kept))
     names = [trial.folder for trial in (*plan.trials, *finals)]
     ledger.add_trials(trial_event(sweep / name, name) for name in names)
     return sweep
@@ -137,6 +143,33 @@ class Process:
         self.peak.append(usage.ru_maxrss / 1024)
 
 
+def compare_drawings(sweep: Path, rounds: int) -> None:
+    """Prints the time and the size of the drawings of a page, beside those by matplotlib.
+
+    Args:
+        sweep: the folder of a finished sweep.
+        rounds: how often each side draws them, after once that is not measured.
+    """
+    made = make_report(read_workloads([str(sweep)], None, None, None), sweep / "report")
+    figures = [each for panel in made.panels for block in panel.blocks for each in block.figures]
+
+    def by_matplotlib() -> int:
+        size = 0
+        for figure in figures:
+            file = io.StringIO()
+            draw(figure, made.arms).savefig(file, format="svg")
+            size += len(file.getvalue())
+        return size
+
+    def ours() -> int:
+        return sum(len(svg(each, made.arms, f"f{i}")) for i, each in enumerate(figures))
+
+    sizes = ours(), by_matplotlib()
+    times = interleave([ours, by_matplotlib], rounds)
+    report(f"{len(figures)} drawings", *times, target=1, unit="s", other="matplotlib")
+    print(f"  {sizes[0] / 1000:,.0f} kB; matplotlib {sizes[1] / sizes[0]:.1f} times as many bytes")
+
+
 def main() -> None:
     """Prints duration, memory and page size for each number of trials."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,6 +189,7 @@ def main() -> None:
             report(name, *times, target=10, unit="s", other="parsing the rows")
             print(f"  at most {max(times[0]):.1f} s (target {SECONDS} s),", end=" ")
             print(f"{max(ours.peak):,.0f} MiB, a page of {page:,.0f} kB")
+            compare_drawings(sweep, arguments.rounds)
 
 
 if __name__ == "__main__":

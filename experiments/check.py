@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from scipy import stats
 
-from trainer.report.statistics.sensitivity import sensitivity
+from trainer.report.statistics.estimates import sensitivity
 from trainer.sweep.status import Status, SweepReader
 
 FOLDER = Path(__file__).parent

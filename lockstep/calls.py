@@ -73,8 +73,7 @@ def tree_of(value: Any) -> Any:
 
 def _refusal(value: Any) -> str:
     """Returns what to write in place of a value that a config cannot contain."""
-    name = getattr(value, "__qualname__", None)
-    if name is None:
+    if (name := getattr(value, "__qualname__", None)) is None:
         text = repr(value)
         return (
             f"A config cannot contain a value of the type {type(value).__name__}"

@@ -130,9 +130,7 @@ class Config:
 
     def _unknown(self, path: str) -> str:
         """Returns a sentence about a path that does not exist."""
-        known = [*self, *(path for path, _ in _inner(self._resolved.root, ""))]
-        near = nearest(path, known)
-        if near:
+        if near := nearest(path, [*self, *(path for path, _ in _inner(self._resolved.root, ""))]):
             return f"The config has no {path!r}. Did you mean {near!r}?"
         first = path.split(".")[0]
         keys = list(map(str, self._resolved.root.kwargs))
@@ -227,8 +225,7 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
             " vocabulary=['my_lab']."
         )
     known = values.names(os.environ.get("LOCKSTEP_VOCABULARY", ""))
-    found = tuple(dict.fromkeys([*known, *names]))
-    if found:
+    if found := tuple(dict.fromkeys([*known, *names])):
         values.search_current_folder()
     return found
 

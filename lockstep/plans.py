@@ -38,8 +38,7 @@ class Placement:
     def __init__(self, holdings: Any, memory: int | None):
         from trainer.engine.holdings import BATCH, GRADIENTS, ROLES
 
-        self._holdings = holdings
-        self.memory = memory
+        self._holdings, self.memory = holdings, memory
         self.mesh: Mapping[str, int] = dict(holdings.mesh)
         self.sizes: Mapping[str, int] = dict(holdings.totals)
         self.parameters: int = self.sizes.get(ROLES["params"], 0)
@@ -212,11 +211,11 @@ def explain(
     if device_memory is not None:
         written = f"devices=N, device_memory={device_memory!r}"
         raise UserError(values.NOT_HERE.format("device_memory", written))
-    from lockstep.programs import load_program
+    from lockstep.programs import loaded_program
     from trainer.engine import explanation as engine
     from trainer.train.continuation import begin_with
 
-    program = load_program(config, declared=True)
+    program = loaded_program(config, declared=True)
     found = engine.explain(program, config.resolved)
     if program.experiment.warm_start:
         begin_with(program, config.resolved, config.vocabulary)  # finds the mistakes in it

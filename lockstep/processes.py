@@ -68,8 +68,7 @@ def run_command(
     open_streams = 2
     while open_streams:
         try:
-            read = lines.get()
-            if read is None:
+            if (read := lines.get()) is None:
                 open_streams -= 1
                 continue
             name, line = read
@@ -168,8 +167,7 @@ def _check_memory() -> None:
 
 def run_here(words: Sequence[str], translate: Translate) -> None:
     """Runs `python -m trainer WORDS` in this process; raises what `run_command` does."""
-    # Raises UserError too if this is not the main thread. `translate` is applied to messages of
-    # errors.
+    # Raises UserError too if this is not the main thread. `translate` changes messages of errors.
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
             "inline=True trains in the main thread, which alone receives signals, and this is"

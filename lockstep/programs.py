@@ -20,7 +20,7 @@ from trainer.messages import UserError
 from trainer.workdir import code
 
 
-def load_program(config: Config, declared: bool = False) -> _Program:
+def loaded_program(config: Config, declared: bool = False) -> _Program:
     """Builds the program of a config."""
     # If `declared`, a data set that is not on this machine is replaced by its declared shapes.
     program = make_program(config.resolved, config.vocabulary, declared=declared)
@@ -119,7 +119,9 @@ class Program:
         with self._given(state):
             if split is None:
                 return self._program.evaluation.run_splits(state)
-            check_split(self.experiment.data, split)
+            if split not in (splits := list(split_sizes(self.experiment.data))):
+                hint = known_names(split, splits, "It has")
+                raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
             evaluation = self._program.evaluation
             return evaluation.run(state, evaluation.batches(split))
 
@@ -169,14 +171,6 @@ def _kinds(state: Any) -> dict[str, str]:
     return dict(zip(names(state), kinds, strict=True))
 
 
-def check_split(data: Any, split: str) -> None:
-    """Raises UserError if the data have no such split."""
-    splits = list(split_sizes(data))
-    if split not in splits:
-        hint = known_names(split, splits, "It has")
-        raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
-
-
 def compile(config: Config | str | PathLike[str], *, vocabulary: Packages = ()) -> Program:
     """Builds the program of a config, which is compiled at its first step.
 
@@ -197,6 +191,6 @@ def compile(config: Config | str | PathLike[str], *, vocabulary: Packages = ()) 
         >>> int(state.step), row["train/loss"] < 4.0
         (2, True)
     """
-    program = load_program(as_config(config, vocabulary))
+    program = loaded_program(as_config(config, vocabulary))
     program.trace(program.abstract_state())
     return Program(program)

@@ -32,8 +32,7 @@ class Report:
     """
 
     def __init__(self, content: Any, default: Path):
-        self._content = content
-        self._default = default
+        self._content, self._default = content, default
         self.sentences: Sequence[str] = tuple(content.verdict)
         self.verdict: str = "\n".join(self.sentences)
         self.warnings: Sequence[str] = content.warnings
@@ -67,14 +66,12 @@ class Report:
         from trainer.report import FORMATS
         from trainer.report.write import write
 
-        unknown = sorted({*(formats or ())} - {*FORMATS})
-        if unknown:
+        if unknown := sorted({*(formats or ())} - {*FORMATS}):
             raise UserError(f"There is no format {unknown[0]!r}. There are {', '.join(FORMATS)}.")
         return write(self._content, Path(folder or self._default), formats)
 
     def __repr__(self) -> str:
-        notes = [f"Note: {warning}" for warning in self.warnings]
-        return "\n".join([*self.sentences, *notes])
+        return "\n".join([*self.sentences, *[f"Note: {warning}" for warning in self.warnings]])
 
     def _repr_html_(self) -> str:
         from trainer.report.html.page import page
@@ -116,10 +113,8 @@ class Plot:
     """
 
     def __init__(self, lines: Mapping[str, Any], title: str, labels: tuple[str, str], log: Any):
-        self.lines = lines
-        self.title = title
-        self._labels = labels
-        self._log = log
+        self.lines, self.title = lines, title
+        self._labels, self._log = labels, log
 
     def save(self, file: str | PathLike[str]) -> None:
         """Draws into a file.

@@ -153,11 +153,9 @@ class Run:
         Raises:
             UserError: the model is neither; or there is no checkpoint of the nnx module.
         """
-        module = getattr(self.model, "module", None)
-        if module is not None:
+        if (module := getattr(self.model, "module", None)) is not None:
             return module
-        bind = getattr(self.model, "bind", None)
-        if bind is None:
+        if (bind := getattr(self.model, "bind", None)) is None:
             raise UserError(
                 f"The model of the run in {self.folder} is not a flax module: call"
                 " run.model.apply(params, model_state, batch, key=None, train=False)."
@@ -177,13 +175,13 @@ class Run:
         Raises:
             UserError: there is no such checkpoint or split, or the data are not on this machine.
         """
-        from lockstep.programs import Program, load_program
+        from lockstep.programs import Program, loaded_program
         from trainer.checkpoint import CheckpointError
         from trainer.train.restoring import restore_of
         from trainer.train.trained import choose_step
 
         if self._program is None:
-            self._program = load_program(self.config)
+            self._program = loaded_program(self.config)
             self._warn_of_other_code()
         try:
             number, _ = choose_step(self.folder, self.config.resolved, step)
@@ -193,19 +191,18 @@ class Run:
         return Program(self._program).evaluate(state, split)
 
     def __repr__(self) -> str:
-        summary = self.summary
-        if summary is None:
+        if (summary := self.summary) is None:
             return f"Run({str(self.folder)!r}), not ended"
         return f"Run({str(self.folder)!r}), {summary.end} at step {summary.step:,}"
 
     def _warn_of_other_code(self) -> None:
         """Warns if the run was computed with other files of the user's packages."""
-        from trainer.sweep.code_changes import code_of
+        from trainer.sweep.code_changes import fingerprint_of
         from trainer.workdir import code
 
-        then = code_of(self.folder)
+        then = fingerprint_of(self.folder).get("code", {})
         now = code.hashes(self.config.vocabulary)
-        if changed := [x for x in code.differing(then, now) if x in then and x in now]:
+        if changed := [x for x in code.differing_files(then, now) if x in then and x in now]:
             warnings.warn(
                 f"The run in {self.folder} was computed with another content of"
                 f" {', '.join(changed)}: with the functions of now, its parameters may give other"
@@ -297,15 +294,15 @@ def train(
 
 
 @contextmanager
-def file_of(config: Config) -> Generator[tuple[Path, "Places"]]:
+def file_of(config: Config) -> Generator[tuple[Path, "_Places"]]:
     """Writes a config into a temporary file for a command."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config.to_yaml(), encoding="utf-8")
-        yield file, Places(file, config)
+        yield file, _Places(file, config)
 
 
-class Places:
+class _Places:
     """Replaces the places of a temporary file in messages by those of the config."""
 
     # The temporary file has the canonical YAML of the config.
@@ -320,10 +317,9 @@ class Places:
         if self._file not in line:
             return line
         if self._lines is None:
-            written = configs.load([self._file])
             self._lines = {
                 source.line: str(self._config.resolved.sources[path])
-                for path, source in reversed([*written.sources.items()])
+                for path, source in reversed([*configs.load([self._file]).sources.items()])
                 if path and path in self._config.resolved.sources
             }
         for number in sorted(self._lines, reverse=True):

@@ -95,9 +95,9 @@ class Sweep:
         return self.status().rstrip("\n")
 
     def _workload(self) -> Any:
-        from trainer.report.sweep_results import read_sweep
+        from trainer.report.sweep_results import read_sweep_results
 
-        return read_sweep(self.folder)
+        return read_sweep_results(self.folder)
 
 
 def _frame(runs: Sequence[Any], hidden: str) -> "DataFrame":

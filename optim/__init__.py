@@ -7,16 +7,15 @@ from optim import parts, schedules
 from optim.cautious import cautious, grams
 from optim.chain import chain
 from optim.groups import Group, GroupError, frozen, group
-from optim.lookahead import ema_nesterov, outer_nesterov
 from optim.mars import mars
 from optim.muon import muon
 from optim.optimizer import Optimizer, optimizer
 from optim.packing import OptimizerState
-from optim.readout import weight_ema
 from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
+from optim.wrappers import ema_nesterov, outer_nesterov, weight_ema
 
 __all__ = [
     "Group",

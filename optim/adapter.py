@@ -9,16 +9,17 @@ The callers widen parameters, gradients and extra arguments to at least float32,
 bfloat16(0.999) is 1.0 and Adam would divide by zero. No code here depends on which optimizer it is.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from optim import factories
-from optim.automatic_axes import explicit_mesh, with_automatic_axes
 from optim.dtypes import compute_dtype
 from optim.factories import ArgumentError, Recipe, at_step, float_paths, name_of, separate_arrays
 from optim.matrices import scatter
@@ -43,9 +44,7 @@ def update(
     extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
     """Returns the updates, to be added, and the new state; takes widened gradients."""
-    # The new state has the structure and types of `state`, and its leaves share no buffers. Raises
-    # ValueError if the optimizer returned no update for a parameter or changed the structure or a
-    # shape of its state; inside shard_map, if it needs whole parameters and received shards.
+    # The new state has the structure and types of `state`, and its leaves share no buffers.
     _refuse_schedules_of_init(recipe, grads, state, params, extra)
     # Schedules are evaluated where they were made: they may hold arrays with explicit axes.
     now = at_step(recipe, step, compute_dtype(params))
@@ -145,8 +144,7 @@ def _run(
     ) -> Any:
         # The factory is called here, because a hyperparameter with explicit axes could not be
         # multiplied by a gradient with automatic axes.
-        tx = make(held, compute_dtype(params))
-        made = tx.update(grads, state, params, **arrays, **functions)
+        made = make(held, compute_dtype(params)).update(grads, state, params, **arrays, **functions)
         if not isinstance(made, tuple) or len(made) != 2:
             raise ValueError(
                 f"Its update returned {type(made).__name__}. An update must return (updates, "
@@ -209,9 +207,8 @@ def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
     """Copies leaves of a state that are also other leaves, so that all can be donated."""
     # `others` are donated with the state, such as the parameters.
 
-    # Several optimizers of optax keep parameters or gradients in their state as they are, L-BFGS
-    # and SAM among them. Donating one buffer twice fails; on several devices, jaxlib 0.10.2
-    # crashes.
+    # Several optimizers of optax, such as L-BFGS and SAM, keep parameters or gradients in their
+    # state. Donating one buffer twice fails; on several devices, jaxlib 0.10.2 crashes.
     seen = {id(x) for x in jax.tree.leaves(others)}
 
     def distinct(x: Any) -> Any:
@@ -221,3 +218,68 @@ def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
         return x
 
     return jax.tree.map(distinct, state)
+
+
+# On a mesh with explicit axes, which `jax.make_mesh` makes by default, the sharding of an array is
+# a part of its type, and every product along a sharded axis needs the sharding of its result.
+# Optimizers do not specify it. With automatic axes, the compiler chooses it.
+
+
+def with_automatic_axes(
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    functions: Mapping[str, Callable[..., Any]],
+    like: tuple[Any, ...] | None,
+) -> Any:
+    """Calls a function with automatic axes; its results have the shardings of `like`."""
+    # Raises ValueError if the function uses arrays that are not operands: they would keep their
+    # explicit axes. Each of `functions`, whose first argument is a tree like `like[0]`, is called
+    # with the axes of the caller, and may use the caller's arrays. Results are replicated if `like`
+    # is None.
+    if (mesh := explicit_mesh((operands, like))) is None:
+        return function(*operands, functions)
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def place(x: jax.Array) -> NamedSharding:
+        sharding = jax.typeof(x).sharding
+        return whole if sharding.mesh.empty else sharding
+
+    places: Any = whole if like is None else jax.tree.map(place, like)
+    # Inside a shard_map over some axes of the mesh, those are manual and stay so.
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+    def with_explicit_axes(given: Callable[..., Any]) -> Callable[..., Any]:
+        # wraps copies __signature__, which optax's line searches read.
+        @functools.wraps(given)
+        def call(first: Any, *others: Any, **kwargs: Any) -> Any:
+            specs = (places[0], *(PartitionSpec() for _ in others))
+            explicit = jax.sharding.explicit_axes(given, axes=axes, in_sharding=specs)
+            return explicit(first, *others, **kwargs)
+
+        return call
+
+    as_given = {name: with_explicit_axes(x) for name, x in functions.items()}
+
+    def of_operands(*operands: Any) -> Any:
+        return function(*operands, as_given)
+
+    try:
+        return jax.sharding.auto_axes(of_operands, axes=axes, out_sharding=places)(*operands)
+    except ValueError as error:
+        # jax's words for two arrays of which one has automatic and the other explicit axes.
+        if "should match the aval mesh" not in str(error):
+            raise
+        raise ValueError(
+            "On a mesh with explicit axes, it uses an array that is not one of its arguments: a "
+            "function that it was given, or a finished transformation, holds that array. Give it "
+            "as a float argument of a functools.partial of the factory, replace it by a Python "
+            "number or a NumPy array, or make the mesh with automatic axes: "
+            "jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))."
+        ) from error
+
+
+def explicit_mesh(tree: Any) -> AbstractMesh | None:
+    """Returns the mesh with explicit axes that an array of a pytree is on, or None."""
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)

@@ -23,14 +23,13 @@ from optim.dtypes import LowPrecision, round_to, widen
 from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales
-from optim.lookahead import EmaNesterov, Lookahead
-from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import flatten, unflatten
 from optim.patterns import did_you_mean
-from optim.readout import WeightEma
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
+from optim.tracing import require_whole
 from optim.transformations import SlowParams, nodes_of
+from optim.wrappers import EmaNesterov, Lookahead, WeightEma
 
 
 class Updates(NamedTuple):
@@ -94,14 +93,13 @@ class BoundOptimizer(NamedTuple):
 
     def check(self) -> None:
         """Raises GroupError if a parameter cannot be trained or an argument is out of range."""
-        # Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
-        # checked.
+        # Traced arguments pass: check them as numbers before. Of a schedule, step 0 is checked.
         for path, value in own_floats(self).items():
             if callable(value) and (why := checks.wrong_float(path, evaluate(value, 0, path))):
                 wrong = f"The schedule of {path} goes wrong at step 0: it {why}"
                 raise GroupError(wrong, argument=path)
         by = None if self.lookahead is None else self.lookahead.scheduled_by
-        if by is not None and (why := self._wrong_schedule_of(by)):
+        if by is not None and (why := _wrong_schedule_of(self.groups, by)):
             wrong = f"lookahead.scheduled_by is {by!r}{why}"
             raise GroupError(wrong, argument="lookahead.scheduled_by")
         if self.readout is not None and (why := self.readout.wrong_pattern(self.trainable())):
@@ -126,8 +124,7 @@ class BoundOptimizer(NamedTuple):
     def refuse_zeros(self, norms: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises GroupError if a norm that `kept_norms` returned is 0; they are known numbers."""
         for name, of_group in norms.items():
-            wrong = checks.zero_matrix(self.groups[name].optimizer, of_group)
-            if wrong is not None:
+            if (wrong := checks.zero_matrix(self.groups[name].optimizer, of_group)) is not None:
                 raise GroupError(f"In group {name!r}: {wrong}", name, "optimizer")
 
     def init(self) -> OptimizerState:
@@ -141,7 +138,7 @@ class BoundOptimizer(NamedTuple):
             with group_error_context(name, self.groups[name], group_params):
                 # Run once here, so that an error is raised now and not at the first evaluation.
                 jax.eval_shape(eval_params, unpacked.groups[name], group_params)
-                self._refuse_state(name, unpacked.groups[name])
+                _refuse_state(self, name, unpacked.groups[name])
         norms = self.kept_norms()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(norms)):
             self.refuse_zeros(norms)
@@ -284,45 +281,6 @@ class BoundOptimizer(NamedTuple):
         readout = () if self.readout is None else self.readout.init(wide)
         return Unpacked(groups, lookahead, readout, zero, zero)
 
-    def _wrong_schedule_of(self, name: str) -> str | None:
-        """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
-        if name not in self.groups:
-            hint = did_you_mean(name, self.groups)
-            return f", and there is no such group.{hint} The groups are {', '.join(self.groups)}."
-        try:
-            learning_rate_of(self.groups[name].optimizer)
-        except ValueError:
-            return (
-                f", and the optimizer of this group, {name_of(self.groups[name].optimizer)}, has "
-                f"no learning rate of its own. Name a group that has one."
-            )
-        return None
-
-    def _refuse_state(self, name: str, state: optax.OptState) -> None:
-        """Raises ValueError if a state rules out layer_decay, the lookahead or the readout."""
-        if self.layer_decay is not None and depends_on_steps(state):
-            raise ValueError(
-                "layer_decay scales the steps of the lower layers, but the state of this optimizer "
-                "depends on its unscaled steps. Remove layer_decay, or put every layer in a group "
-                "with its own learning rate."
-            )
-        if self.lookahead is not None and depends_on_steps(state):
-            raise GroupError(
-                f"The state of {name_of(self.groups[name].optimizer)} in group {name!r} has copies "
-                f"of the parameters or the length of a searched step, which would not agree with "
-                f"parameters that a lookahead changes. Remove the lookahead, or choose another "
-                f"optimizer for the group.",
-                name,
-                "optimizer",
-            )
-        if self.readout is not None and nodes_of(state, _KEEP_AVERAGES):
-            raise GroupError(
-                f"{name_of(self.groups[name].optimizer)} in group {name!r} keeps averages of the "
-                f"parameters for evaluation, and so does the readout. Remove one of them.",
-                name,
-                "optimizer",
-            )
-
     def _wrapped(self, after: dict[str, Any], old: Unpacked) -> tuple[dict[str, Any], Any, Any]:
         """Returns the parameters after lookahead and readout, and the states of both."""
         weights, lookahead, readout = after, old.lookahead, old.readout
@@ -345,9 +303,8 @@ class BoundOptimizer(NamedTuple):
     ) -> tuple[Updates, dict[str, Any]]:
         """Runs every group's optimizer on the weights `wide`; returns new, widened states, too."""
         given = flatten(grads)
-        grads = {path: given[path] for path in wide}
+        grads = widen({path: given[path] for path in wide})
         step = old.step
-        grads = widen(grads)
         scales = self.layer_scales({**flatten(self.params), **wide})
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups, before = {}, {}, old.groups
@@ -375,21 +332,81 @@ class BoundOptimizer(NamedTuple):
         return Updates(moves, wide), groups
 
 
+def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns whether all numbers of some arrays are finite, as a boolean scalar."""
+    # jnp.stack raises for an empty list: without trainable parameters, all are finite.
+    finite = [jnp.isfinite(x).all() for x in by_path.values()]
+    return jnp.stack(finite or [jnp.ones((), bool)]).all()
+
+
+def clip(
+    grads: dict[str, jax.Array], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
+) -> dict[str, jax.Array]:
+    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
+    require_whole(optax.tree.norm, (grads, ()), "clip_norm")
+    norm = optax.tree.norm(grads)
+    bound = jnp.asarray(evaluate(clip_norm, step, "clip_norm"), norm.dtype)
+    # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
+    # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
+    scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
+    # g.real: a complex gradient is scaled by a real number.
+    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
+
+
 def own_floats(optimizer: Any) -> dict[str, Any]:
     """Returns the float arguments of an optimizer that belong to no group, by their paths."""
     # They are numbers, traced scalars or schedules: "clip_norm", "lookahead.decay",
     # "readout.blend". `optimizer` is an `Optimizer` or a `BoundOptimizer`.
     found = {} if optimizer.clip_norm is None else {"clip_norm": optimizer.clip_norm}
     for name in ("lookahead", "readout"):
-        wrapper = getattr(optimizer, name)
-        if wrapper is not None:
+        if (wrapper := getattr(optimizer, name)) is not None:
             found |= {f"{name}.{key}": value for key, value in wrapper.floats().items()}
     return found
 
 
-# The extra arguments, of the loss and its functions, that a group with maximize=True receives with
-# the opposite sign.
+# Of the loss and its functions: a group with maximize=True receives them with the opposite sign.
 _NEGATED_IF_MAXIMIZED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
+
+
+def _wrong_schedule_of(groups: Mapping[str, Group], name: str) -> str | None:
+    """Returns why the lookahead cannot be scheduled by a group, after its name; or None."""
+    if name not in groups:
+        hint = did_you_mean(name, groups)
+        return f", and there is no such group.{hint} The groups are {', '.join(groups)}."
+    try:
+        learning_rate_of(groups[name].optimizer)
+    except ValueError:
+        return (
+            f", and the optimizer of this group, {name_of(groups[name].optimizer)}, has "
+            f"no learning rate of its own. Name a group that has one."
+        )
+    return None
+
+
+def _refuse_state(bound: BoundOptimizer, name: str, state: optax.OptState) -> None:
+    """Raises ValueError if a state rules out layer_decay, the lookahead or the readout."""
+    if bound.layer_decay is not None and depends_on_steps(state):
+        raise ValueError(
+            "layer_decay scales the steps of the lower layers, but the state of this optimizer "
+            "depends on its unscaled steps. Remove layer_decay, or put every layer in a group "
+            "with its own learning rate."
+        )
+    if bound.lookahead is not None and depends_on_steps(state):
+        raise GroupError(
+            f"The state of {name_of(bound.groups[name].optimizer)} in group {name!r} has copies "
+            f"of the parameters or the length of a searched step, which would not agree with "
+            f"parameters that a lookahead changes. Remove the lookahead, or choose another "
+            f"optimizer for the group.",
+            name,
+            "optimizer",
+        )
+    if bound.readout is not None and nodes_of(state, _KEEP_AVERAGES):
+        raise GroupError(
+            f"{name_of(bound.groups[name].optimizer)} in group {name!r} keeps averages of the "
+            f"parameters for evaluation, and so does the readout. Remove one of them.",
+            name,
+            "optimizer",
+        )
 
 
 def extra_arguments(
@@ -470,8 +487,7 @@ _KEEP_AVERAGES = (optax.contrib.ScheduleFreeState, SlowParams)
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters to evaluate: averages from the state, if there are any."""
     # Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
-    # is in the dtypes of `params`. Raises ValueError if the averages have other paths than
-    # `params`.
+    # is in the dtypes of `params`.
     found = dict(params)
     for node in nodes_of(state, _KEEP_AVERAGES):
         held = node.slow if isinstance(node, SlowParams) else node.z

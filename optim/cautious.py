@@ -39,7 +39,8 @@ def cautious(
 
     The weight decay is the one of the base, with the base's learning rate and mask, or the one
     given here. So `cautious(partial(optax.adamw, learning_rate=..., weight_decay=...))` is the
-    authors' C-AdamW.
+    authors' C-AdamW. Two programs of its authors differ: C-Lion multiplies the k elements of n that
+    are kept by n / (k + 1), and C-Muon masks the momentum before it is orthogonalized.
 
     Args:
         base_optimizer: a `functools.partial` of the factory of any optimizer that takes gradients,
@@ -203,15 +204,13 @@ def _split(
         return steps, None, inner
     ones = {path: jnp.ones_like(value) for path, value in decays.items()}
     # Decoupled decay is linear: neither its derivative nor the state depends on it.
-    coupled = reads(lambda d: (slope(d, ones)[1], run(d)[1]), decays)
-    if not coupled:
+    if not (coupled := reads(lambda d: (slope(d, ones)[1], run(d)[1]), decays)):
         zeros = {path: jnp.zeros_like(value) for path, value in decays.items()}
         # The update at d = 0, and its derivative in the direction d, which is d * v.
         steps, decay = slope(zeros, {path: jnp.asarray(x) for path, x in decays.items()})
         return steps, decay, run(zeros)[1]
     # A traced weight decay may be 0, with nothing to separate, so it must pass.
-    known = sorted(path for path in coupled if not isinstance(decays[path], Tracer))
-    if known:
+    if known := sorted(path for path in coupled if not isinstance(decays[path], Tracer)):
         raise ValueError(
             f"{name} masks steps without their weight decay, and {known[0]} of {name_of(recipe)} "
             f"cannot be separated: it enters the moments or norms of the optimizer. "

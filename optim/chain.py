@@ -15,21 +15,15 @@ from optim.factories import ArgumentError
 from optim.parts.base import Length, Need, Part
 from optim.transformations import with_known_extras
 
-__all__ = ["ChainState", "PartNeeded", "chain"]
-
 
 class PartNeeded(ArgumentError):
-    """Raised by `chain` if a part lacks another one that it needs; see `optim.parts.base.Need`.
+    """Raised by `chain` if a part lacks another one that it needs; see `optim.parts.base.Need`."""
 
-    Attributes:
-        part: the name of the part, such as "parts.floor".
-        need: what it needs.
-    """
+    # `part` is the name of the one that needs `need`, such as "parts.floor".
 
     def __init__(self, message: str, argument: str, part: str, need: Need):
         super().__init__(message, argument)
-        self.part = part
-        self.need = need
+        self.part, self.need = part, need
 
 
 class ChainState(NamedTuple):
@@ -185,8 +179,7 @@ def _lengths(before: Parts) -> Iterator[tuple[str, str, Length]]:
     for at, part in enumerate(before):
         for path, each in _nested(f"before.{at}", part):
             yield path, each.name, each.length
-        name = getattr(part.update, "__qualname__", "").split(".")[0]
-        if name in _SCALE_FREE:
+        if (name := getattr(part.update, "__qualname__", "").split(".")[0]) in _SCALE_FREE:
             yield f"before.{at}", f"optax.{name}", _SCALE_FREE[name]
 
 

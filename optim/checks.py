@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -15,11 +15,11 @@ from jax.core import Tracer
 from optim import factories
 from optim.chain import chain
 from optim.dtypes import LowPrecision
-from optim.factories import Recipe, bound, floats, name_of, recipes_within, takes_float
+from optim.factories import Recipe, bound, floats, kind_of, name_of, recipes_within
 from optim.matrices import Matrices
 from optim.muon import muon
 from optim.newton_schulz import polynomials, range_of_results
-from optim.parts.base import Part
+from optim.parts.base import Part, norm
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
 from optim.parts.shampoo import shampoo as shampoo_part
@@ -61,10 +61,10 @@ _COMPLEX = (
 )
 
 # These compare the gradients of consecutive steps, which must be of the same examples.
-_FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop, rprop)
+FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop, rprop)
 
 # These clip the gradient of each example: their gradients have a leading axis of examples.
-_EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
+EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
 
 
 def check_arguments(recipe: Recipe) -> None:
@@ -72,8 +72,7 @@ def check_arguments(recipe: Recipe) -> None:
     for inner in recipes_within(recipe):
         parameters = inspect.signature(inner.func).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
-        if unknown:
+        if unknown := [name for name in inner.keywords if name not in parameters and not takes_any]:
             hint = did_you_mean(unknown[0], parameters)
             raise ValueError(
                 f"{name_of(inner)} has no argument {unknown[0]!r}.{hint} It has: "
@@ -85,7 +84,7 @@ def check_arguments(recipe: Recipe) -> None:
             for name, p in parameters.items()
             if p.default is p.empty
             and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            and (name not in given or given[name] is None and takes_float(inner.func, name))
+            and (name not in given or given[name] is None and kind_of(inner.func, name) == "float")
         ]
         if lacking:
             raise ValueError(f"{name_of(inner)} needs {' and '.join(lacking)}. Give it a value.")
@@ -93,8 +92,7 @@ def check_arguments(recipe: Recipe) -> None:
 
 def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     """Says what is wrong with a float argument's value or its schedule's values, or None."""
-    # The result is the end of a sentence that begins with the argument. Traced values pass, and so
-    # does the default.
+    # The end of a sentence that begins with the argument. Traced values and the default pass.
     if isinstance(value, Tracer) or callable(value):
         return None
     # A PRNG key: optax annotates it as it does a float, and NumPy cannot hold it.
@@ -143,7 +141,7 @@ def wrong_option(
     # Traced values and schedules pass; `wrong_float` checks a schedule's values.
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
-    if clip_norm is not None and (found := groups_needing(groups, needs_examples)):
+    if clip_norm is not None and (found := groups_needing(groups, EXAMPLES)):
         group, name = next(iter(found.items()))
         return (
             f"clip_norm scales the gradient of the whole batch, but in group {group!r} {name} "
@@ -163,16 +161,14 @@ def wrong_option(
 def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     """Finds a float argument outside its range, in a recipe or in the recipes inside it."""
     # Returns its path below the recipe, such as "base_optimizer.b1", and a whole sentence, or None.
-    # Of a schedule, which may be meant for any number of steps, only step 0 is checked. Traced
-    # values pass. Raises ValueError if a schedule fails, or returns no scalar.
+    # Of a schedule, meant for any number of steps, only step 0 is checked. Traced values pass.
     for path, inner in factories.recipes_with_paths(recipe):
         for name, value, default in floats(inner):
             what = f"{name} of {name_of(inner)}"
             if callable(value):
                 value = factories.evaluate(value, 0, name)
                 what = f"the schedule of {what} goes wrong at step 0: it"
-            why = _wrong_value(inner.func, name, value, default)
-            if why is not None:
+            if (why := _wrong_value(inner.func, name, value, default)) is not None:
                 return f"{path}.{name}".lstrip("."), f"{what} {why}"
         for wrong in (_wrong_polynomial, _wrong_decay, _whole_optimizer):
             for name, why in wrong(inner):
@@ -186,8 +182,7 @@ def _wrong_value(factory: Callable[..., Any], name: str, value: Any, default: An
     if why or (factory, name) not in _AT_MOST_ONE or isinstance(value, Tracer):
         return why
     # NumPy's own maximum: that of a jax array would be traced where this is called in a trace.
-    most = float(np.max(np.asarray(value)))
-    if most <= 1:
+    if (most := float(np.max(np.asarray(value)))) <= 1:
         return None
     return (
         f"must be at most 1, got {most:g}: times the learning rate, it is the"
@@ -197,34 +192,36 @@ def _wrong_value(factory: Callable[..., Any], name: str, value: Any, default: An
 
 def _wrong_polynomial(recipe: partial) -> Iterator[tuple[str, str]]:
     """Yields the argument with the coefficients of steps that diverge, and a sentence."""
-    for name in _POLYNOMIALS.get(recipe.func, ())[:1]:
-        given = bound(recipe)
-        given.apply_defaults()
-        coefficients, steps = (given.arguments[x] for x in _POLYNOMIALS[recipe.func])
-        if any(isinstance(x, Tracer) or callable(x) for x in jax.tree.leaves(coefficients)):
-            return
-        if not isinstance(coefficients, str):
-            coefficients = jax.tree.map(lambda x: float(np.asarray(x)), coefficients)
-        try:
-            triples = polynomials(coefficients, steps, _POLYNOMIALS[recipe.func])
-        except factories.ArgumentError as error:
-            yield error.argument, f"The {name_of(recipe)} cannot be computed: {error}"
-            return
-        least, most = range_of_results(triples)
-        if most > _MOST:
-            how = "diverges"
-            where = f"to {most:.3g}" if math.isfinite(most) else "beyond all numbers"
-        elif least < _NEGATIVE:
-            how, where = "turns updates around", f"to {least:.3g}"
-        elif most < _LEAST:
-            how, where = "makes updates vanish", f"to at most {most:.3g}"
-        else:
-            return
-        yield (
-            name,
-            f"{name} of {name_of(recipe)} {how}: {steps} steps map a singular value between 0 and 1"
-            f" {where}, and they should map it to about 1.",
-        )
+    if recipe.func not in _POLYNOMIALS:
+        return
+    names = _POLYNOMIALS[recipe.func]
+    given = bound(recipe)
+    given.apply_defaults()
+    coefficients, steps = (given.arguments[name] for name in names)
+    if any(isinstance(x, Tracer) or callable(x) for x in jax.tree.leaves(coefficients)):
+        return
+    if not isinstance(coefficients, str):
+        coefficients = jax.tree.map(lambda x: float(np.asarray(x)), coefficients)
+    try:
+        triples = polynomials(coefficients, steps, names)
+    except factories.ArgumentError as error:
+        yield error.argument, f"The {name_of(recipe)} cannot be computed: {error}"
+        return
+    least, most = range_of_results(triples)
+    if most > _MOST:
+        how = "diverges"
+        where = f"to {most:.3g}" if math.isfinite(most) else "beyond all numbers"
+    elif least < _NEGATIVE:
+        how, where = "turns updates around", f"to {least:.3g}"
+    elif most < _LEAST:
+        how, where = "makes updates vanish", f"to at most {most:.3g}"
+    else:
+        return
+    yield (
+        names[0],
+        f"{names[0]} of {name_of(recipe)} {how}: {steps} steps map a singular value between 0 and 1"
+        f" {where}, and they should map it to about 1.",
+    )
 
 
 def _wrong_decay(recipe: partial) -> Iterator[tuple[str, str]]:
@@ -288,22 +285,15 @@ def _keeps_zeros(recipe: partial) -> bool:
 
 def kept_norms(recipe: Recipe, by_path: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Returns path -> the smallest norm of a parameter's matrices, where they are kept."""
-    # Nothing if the optimizer keeps no norms.
     found: dict[str, jax.Array] = {}
     for inner in recipes_within(recipe):
         if _keeps_zeros(inner):
             over = Matrices(bound(inner).arguments.get("matrices"), name_of(inner))
-            norms: list[jax.Array] = []
-
-            def measure(arrays: list[jax.Array], norms: list[jax.Array] = norms) -> Any:
-                norms += [
-                    jnp.min(jnp.linalg.norm(x, axis=(-2, -1))) if x.size else jnp.ones(())
-                    for x in arrays
-                ]
-                return [arrays]
-
-            over.map(measure, [dict(by_path)])
-            found |= dict(zip(sorted(by_path), norms, strict=True))
+            _, norms = over.map(lambda xs: (xs, [norm(x)[:, 0, 0] for x in xs]), [dict(by_path)])
+            found |= {
+                path: jnp.min(norms[path]) if x.size else jnp.ones(())
+                for path, x in by_path.items()
+            }
     return found
 
 
@@ -358,22 +348,12 @@ def _right_for_complex(recipe: Recipe) -> bool:
     return recipe.func in _COMPLEX and all(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 
 
-def needs_full_batch(recipe: Recipe) -> str | None:
-    """Names an inner optimizer that needs the same examples at every step; None if none does."""
-    return _found(recipe, _FULL_BATCH)
+def needs(recipe: Recipe, what: Container[Any]) -> str | None:
+    """Names an optimizer in a recipe that needs `FULL_BATCH` or `EXAMPLES`; None if none does."""
+    return next((name_of(inner) for inner in recipes_within(recipe) if inner.func in what), None)
 
 
-def needs_examples(recipe: Recipe) -> str | None:
-    """Names an inner optimizer that needs the gradient of each example; None if there is none."""
-    return _found(recipe, _EXAMPLES)
-
-
-def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
-    return next((name_of(inner) for inner in recipes_within(recipe) if inner.func in known), None)
-
-
-def groups_needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
-    """Finds the groups with a certain need: group name -> optimizer name."""
-    # `what` is `needs_full_batch` or `needs_examples`.
-    found = {name: what(group.optimizer) for name, group in groups.items()}
+def groups_needing(groups: Mapping[str, Any], what: Container[Any]) -> dict[str, str]:
+    """Finds the groups with such a need: group name -> optimizer name."""
+    found = {name: needs(group.optimizer, what) for name, group in groups.items()}
     return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.doubts import DEPTHWISE, Doubt, ModelShapes
-from optim.layouts import Layout, Rule, layouts, rules
+from optim.layouts import Layout, MatrixRule, layouts, rules
 from optim.paths import flatten
 
 
@@ -39,7 +39,7 @@ _MODEL: ContextVar[Mapping[str, tuple[int, ...]] | None] = ContextVar("_MODEL", 
 
 def declare(
     params: optax.Params,
-    known: list[Rule],
+    known: list[MatrixRule],
     optimizer: str,
     doubts: Sequence[str] = (),
     length: Callable[[Layout], float] | None = None,
@@ -66,8 +66,7 @@ def doubt(optimizer: str, sentence: str) -> None:
 
 
 def _report(declaration: Declaration) -> None:
-    listener = _LISTENER.get()
-    if listener is not None:
+    if (listener := _LISTENER.get()) is not None:
         listener.append(declaration)
         return
     for sentence in declaration.doubts:
@@ -77,8 +76,7 @@ def _report(declaration: Declaration) -> None:
 @contextmanager
 def model_of(params: optax.Params) -> Iterator[None]:
     """Makes all parameters of a model known while the optimizers of its groups start."""
-    # Doubts about a group's parameters depend on the others. Parameters may be anything with a
-    # shape.
+    # Doubts about a group's parameters depend on the others.
     token = _MODEL.set({path: tuple(jnp.shape(x)) for path, x in flatten(params).items()})
     try:
         yield
@@ -102,8 +100,7 @@ def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Decla
     found: list[Declaration] = []
     token = _LISTENER.set(found)
     try:
-        # A new function at every call: jax keeps traces by function, and a trace that it has kept
-        # calls no `declare`.
+        # A new function at every call: jax keeps traces by function, and they call no `declare`.
         jax.eval_shape(lambda tree: init(tree), params)
     finally:
         _LISTENER.reset(token)

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-__all__ = ["DescentState", "descend"]
-
 Updated = tuple[optax.Updates, Any]
 """The result of an optax transformation's update: the updates, and the new state."""
 
@@ -29,17 +27,11 @@ def descend(
     direction: optax.GradientTransformation,
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: optax.ScalarOrSchedule = 0.0,
+    after_step: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes an optimizer: update = -learning_rate * (direction + weight_decay * params).
-
-    Args:
-        direction: a transformation of gradients into directions of ascent, at least float32.
-        learning_rate: a float, a traced scalar or a schedule.
-        weight_decay: likewise; multiplied by the learning rate, as in AdamW.
-
-    Returns:
-        The optimizer; its updates have the parameters' dtypes.
-    """
+    """Makes an optimizer: update = -learning_rate * (direction + weight_decay * params)."""
+    # With `after_step`, of the parameters after the step. `direction` makes directions of ascent,
+    # at least float32; updates have the parameters' dtypes.
     direction = optax.with_extra_args_support(direction)
     # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate) or callable(weight_decay)
@@ -58,6 +50,8 @@ def descend(
 
         def one(step: jax.Array, like: jax.Array) -> jax.Array:
             if decays:
+                if after_step:
+                    step = step - scalar(rate, step) * scalar(decay, step) * step
                 step = step + scalar(decay, step) * like.astype(step.dtype)
             return (-scalar(rate, step) * step).astype(like.dtype)
 
@@ -74,12 +68,14 @@ def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
 
 
 def moving_average(
-    mean: jax.Array, new: jax.Array, decay: jax.Array, weight: jax.Array | None = None
+    mean: jax.Array, new: jax.Array, decay: ArrayLike, weight: ArrayLike | None = None
 ) -> jax.Array:
     """Returns decay * mean + weight * new in the dtype of `new`; None is 1 - decay."""
     # An optimizer whose argument is the weight passes both, because 1 - (1 - weight) is not
-    # `weight` to the last bit. Decay and weight are scalars in the dtype of `new`.
-    return decay * mean.astype(new.dtype) + (1 - decay if weight is None else weight) * new
+    # `weight` to the last bit.
+    keep = scalar(decay, new)
+    share = 1 - keep if weight is None else scalar(weight, new)
+    return keep * mean.astype(new.dtype) + share * new
 
 
 def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:

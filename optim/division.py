@@ -124,8 +124,7 @@ def _concatenated(trees: list[Any]) -> Any:
 
 def is_divided() -> bool:
     """Returns whether `divide`, called here, divides matrices among several devices."""
-    # It does where a mesh of several devices with automatic axes is set; models then constrain how
-    # their arrays are divided.
+    # It does on a mesh of several devices with automatic axes; models then constrain their arrays.
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}
 

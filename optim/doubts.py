@@ -121,10 +121,8 @@ class ModelShapes:
         if len(shape) < 3:
             return None
         heads = self._by_heads(path)
-        summed = self._summed(path)
-        if summed is not None:
-            doubt = self._by_bias(path, *summed)
-            if doubt and heads:
+        if (summed := self._summed(path)) is not None:
+            if (doubt := self._by_bias(path, *summed)) and heads:
                 return heads
             return doubt and doubt._replace(certain=doubt.spec in _CONVOLUTIONS)
         # The outermost module: it has the most parameters.
@@ -185,8 +183,7 @@ class ModelShapes:
 
     def _by_heads(self, path: str) -> Doubt | None:
         """Finds kernels of attention, [in, heads, head_dim] and [heads, head_dim, out]."""
-        # Each is known by the other in its module. Both may have further axes first, those of
-        # stacked layers.
+        # Each is known by the other in its module. Both may have axes of stacked layers first.
         shape = self._shapes[path]
         into, out = self._heads[(*_modules(path), "")[1]]
         for of, key in ((_QUERY, shape[:-3] + shape[-2:]), (_OUT, shape[:-1])):
@@ -216,8 +213,7 @@ class ModelShapes:
         if not window or set(window) == {1}:
             return None
         named = any("conv" in key or "patch" in key for key in keys)
-        # A fused kernel, [3, in, out], is known by its name; three stacked layers only by the rest
-        # of the model.
+        # A fused kernel, [3, in, out], is known by its name; stacked layers by the whole model.
         fused = any("qkv" in key for key in keys) or (len(window) == 1 and not self._whole)
         is_window = named or (_is_window(window) and not fused)
         if is_window and self.is_depthwise(path, shape[:-1]):

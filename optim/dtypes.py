@@ -53,9 +53,9 @@ def round_to(
 ) -> dict[str, jax.Array]:
     """Casts new parameters, float32 or wider, to the dtypes of the old ones."""
     # The noise of "stochastic" depends on the step and the PRNG key; None is one key for all runs.
-    # Raises ValueError for it inside shard_map, where all shards would get the same noise.
     if how != "stochastic":
         return {path: x.astype(before[path].dtype) for path, x in after.items()}
+    # Inside shard_map, all shards would get the same noise.
     require_whole(None, (after, ()), 'low_precision="stochastic"')
     # A function of key and step alone, so that a resumed run rounds as an uninterrupted one does.
     key = jax.random.fold_in(jax.random.key(0) if key is None else key, step)

@@ -45,9 +45,7 @@ def first_sides(
     over: Matrices, params: optax.Params, grams_of: Callable[[jax.Array], Sides]
 ) -> list[Any]:
     """Makes the state before the first gradient: zeros, Gram matrices of zeros, identities."""
-    # `grams_of` returns the Gram matrices of one parameter's matrices [n, rows, columns]. Returns
-    # zeros like the parameters, then the Gram matrices of the left and of the right sides, then the
-    # bases of both.
+    # Returns zeros like the parameters, the Gram matrices of left and right sides, and their bases.
 
     def start(zeros: list[jax.Array]) -> Sequence[Any]:
         grams = of_sides(list(map(grams_of, zeros)))
@@ -59,21 +57,18 @@ def first_sides(
 
 def turn(x: jax.Array, bases: Sides) -> jax.Array:
     """Computes Q_L^T X Q_R for matrices X, [..., rows, columns]."""
-    x = x if isinstance(bases.left, tuple) else product(transpose(bases.left), x)
-    return x if isinstance(bases.right, tuple) else product(x, bases.right)
+    return precondition(x, jax.tree.map(transpose, bases.left), bases.right)
 
 
 def turn_back(x: jax.Array, bases: Sides) -> jax.Array:
     """Computes Q_L X Q_R^T for matrices X, [..., rows, columns]."""
-    x = x if isinstance(bases.left, tuple) else product(bases.left, x)
-    return x if isinstance(bases.right, tuple) else product(x, transpose(bases.right))
+    return precondition(x, bases.left, jax.tree.map(transpose, bases.right))
 
 
 def is_noise(variance: jax.Array) -> jax.Array:
     """Finds the elements whose gradients are zero up to the rounding errors of `turn`."""
     # The rounding error of an element is proportional to the norms of its row and column and, after
-    # the first of the two products, to the norm of the whole matrix. `variance` are means of
-    # squares.
+    # the first of the two products, to that of the matrix. `variance` are means of squares.
     rows = jnp.sum(variance, axis=-1, keepdims=True)
     columns = jnp.sum(variance, axis=-2, keepdims=True)
     scale = rows + columns + jnp.mean(variance, axis=(-2, -1), keepdims=True)
@@ -135,8 +130,7 @@ def eigenvectors(gram: jax.Array) -> jax.Array:
     outside = jnp.eye(size, dtype=gram.dtype) - product(spanned, transpose(spanned))
     # Distinct, so that its eigenvectors are unique, and at least 1, unlike the zeros of the span.
     diagonal = jnp.arange(size, dtype=gram.dtype) / size + jnp.where(untouched, 3.0, 1.0)
-    # eigh sorts in rising order: negation puts the null space first, as in `vectors`, and untouched
-    # rows first in it.
+    # eigh sorts in rising order: negated, the null space is first, and untouched rows first in it.
     completion = eigh(-product(outside * diagonal[..., None, :], outside))[1]
     basis = jnp.where(null, completion, spanned)
     # eigh leaves rounding errors in untouched rows, whose exact entries are zeros and ones.
@@ -197,7 +191,7 @@ def correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array
     return jnp.where(scalar(decay, like) == 1, 1, bias_correction(decay, count, like))
 
 
-def is_due(count: jax.Array, start: int, every: int) -> jax.Array:
+def roots_due(count: jax.Array, start: int, every: int) -> jax.Array:
     """Returns whether update number `count`, from 1, computes roots."""
     return (count == start) | ((count > start) & (count % every == 0))
 
@@ -233,8 +227,7 @@ def inverse_roots(
     def power_of(*grams: Any) -> Any:
         number = max(len(jax.tree.leaves(grams)), 1)
         power: Any = -0.5 / number if exponent is None else -jnp.asarray(exponent)
-        # One power for each matrix, because `divide` stacks matrices of parameters with one and two
-        # sides.
+        # One power for each matrix: `divide` stacks those of parameters with one and two sides.
         return jax.tree.map(lambda x: jnp.full((len(x), 1, 1), scalar(power, x), x.dtype), grams)
 
     pairs = list(map(power_of, *sides))
@@ -244,12 +237,12 @@ def inverse_roots(
 
 
 def precondition(x: jax.Array, left: Any, right: Any) -> jax.Array:
-    """Multiplies matrices by the roots of both sides; () is that of a side without one."""
+    """Multiplies matrices from both sides, by roots or bases; () is that of a side without one."""
     x = x if isinstance(left, tuple) else product(left, x)
     return x if isinstance(right, tuple) else product(x, right)
 
 
-def graft(direction: jax.Array, length: jax.Array, eps: ArrayLike = 1e-16) -> jax.Array:
+def rescale(direction: jax.Array, length: jax.Array, eps: ArrayLike = 1e-16) -> jax.Array:
     """Scales each matrix of `direction` to the Frobenius norm of its counterpart in `length`."""
     norms = [jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) for x in (length, direction)]
     # eps keeps a direction of zeros from being divided by 0.

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -92,10 +92,9 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
     given.apply_defaults()
     for name, value in given.arguments.items():
         default = parameters(recipe.func)[name].default
-        if takes_float(recipe.func, name):
-            if value is not None:
-                yield name, value, default
-        elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
+        if (kind := kind_of(recipe.func, name)) == "float" and value is not None:
+            yield name, value, default
+        elif kind == "floats" and isinstance(value, list | tuple):
             for i, x in enumerate(value):
                 # optax.contrib.muon's ns_coeffs may be a name, a triple or a tuple of triples.
                 if not isinstance(x, str | list | tuple | None):
@@ -105,7 +104,6 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
 
 def declared_dtypes(recipe: Recipe) -> list[Any]:
     """Returns the dtypes in arguments such as `mu_dtype`, inner recipes included."""
-    # A finished transformation has none.
     given = [item for inner in recipes_within(recipe) for item in bound(inner).arguments.items()]
     return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
 
@@ -157,12 +155,12 @@ def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = ""
             if value is not default:
                 given.arguments[name] = value
             continue
-        value = given.arguments[name]
-        if takes_recipe(recipe.func, name):
+        value, kind = given.arguments[name], kind_of(recipe.func, name)
+        if kind in ("recipe", "partial"):
             value = map_floats(value, change, below(name))
-        elif takes_float(recipe.func, name):
+        elif kind == "float":
             value = change(below(name), value)
-        elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
+        elif kind == "floats" and isinstance(value, list | tuple):
             value = type(value)(change(below(f"{name}[{i}]"), x) for i, x in enumerate(value))
         given.arguments[name] = value
     return partial(recipe.func, *given.args, **given.kwargs)
@@ -186,8 +184,7 @@ def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
 
 def float_paths(recipe: object) -> dict[str, Any]:
     """Returns the float arguments of a recipe and of those inside it by their paths."""
-    # A path is such as "base_optimizer.b1"; a value is a number, a traced scalar, a schedule or
-    # None.
+    # For paths and values, see `map_floats`.
     found: dict[str, Any] = {}
     # setdefault returns the value, so that nothing changes.
     map_floats(recipe, lambda path, value: found.setdefault(path, value))
@@ -200,35 +197,22 @@ def float_paths(recipe: object) -> dict[str, Any]:
 FLOATS = ("learning_rate", "weight_decay")
 
 
-def takes_float(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an optimizer factory's argument is a float, and may be a schedule."""
-    # True for an argument with a float default, or annotated as a float, alone or in a union, and
-    # for `learning_rate` and `weight_decay` with any annotation; False for integers, booleans,
-    # masks, dtypes, functions and the like.
-    return _kind(function, name) == "float"
-
-
-def takes_floats(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument of an optimizer factory is a tuple of floats, such as `betas`."""
-    return _kind(function, name) == "floats"
-
-
 def takes_recipe(function: Callable[..., Any], name: str) -> bool:
     """Returns whether an argument of a factory is an optimizer, or a container of optimizers."""
-    return _kind(function, name) == "recipe"
-
-
-def takes_partial(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a recipe that the factory itself calls."""
-    # `cautious` has one. Such a recipe is passed on as it is; any other is replaced by its
-    # transformation.
-    return "partial" in str(parameters(function)[name].annotation)
+    return kind_of(function, name) in ("recipe", "partial")
 
 
 @cache
-def _kind(function: Callable[..., Any], name: str) -> str | None:
-    parameter = parameters(function).get(name)
-    if parameter is not None and name in FLOATS:
+def kind_of(
+    function: Callable[..., Any], name: str
+) -> Literal["float", "floats", "recipe", "partial"] | None:
+    """Returns what an argument of an optimizer factory is, None for one of another kind."""
+    # A "float" may be a schedule. It has a float default, or is annotated as a float, alone or in a
+    # union; `learning_rate` and `weight_decay` are floats with any annotation. Integers, booleans,
+    # masks, dtypes, functions and the like are none. "floats" are a tuple of them, such as `betas`.
+    # A "partial" is a recipe that the factory itself calls, as `cautious` does, and is passed on as
+    # it is; any other "recipe" is replaced by its transformation.
+    if (parameter := parameters(function).get(name)) is not None and name in FLOATS:
         return "float"
     # An integer default is a count or a flag, whatever the annotation says: for ns_steps of optax,
     # it is a union with float.
@@ -236,11 +220,12 @@ def _kind(function: Callable[..., Any], name: str) -> str | None:
         return None
     if isinstance(parameter.default, float):
         return "float"
-    annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
+    if (annotation := parameter.annotation) is inspect.Parameter.empty:
         return None
     text = annotation if isinstance(annotation, str) else str(annotation)
-    if "GradientTransformation" in text or "partial" in text:
+    if "partial" in text:
+        return "partial"
+    if "GradientTransformation" in text:
         return "recipe"
     members = _members(annotation)
     if any(typing.get_origin(m) in (collections.abc.Mapping, dict) for m in members):
@@ -293,8 +278,6 @@ def instantiate(
     recipe: Recipe, step: ArrayLike, dtype: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
     """Calls the factory of a recipe, with each schedule replaced by its value at a step."""
-    # The transformation ignores extra arguments that it does not know. Raises ValueError if the
-    # factory branches in Python on a scheduled argument, or a schedule fails.
     return _called(at_step(recipe, step, dtype))
 
 
@@ -328,7 +311,7 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
         given = bound(recipe)
         for name, value in given.arguments.items():
             # `cautious` calls its base itself, with other weight decays.
-            if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
+            if kind_of(recipe.func, name) == "recipe":
                 given.arguments[name] = optimizers(value)
         try:
             made = recipe.func(*given.args, **given.kwargs)
@@ -345,8 +328,7 @@ def evaluate(
     schedule: optax.ScalarOrSchedule | Callable[..., object], step: ArrayLike, name: str
 ) -> Any:
     """Evaluates a schedule at a step, which it receives as an array; returns other values."""
-    # Raises ValueError, with the argument's name, if the schedule fails or does not return a
-    # scalar.
+    # Raises ValueError if the schedule fails or does not return a scalar.
     if not callable(schedule):
         return schedule
     must = (

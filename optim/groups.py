@@ -12,7 +12,7 @@ import optax
 
 from optim import checks
 from optim.factories import ArgumentError, Recipe, map_floats, name_of
-from optim.patterns import SlowPattern, fullmatch, near_paths
+from optim.patterns import SlowPattern, fullmatch, nearest_parameters
 
 
 class GroupError(ValueError):
@@ -26,8 +26,7 @@ class GroupError(ValueError):
 
     def __init__(self, message: str, group: str | None = None, argument: str | None = None):
         super().__init__(message)
-        self.group = group
-        self.argument = argument
+        self.group, self.argument = group, argument
 
 
 class Group(NamedTuple):
@@ -152,16 +151,6 @@ def _divide_rates(recipe: Recipe, divisor: float) -> Recipe:
     return divided
 
 
-def wrong_groups(groups: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with the argument `groups` of `optimizer`, or returns None."""
-    if not groups:
-        return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
-    for name, one in groups.items():
-        if not isinstance(one, Group):
-            return f"The group {name!r} must be made by optim.group(match, optimizer), got {one!r}."
-    return None
-
-
 def frozen() -> optax.GradientTransformation:
     """Leaves parameters unchanged: they have no state and no gradient and count in no norm.
 
@@ -183,8 +172,7 @@ _FROZEN = optax.set_to_zero()  # a single object, so that `is_frozen` can compar
 
 def assign(groups: Mapping[str, Group], by_path: Mapping[str, Any]) -> dict[str, str]:
     """Returns path name -> group name of every parameter; raises GroupError if it cannot."""
-    # The first group that takes a parameter has it. It is an error if no group takes a parameter, a
-    # group takes none, or a pattern takes too long.
+    # The first group that takes a parameter has it.
     labels = {path: _first(groups, path, x) for path, x in by_path.items()}
     for name, group in groups.items():
         if name not in labels.values():
@@ -212,26 +200,21 @@ def _dead_group(
     name: str, group: Group, by_path: Mapping[str, Any], labels: Mapping[str, str]
 ) -> GroupError:
     matching = [path for path in by_path if fullmatch(group.match, path)]
-    taken = [path for path in matching if group.takes(path, by_path[path])]
-    if taken:
+    if taken := [path for path in matching if group.takes(path, by_path[path])]:
         why = (
             f"Every parameter that it matches belongs to an earlier group, as {taken[0]} to"
-            f" {labels[taken[0]]!r}"
+            f" {labels[taken[0]]!r}. Put it before them, or remove it."
         )
-        advice = "Put it before them, or remove it."
     elif matching:
         axes = by_path[matching[0]].ndim
-        why = f"It matches {matching[0]}, but its bounds exclude parameters of {axes} axes"
-        advice = "Change min_ndim or max_ndim."
+        why = (
+            f"It matches {matching[0]}, but its bounds exclude parameters of {axes} axes. Change"
+            f" min_ndim or max_ndim."
+        )
     else:
-        near, partly = near_paths(group.match, by_path)
-        why = f"The nearest parameters are {near}"
-        advice = "A pattern matches a whole path: add .* where other text may follow or precede."
-        if not partly:
-            advice = "Correct the pattern, or remove the group."
+        why = nearest_parameters(group.match, by_path, "group")
     return GroupError(
-        f"The group {name!r} takes no parameter: its pattern is {group.match.pattern!r}. "
-        f"{why}. {advice}",
+        f"The group {name!r} takes no parameter: its pattern is {group.match.pattern!r}. {why}",
         name,
         "match",
     )
@@ -240,7 +223,6 @@ def _dead_group(
 @contextmanager
 def group_error_context(name: str, group: Group, params: Mapping[str, Any]) -> Iterator[None]:
     """Raises an optimizer's errors again as GroupErrors that name the group."""
-    # `params` are the parameters of the group, by path name.
     try:
         yield
     # A GroupError names its group already; the other one is about a device, such as its memory.

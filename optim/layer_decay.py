@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.groups import GroupError
-from optim.patterns import fullmatch, nearest
+from optim.patterns import fullmatch, nearest_paths
 from optim.tracing import require_whole
 from optim.transformations import SlowParams, nodes_of
 
@@ -162,7 +162,7 @@ def _check_places(
             raise GroupError(
                 f"The pattern {pattern!r} of layers matches no parameter that earlier patterns do "
                 f"not match. A pattern matches a whole path; the nearest are "
-                f"{nearest(pattern, by_path)}.",
+                f"{nearest_paths(pattern, by_path)}.",
                 argument="layers",
             )
     # A model with blocks/... may have parameters there that are not stacked.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from optim.paths import flatten
-from optim.patterns import did_you_mean, fullmatch, nearest
+from optim.patterns import did_you_mean, fullmatch, nearest_paths
 
 MatrixSpec = str | Mapping[str, str] | None
 
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
         return math.prod(self.shape[axis] for axis in axes)
 
 
-class Rule(NamedTuple):
+class MatrixRule(NamedTuple):
     """One entry of `matrices`: the patterns that a path must match, and the names of the axes."""
 
     patterns: tuple[re.Pattern[str], ...]
@@ -91,7 +91,7 @@ class Rule(NamedTuple):
         return all(fullmatch(pattern, path) for pattern in self.patterns)
 
 
-def rules(matrices: MatrixSpec) -> list[Rule]:
+def rules(matrices: MatrixSpec) -> list[MatrixRule]:
     """Reads the argument `matrices`; raises ValueError if it is invalid."""
     # It is a preset's name, a spec, or a mapping of path pattern to either. The first rule that
     # takes a path applies; None has no rules.
@@ -110,13 +110,12 @@ def rules(matrices: MatrixSpec) -> list[Rule]:
             ) from None
         if not isinstance(value, str):
             raise _unreadable(value)
-        # A path must match the pattern given and, if the value is a preset such as 'attention', its
-        # own.
+        # A path must match this pattern and, if the value is a preset such as 'attention', its own.
         found += [rule._replace(patterns=(compiled, *rule.patterns)) for rule in rules(value)]
     return found
 
 
-def _parse(spec: Any) -> Rule:
+def _parse(spec: Any) -> MatrixRule:
     if not isinstance(spec, str):
         raise _unreadable(spec)
     left, _, right = spec.partition("->")
@@ -129,8 +128,7 @@ def _parse(spec: Any) -> Rule:
     names = [name for group in groups for name in group]
     brackets = sum(item.startswith("(") for item in items)
     if (
-        # Rows and columns; brackets in pairs, not nested and not empty; each name once on each
-        # side.
+        # Rows and columns; brackets in pairs, not nested, not empty; each name once on each side.
         len(groups) < 2
         or right.count("(") != brackets
         or right.count(")") != brackets
@@ -141,7 +139,7 @@ def _parse(spec: Any) -> Rule:
     ):
         raise _unreadable(spec)
     batch = tuple(name for group in groups[:-2] for name in group)
-    return Rule((), spec, tuple(axes), batch, groups[-2], groups[-1])
+    return MatrixRule((), spec, tuple(axes), batch, groups[-2], groups[-1])
 
 
 def _unreadable(spec: Any) -> ValueError:
@@ -154,11 +152,9 @@ def _unreadable(spec: Any) -> ValueError:
     )
 
 
-def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]:
+def layouts(params: Any, known: list[MatrixRule], optimizer: str) -> dict[str, Layout]:
     """Returns path name -> layout of every parameter's matrices, in the order of the leaves."""
-    # `params` are arrays or shapes. Those that none of the `known` rules takes use their last two
-    # axes. Raises ValueError if a parameter has fewer than two axes, is complex, or has fewer axes
-    # than its rule names; or a rule does not match any parameter.
+    # `params` may be shapes. Those that none of the `known` rules takes use their last two axes.
     by_path = flatten(params)
     found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}
     for rule in known:
@@ -167,12 +163,12 @@ def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]
             raise ValueError(
                 f"In matrices of {optimizer}, the pattern {' and '.join(map(repr, texts))} "
                 f"matches none of its parameters. A pattern matches a whole path; the nearest are "
-                f"{nearest(texts[-1], by_path)}. Correct the pattern, or remove it."
+                f"{nearest_paths(texts[-1], by_path)}. Correct the pattern, or remove it."
             )
     return found
 
 
-def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
+def _layout(path: str, x: Any, known: list[MatrixRule], optimizer: str) -> Layout:
     shape = tuple(jnp.shape(x))
     if len(shape) < 2:
         raise ValueError(
@@ -186,8 +182,7 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
         )
     rule = next((rule for rule in known if rule.takes(path)), None) or _parse(PRESETS["dense"])
     # The axes that the spec does not name; they come first and are batch.
-    lead = len(shape) - len(rule.axes)
-    if lead < 0:
+    if (lead := len(shape) - len(rule.axes)) < 0:
         raise ValueError(
             f"In matrices of {optimizer}, the spec of {path!r} has the axes"
             f" {' '.join(rule.axes)!r}, but its shape {shape} has fewer axes. Give it another"

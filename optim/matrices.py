@@ -35,9 +35,7 @@ class Matrices:
         again: bool = True,
     ) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`."""
-        # Raises ValueError if a parameter is not a real matrix or does not fit the spec, or a
-        # pattern of the spec matches no parameter. For the other arguments, see
-        # `declarations.declare`.
+        # For the arguments, see `declarations.declare`.
         declare(params, self._rules, self._optimizer, doubts, length, again)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
@@ -62,8 +60,7 @@ class Matrices:
     ) -> list[Any]:
         """Applies a function to lists of all parameters' matrices, [n, rows, columns]."""
         # It takes a list of each of `trees`, then of each of `kept` ([n, ...], with the batch axes
-        # in place of n outside), and returns lists in that order. Raises ValueError as `declare`
-        # does, or inside shard_map if an array differs between devices: it may be a shard.
+        # in place of n outside), and returns lists in that order.
         leaves, structure = jax.tree.flatten(trees[0])
         # Each item of `kept` has a tree of arrays for a parameter, or () where there is no matrix.
         columns = [structure.flatten_up_to(tree) for tree in (*trees, *kept)]
@@ -71,8 +68,7 @@ class Matrices:
         whole = [list(map(self._matrices, column, found)) for column in columns[: len(trees)]]
         stacked = [list(map(self._stack, column, found)) for column in columns[len(trees) :]]
         made = function(*whole, *stacked)
-        # The results come in the order of the arguments: those like parameters, then those like
-        # `kept`.
+        # Results come in the order of the arguments: those like parameters, then those like `kept`.
         back = [list(map(_parameter, column, found, leaves)) for column in made[: len(trees)]]
         rest = [list(map(_unstack, column, found)) for column in made[len(trees) :]]
         if kept:
@@ -86,21 +82,21 @@ class Matrices:
 
     def _matrices(self, x: jax.Array, layout: Layout) -> jax.Array:
         self._require_whole(x)
-        return _merge(jnp.transpose(x, layout.order), len(layout.batch), layout.matrices)
+        x = replicate(jnp.transpose(x, layout.order), len(layout.batch))
+        return jnp.reshape(x, layout.matrices)
 
     def _stack(self, tree: Any, layout: Layout) -> Any:
         batch = len(layout.batch)
 
         def one(x: jax.Array) -> jax.Array:
             self._require_whole(x)
-            return _merge(x, batch, (layout.matrices[0], *x.shape[batch:]))
+            return jnp.reshape(replicate(x, batch), (layout.matrices[0], *x.shape[batch:]))
 
         return jax.tree.map(one, tree)
 
     def _require_whole(self, x: jax.Array) -> None:
         # The mesh axes of a surrounding shard_map along which the array differs, if there is one.
-        varying = jax.typeof(x).manual_axis_type.varying
-        if varying:
+        if varying := jax.typeof(x).manual_axis_type.varying:
             axes = ", ".join(sorted(map(str, varying)))
             raise ValueError(
                 f"Inside shard_map, {self._optimizer} got a gradient or a parameter that differs"
@@ -108,17 +104,6 @@ class Matrices:
                 " average the gradient over that axis (jax.lax.pmean) and keep the parameter"
                 " replicated, or leave shard_map and use jit with named shardings."
             )
-
-
-def _merge(x: jax.Array, batch: int, shape: tuple[int, ...]) -> jax.Array:
-    """Merges the batch axes into one, and gathers all axes but the first batch axis."""
-    # Under jit with automatic axes the compiler gathers where necessary. With explicit axes, where
-    # the sharding belongs to the type, the array must be resharded here.
-    sharding = jax.typeof(x).sharding
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        first = tuple(sharding.spec)[: min(batch, 1)]
-        x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*first)))
-    return jnp.reshape(x, shape)
 
 
 def _unstack(tree: Any, layout: Layout) -> Any:
@@ -141,11 +126,16 @@ def scatter(x: jax.Array, like: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, sharding) if explicit else x
 
 
-def replicate(x: jax.Array) -> jax.Array:
-    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches."""
+def replicate(x: jax.Array, batch: int = 0) -> jax.Array:
+    """Gathers all axes but the first of so many batch axes, on meshes with explicit axes."""
+    # Under jit with automatic axes the compiler gathers where necessary. With explicit axes, where
+    # the sharding belongs to the type, a reshape cannot merge split axes, and QR does not support
+    # sharded batches.
     sharding = jax.typeof(x).sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec())) if explicit else x
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    first = tuple(sharding.spec)[: min(batch, 1)]
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*first)))
 
 
 def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
@@ -154,8 +144,7 @@ def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
     if not x.size:  # the largest eigenvalue would be a maximum over nothing, which raises
         return (), ()
     left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
-    right = product(transpose(x), x) if x.shape[-1] <= max_size else ()
-    return left, right
+    return left, (product(transpose(x), x) if x.shape[-1] <= max_size else ())
 
 
 def eigh(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,8 +21,6 @@ from optim.factories import ArgumentError
 from optim.matrices import product, transpose
 from optim.patterns import did_you_mean
 
-__all__ = ["orthogonalize", "polynomials"]
-
 # Keller Jordan's coefficients: steep at 0 but not convergent; singular values end in 0.68..1.20.
 _JORDAN = (3.4445, -4.7750, 2.0315)
 
@@ -53,27 +51,12 @@ def polynomials(
     steps: int,
     names: tuple[str, str] = ("ns_coefficients", "ns_steps"),
 ) -> list[Triple]:
-    """Returns the coefficients of every Newton-Schulz step.
-
-    Args:
-        ns_coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple
-            for each step (the last is repeated where there are fewer than steps).
-        steps: the number of steps, at least 1.
-        names: what the caller's user calls the two arguments.
-
-    Returns:
-        One triple for each step.
-
-    Raises:
-        ArgumentError: if the name is unknown, there are no triples, or `steps` is not at least 1;
-            it has the name of the argument.
-
-    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Amsel et al., The
-      Polar Express, https://arxiv.org/abs/2505.16932
-    """
+    """Returns the coefficients of every Newton-Schulz step; raises ArgumentError."""
+    # For `ns_coefficients`, see `optim.muon`; `names` is what the caller's user calls the two
+    # arguments. Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Amsel et al., The
+    # Polar Express, https://arxiv.org/abs/2505.16932.
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        message = f"{names[1]} must be an integer, at least 1, got {steps!r}."
-        raise ArgumentError(message, names[1])
+        raise ArgumentError(f"{names[1]} must be an integer, at least 1, got {steps!r}.", names[1])
     if isinstance(ns_coefficients, str):
         # Dividing the argument of a s + b s^3 + c s^5 by a scale divides a, b and c by its powers.
         scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
@@ -108,8 +91,7 @@ def polynomials(
 
 def range_of_results(triples: Sequence[Any]) -> tuple[float, float]:
     """Returns the least and the largest value to which the steps map values in [0, 1]."""
-    # The values are singular values. The largest is infinite for steps that diverge. The
-    # coefficients are numbers.
+    # They are singular values. The largest is infinite for steps that diverge.
     x = np.linspace(0, 1, 2001)
     with np.errstate(over="ignore", invalid="ignore"):
         for a, b, c in triples:
@@ -128,29 +110,14 @@ def orthogonalize(
     add_eps: bool = False,
     axes: Axes = (),
 ) -> jax.Array:
-    """Orthogonalizes matrices approximately, by Newton-Schulz steps.
+    """Orthogonalizes matrices [..., m, n] approximately, by Newton-Schulz steps."""
+    # Returns p(s / max(norm, eps)) for singular values s, where p is the composition of the steps'
+    # polynomials; with `add_eps`, p(s / (norm + eps)). A zero matrix stays zero. For `norm`, see
+    # `parts.polar`. `dtype` is that of the steps: matrices are normalized in that of `x` in any
+    # case, because the square of 1e-5 is 0 in float16. Inside shard_map, `axes` are those whose
+    # devices compute the products together, each of them its rows of the result: all have `x`,
+    # which has no more rows than columns, and they divide its rows.
 
-    Products of float32 matrices are exact to float32 on every platform; bfloat16 is faster on
-    accelerators.
-
-    Args:
-        x: [..., m, n]; every axis before the last two is batch.
-        triples: the coefficients (a, b, c) of every step.
-        eps: the smallest norm by which a matrix is divided; a zero matrix stays zero.
-        dtype: the dtype of the steps; None for the dtype of `x`. The matrices are normalized in the
-            dtype of `x` in any case: the square of 1e-5 is 0 in float16.
-        norm: "frobenius", or "gram": the square root of the Frobenius norm of X X^T, which also is
-            at least the largest singular value.
-        add_eps: whether eps is added to the norm.
-        axes: inside shard_map, the mesh axes whose devices compute the products together, each of
-            them its rows; all have `x`, which has no more rows than columns, and the devices divide
-            its rows.
-
-    Returns:
-        An array like `x`, or this device's rows of it; its singular values are p(s / max(norm,
-        eps)), where s are those of `x` and p is the composition of the steps' polynomials
-        a s + b s^3 + c s^5; with `add_eps`, p(s / (norm + eps)).
-    """
     # The products of a step are then of the smaller side.
     tall = x.shape[-2] > x.shape[-1]
     x = transpose(x) if tall else x
@@ -281,8 +248,7 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple], axes: Axes) -> jax.Arra
         own = _own_rows(gram, axes)
         step = a * identity + b * own + c * product(own, gram)
         whole = step if whole is None else product(step, _gather(whole, axes))
-        # `step` and `gram` are polynomials of the first Gram matrix: they are symmetric and
-        # commute.
+        # `step` and `gram` are polynomials of one Gram matrix: they are symmetric and commute.
         if i + 1 < len(triples):
             gram = _gather(product(product(step, gram), _gather(step, axes)), axes)
     return _own_rows(x, axes) if whole is None else product(whole, x)
@@ -290,8 +256,7 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple], axes: Axes) -> jax.Arra
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:
     """Returns an orthogonal update's factor for its shape; ValueError if `scale` is unknown."""
-    # It is sqrt(max(1, columns / rows)) for 'original', 0.2 * sqrt(max(rows, columns)) for
-    # 'match_rms_adamw' and 1 for 'none', where rows are inputs and columns outputs (y = x W).
+    # Rows are inputs and columns outputs (y = x W).
     factors = {
         "original": math.sqrt(max(1.0, columns / max(rows, 1))),
         "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)),

@@ -14,14 +14,13 @@ from optim.bound import BoundOptimizer, Updates, own_floats
 from optim.descent import Updated
 from optim.dtypes import LowPrecision
 from optim.factories import evaluate, named_floats
-from optim.groups import Group, GroupError, assign, wrong_groups
+from optim.groups import Group, GroupError, assign
 from optim.layer_decay import Layers, wrong_layers
-from optim.lookahead import EmaNesterov, Lookahead, OuterNesterov
 from optim.packing import OptimizerState, Unpacked, packed
 from optim.paths import flatten, names, unflatten
-from optim.readout import WeightEma
 from optim.state_dtypes import wrong_states
 from optim.transformations import nodes_of
+from optim.wrappers import EmaNesterov, Lookahead, OuterNesterov, WeightEma
 
 Params = TypeVar("Params")  # any pytree of arrays
 
@@ -325,8 +324,7 @@ class Optimizer(NamedTuple):
             else `params`.
         """
         bound = self.bind(params)
-        found = bound.eval_params(to_paths(bound, state))
-        return unflatten(params, {**flatten(params), **found})
+        return unflatten(params, {**flatten(params), **bound.eval_params(to_paths(bound, state))})
 
 
 def optimizer(
@@ -394,13 +392,12 @@ def optimizer(
         >>> print(optimizer.hyperparameters(1)["matrices"]["learning_rate"])
         0.01
     """
-    wrong = wrong_groups(groups)
+    wrong = _wrong_kind(groups, lookahead, readout)
     wrong = wrong or checks.wrong_option(groups, clip_norm, layer_decay, low_precision)
     if wrong is None and layers is not None:
         wrong = wrong_layers(layers)
         if layer_decay is None:
             wrong = "layers is used by layer_decay only: set layer_decay, or remove layers."
-    wrong = wrong or _wrong_wrapper(lookahead, readout)
     wrong = wrong or (None if states is None else wrong_states(states))
     if wrong is not None:
         raise ValueError(wrong)
@@ -408,8 +405,13 @@ def optimizer(
     return Optimizer(dict(groups), *options, lookahead, readout, states)
 
 
-def _wrong_wrapper(lookahead: Any, readout: Any) -> str | None:
-    """Describes what is wrong with the arguments `lookahead` and `readout`, or returns None."""
+def _wrong_kind(groups: Mapping[str, Any], lookahead: Any, readout: Any) -> str | None:
+    """Describes a group, a lookahead or a readout that is none, or returns None."""
+    if not groups:
+        return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
+    for name, one in groups.items():
+        if not isinstance(one, Group):
+            return f"The group {name!r} must be made by optim.group(match, optimizer), got {one!r}."
     if not isinstance(lookahead, EmaNesterov | OuterNesterov | None):
         return (
             f"lookahead must be made by optim.ema_nesterov or optim.outer_nesterov, got "
@@ -488,8 +490,7 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         trainable, after = bound.trainable(), flatten(new_params)
         moves = {
             path: after[path] - x if path in trainable else jnp.zeros_like(x)
-            # Frozen parameters have an update, too: optax.apply_updates needs a tree like the
-            # parameters.
+            # Also for frozen parameters: optax.apply_updates needs a tree like the parameters.
             for path, x in flatten(bound.params).items()
         }
         out = to_trees(bound, new_state) if isinstance(state, TransformationState) else new_state
@@ -517,7 +518,6 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
     """Converts the state of a transformation back, for `Optimizer.update`."""
-    # An `OptimizerState` is returned unchanged.
     if isinstance(state, OptimizerState):
         return state
     template = bound.template()

@@ -53,7 +53,6 @@ def _is_scalar(x: Any) -> bool:
 
 def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
     """Splits a state into a vector of scalars for each dtype name, and the rest of the tree."""
-    # The rest has None in place of each scalar.
     leaves, structure = jax.tree.flatten(state)
     scalars: dict[str, list[Any]] = {}
     for x in filter(_is_scalar, leaves):

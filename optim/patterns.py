@@ -1,7 +1,6 @@
 """Matches regular expressions with path names, within a time limit.
 
-Python's `re` takes exponential time for some patterns: (([a-z]*)*)*X tries every way to split
-a path.
+Python's `re` takes exponential time for some patterns: (([a-z]*)*)*X tries all splits of a path.
 """
 
 import difflib
@@ -39,16 +38,23 @@ def occurs(pattern: re.Pattern[str], path: str) -> bool:
         return False
 
 
-def near_paths(pattern: re.Pattern[str], paths: Collection[str]) -> tuple[str, bool]:
-    """Returns up to three path names nearest to a pattern that matches none of them."""
-    # The second result is whether the pattern occurs within them, so that .* is probably missing.
+def nearest_parameters(pattern: re.Pattern[str], paths: Collection[str], owner: str) -> str:
+    """Says which parameters are nearest to a pattern that matches none, and what to do."""
+    # `owner` is what has the pattern, such as "group".
     partly = [path for path in paths if occurs(pattern, path)]
-    return ", ".join(partly[:3]) or nearest(pattern.pattern, paths), bool(partly)
+    near = ", ".join(partly[:3]) or nearest_paths(pattern.pattern, paths)
+    advice = f"Correct the pattern, or remove the {owner}."
+    if partly:
+        advice = "A pattern matches a whole path: add .* where other text may follow or precede."
+    return f"The nearest parameters are {near}. {advice}"
 
 
-def nearest(text: str, paths: Collection[str]) -> str:
+def nearest_paths(text: str, paths: Collection[str]) -> str:
     """Returns the three path names nearest to a text, also if none is like it."""
-    return ", ".join(difflib.get_close_matches(text, paths, n=3, cutoff=0.0))
+    near = difflib.get_close_matches(text, paths, n=max(1, len(paths)), cutoff=0.0)
+    # First those that end as the text does: kernels for a pattern of kernels, whatever holds them.
+    near.sort(key=lambda path: path.rpartition("/")[2] != text.rpartition("/")[2])
+    return ", ".join(near[:3])
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

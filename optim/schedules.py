@@ -280,8 +280,7 @@ def power_cool(
     Reference: https://github.com/KellerJordan/modded-nanogpt, records/track_3_optimization
     """
     last = step_count("end", end)
-    flat = step_count("flat_until", flat_until)
-    if flat >= last:
+    if (flat := step_count("flat_until", flat_until)) >= last:
         raise ValueError(
             f"flat_until is {flat} and end is {last}, which leaves no step for the cool-down: make"
             " end larger than flat_until."

@@ -14,6 +14,7 @@ from optim.dtypes import wide_zeros, widen
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials
+from optim.parts.base import check_option
 
 _NORMS = ("spectral", "spectral_conv", "sign", "col_norm", "row_norm", "bias_rms")
 
@@ -99,8 +100,7 @@ def scion(
     Reference: Pethick et al., Training Deep Learning Models with Norm-Constrained LMOs,
       https://arxiv.org/abs/2502.07529
     """
-    if norm not in _NORMS:
-        raise ValueError(f"norm must be one of {', '.join(_NORMS)}, got {norm!r}.")
+    check_option("norm", norm, _NORMS)
     triples = polynomials(ns_coefficients, ns_steps)
     if norm == "bias_rms" and matrices is not None:
         raise ValueError("norm='bias_rms' uses the last axis of every parameter: remove matrices.")
@@ -123,30 +123,16 @@ def scion(
             found = orthogonalize_all(arrays, triples, eps, splits=splits)
             # Arrays are [matrices, inputs, outputs], so this is sqrt(outputs / inputs).
             return [[(x.shape[-1] / max(x.shape[-2], 1)) ** 0.5 * x for x in found]]
-        return [list(map(normalized, arrays))]
-
-    def normalized(m: jax.Array) -> jax.Array:
-        inputs, small = m.shape[-2], scalar(eps, m)
-        if norm == "sign":
-            return jnp.sign(m) / inputs
-        # A column of the authors' [outputs, inputs] is a row here: the mean is over the outputs.
-        if norm == "col_norm":
-            return m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + small)
-        length = jnp.sqrt(jnp.sum(m**2, -2, keepdims=True))
-        return m / (inputs**0.5 * length + small)
+        return [[_normalized(norm, eps, x) for x in arrays]]
 
     def directions(moments: Any) -> Any:
         if norm == "bias_rms":
-            return jax.tree.map(
-                lambda m: m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + scalar(eps, m)),
-                moments,
-            )
+            return jax.tree.map(partial(_normalized, norm, eps), moments)
         [found] = over.map(partial(farthest, over.splits(moments)), [moments])
         if not conv:
             return found
         leaves, structure = jax.tree.flatten(found)
-        # `farthest` has multiplied by sqrt(o / (c * k)) for k positions: 1 / sqrt(k) more makes it
-        # sqrt(o / c) / k.
+        # `farthest` has multiplied by sqrt(o / (c * k)) for k positions: sqrt(o / c) / k is wanted.
         factors = [max(at.window, 1) ** -0.5 for at in over.layouts(moments)]
         return structure.unflatten([f * x for f, x in zip(factors, leaves, strict=True)])
 
@@ -162,6 +148,17 @@ def scion(
     tx = optax.GradientTransformation(init, update)
     # (1 - learning_rate) * W is weight decay with a factor of 1.
     return descend(tx, learning_rate, 1.0 if constrained else 0.0)
+
+
+def _normalized(norm: str, eps: Any, m: jax.Array) -> jax.Array:
+    # A column of the authors' [outputs, inputs] is a row here: the mean is over the outputs.
+    if norm in ("col_norm", "bias_rms"):
+        return m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + scalar(eps, m))
+    inputs = m.shape[-2]
+    if norm == "sign":
+        return jnp.sign(m) / inputs
+    length = jnp.sqrt(jnp.sum(m**2, -2, keepdims=True))
+    return m / (inputs**0.5 * length + scalar(eps, m))
 
 
 def _length(norm: str, layout: Layout) -> float:

@@ -1,6 +1,7 @@
 """Shampoo, as in PyTorch's Distributed Shampoo: with decaying averages, grafted to Adam."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import optax
 
 from optim.descent import Updated, bias_correction, descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.eigen import average_or_add, correction, graft, inverse_roots, is_due, precondition
+from optim.eigen import average_or_add, correction, inverse_roots, precondition, rescale, roots_due
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, gram_matrices
 
@@ -107,27 +108,14 @@ def shampoo(
 
     over = Matrices(matrices, "optim.shampoo")
 
-    def init(params: optax.Params) -> ShampooState:
-        over.declare(params)
-
-        def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
-            sides = [gram_matrices(x, max_precond_dim) for x in zeros]
-            left, right = ([x[i] for x in sides] for i in (0, 1))
-            # [matrices, m, m] and [matrices, n, n], or () for a side that is too long.
-            return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
-
-        mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
-        variance = jax.tree.map(wide_zeros, params)
-        return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
-
     def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
-        due = is_due(count, start, precondition_frequency)
+        due = roots_due(count, start, precondition_frequency)
 
         def follow(
             whole: jax.Array, mean: jax.Array, variance: jax.Array, *grams: Any
         ) -> tuple[Any, ...]:
-            mean = moving_average(mean, whole, scalar(b1, whole))
+            mean = moving_average(mean, whole, b1)
             variance = average_or_add(variance, whole**2, b2)
             news = gram_matrices(whole, max_precond_dim)
             grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), grams, news)
@@ -138,7 +126,7 @@ def shampoo(
             unbiased = variance / correction(b2, count, mean)
             adam = corrected / (jnp.sqrt(unbiased) + scalar(graft_eps, mean))
             # Before `start`, the roots are still zeros, and `graft` of zeros is 0, not 0 / 0.
-            step = jnp.where(count < start, adam, graft(precondition(corrected, *roots), adam))
+            step = jnp.where(count < start, adam, rescale(precondition(corrected, *roots), adam))
             return step if jax.tree.leaves(roots) else adam
 
         def new_roots(sides: tuple[list[Any], list[Any]], _: Any) -> Any:
@@ -152,8 +140,22 @@ def shampoo(
             steps = list(map(step_along, mean, variance, *roots))
             return steps, mean, variance, left, right, *roots
 
-        trees = [widen(updates), state.mean, state.variance]
-        steps, *fields = over.map(move, trees, state[3:])
+        steps, *fields = over.map(move, [widen(updates), state.mean, state.variance], state[3:])
         return steps, ShampooState(count, *fields)
 
+    init = partial(_first_state, over, max_precond_dim)
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
+
+
+def _first_state(over: Matrices, longest: int, params: optax.Params) -> ShampooState:
+    over.declare(params)
+
+    def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
+        sides = [gram_matrices(x, longest) for x in zeros]
+        left, right = ([x[i] for x in sides] for i in (0, 1))
+        # [matrices, m, m] and [matrices, n, n], or () for a side that is too long.
+        return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
+
+    mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
+    variance = jax.tree.map(wide_zeros, params)
+    return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)

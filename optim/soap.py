@@ -24,6 +24,7 @@ def soap(
     precondition_frequency: int = 10,
     max_precond_dim: int = 10_000,
     matrices: MatrixSpec = None,
+    decay_after_step: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs Adam in the slowly changing eigenbasis of Shampoo's preconditioner (SOAP).
 
@@ -31,8 +32,7 @@ def soap(
     and of G^T G, Adam receives Q_L^T G Q_R, and its step is rotated back. As in the authors'
     program, the first update only computes the bases and leaves the parameters unchanged; later the
     bases are updated every `precondition_frequency` updates, after the step, by one power iteration
-    and a QR decomposition. (The authors' program shrinks the weights after the step; here step and
-    weight decay are one sum, as in AdamW.)
+    and a QR decomposition.
 
     A first gradient of 16x24 has 16 right singular vectors, and the other 8 columns of Q_R are
     arbitrary: in an eigendecomposition they depend on rounding errors, and so does the rest of the
@@ -44,7 +44,8 @@ def soap(
     Without `matrices`, a matrix is the last two axes of a parameter, and every axis before them is
     batch (stacked layers). Other parameters, such as biases, must be in another group.
 
-    Differences from the authors' program: its default weight_decay is 0.01. For a parameter with
+    Differences from the authors' program: its default weight_decay is 0.01, and shrinks the weights
+    after the step, which here `decay_after_step` does. For a parameter with
     more than two axes it rotates every axis, or merges axes (merge_dims); here a parameter is
     always a batch of matrices.
 
@@ -63,6 +64,8 @@ def soap(
         max_precond_dim: the longest side of a matrix that is rotated.
         matrices: which axes of a parameter are the rows and the columns of its matrices, as in
             `optim.muon`; None for the last two.
+        decay_after_step: whether weight decay shrinks the weights that the step has made, as in the
+            authors' program; by default step and decay are one sum, as in AdamW.
 
     Returns:
         The optimizer.
@@ -97,7 +100,8 @@ def soap(
         grads = widen(updates)
         return part.update(grads, state, grad=grads)
 
-    tx = descend(optax.GradientTransformation(part.init, direct), learning_rate, weight_decay)
+    direction = optax.GradientTransformation(part.init, direct)
+    tx = descend(direction, learning_rate, weight_decay, decay_after_step)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         moves, new = tx.update(updates, state, params, **extra)

@@ -81,7 +81,6 @@ def find_leaves(
 
 def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) -> None:
     """Raises GroupError for a rule that is the first to match no array."""
-    # The error lists those that exist. `found` is what `find_leaves` returned.
     names = list(dict.fromkeys(f"{group}/{x.name}" for group, own in found.items() for x in own))
     left = list(names)
     for text in states:
@@ -99,8 +98,7 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
                 f" them, or remove it.",
                 argument="states",
             )
-        fields = [x.partition("/")[2] for x in names]
-        hint = did_you_mean(text, [*fields, *names])
+        hint = did_you_mean(text, [*[x.partition("/")[2] for x in names], *names])
         if not hint and any(occurs(pattern, x) for x in names):
             hint = " A pattern matches a whole name: add .* where other text may follow or precede."
         raise GroupError(
@@ -137,13 +135,13 @@ def widen_leaves(state: Any, leaves: Sequence[Leaf]) -> Any:
 
 def store_leaves(state: Any, leaves: Sequence[Leaf], step: ArrayLike, key: jax.Array) -> Any:
     """Rounds arrays of a group's state to the dtypes in which they are stored."""
-    # The noise of "bfloat16 stochastic" depends on the step and the PRNG key. Raises ValueError for
-    # it inside shard_map, where all shards would get the same noise.
+    # The noise of "bfloat16 stochastic" depends on the step and the PRNG key.
     flat, structure = jax.tree.flatten(state)
     noise = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
     for leaf in leaves:
         x = flat[leaf.index]
         if leaf.stored == "bfloat16 stochastic":
+            # Inside shard_map, all shards would get the same noise.
             require_whole(None, ({"": x}, ()), 'states with "bfloat16 stochastic"')
             x = stochastic_round(x, jax.random.fold_in(noise, leaf.index), jnp.bfloat16)
         elif leaf.stored == "bfloat16":

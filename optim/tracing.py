@@ -9,8 +9,7 @@ from jax.interpreters import partial_eval
 
 def reads(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> set[str]:
     """Returns the names of the arguments that the results of a function depend on."""
-    # The function takes a dict like `arguments`, of numbers, arrays or pytrees of them. It is
-    # traced, and nothing is computed. Dependence on the shape of an argument alone does not count.
+    # It takes a dict like `arguments`. Dependence on the shape of an argument alone does not count.
     jaxpr, owners = _trace(function, arguments)
     return _used(jaxpr, owners, [True] * len(jaxpr.outvars))
 
@@ -62,8 +61,7 @@ def require_whole(
     # The norm of a shard is not the norm of the parameter. A function is traced if an operand
     # differs between devices: it may work on shards unless it combines numbers of an array or draws
     # random ones. It takes the first of `operands`, the gradients; None always needs whole arrays.
-    axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}
-    if not axes:
+    if not (axes := {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}):
         return
     try:
         whole = function is None or any(

@@ -72,8 +72,7 @@ def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransfo
         pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
         moves: Any
         moves, inner = tx.update(updates, state.state, pair)
-        # The caller applies the first result. The slow parameters are in the state, so they are
-        # updated here.
+        # The caller applies the first result; the slow parameters are in the state.
         return moves.fast, SlowParams(optax.apply_updates(state.slow, moves.slow), inner)
 
     return optax.GradientTransformation(init, update)

@@ -246,9 +246,9 @@ def _same(one: Path, two: Path) -> list[str]:
     pid = os.fork()
     if pid == 0:
         try:
-            from trainer.checkpoint import diff
+            from trainer.checkpoint import diff_checkpoints
 
-            found.write_text("\n".join(diff(one, STEPS, STEPS, other=two)))
+            found.write_text("\n".join(diff_checkpoints(one, STEPS, STEPS, other=two)))
         except BaseException:
             found.write_text(traceback.format_exc())
         finally:

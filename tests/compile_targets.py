@@ -55,7 +55,7 @@ def compiled(name: str) -> dict[str, Any]:
     config, target, *sets = name.split()
     elsewhere = targets.elsewhere_of(targets.parse(target))
     from trainer import config as configs
-    from trainer.cli.optimizer_facts import find
+    from trainer.cli.optimizer_facts import find_optimizer
     from trainer.engine.collectives import executed_lines
     from trainer.engine.explanation import explain, with_compiled
     from trainer.engine.loading import load_located
@@ -63,7 +63,7 @@ def compiled(name: str) -> dict[str, Any]:
     if Path(config).suffix in _CONFIGS:
         read = configs.load([ROOT / "configs" / config], sets=sets)
     else:
-        read = find(config)[0].config
+        read = find_optimizer(config)[0].config
         assert read is not None
     program = load_located(read, declared=True, devices=elsewhere.devices)
     explanation = with_compiled(explain(program, read, elsewhere), program)

@@ -1,4 +1,4 @@
-"""Measures the house: `python -m tests.house_measures [TREE]` prints files, lines, arrows.
+"""Measures the house: `python -m tests.house_measures [TREE]` prints files, lines, arrows, names.
 
 An arrow is an import of one file by another one, wherever it stands in the file. A file is free of
 jax, NumPy and SciPy if an import of it imports none of them, directly or not: the commands that
@@ -6,8 +6,10 @@ answer at once, such as `--help` and `sweep status`, are made of such files.
 """
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -156,9 +158,145 @@ def _docstring_lines(node: ast.AST) -> int:
     return len((ast.get_docstring(node, clean=False) or "").splitlines())
 
 
+@dataclass(frozen=True)
+class Definition:
+    """A function, method or class: its dotted name from the module on, and where it stands."""
+
+    name: str
+    module: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    within: str  # "module", "class" or "function"
+
+    @property
+    def lines(self) -> int:
+        """Counts the lines without the docstring."""
+        start, end = self.node.lineno, self.node.end_lineno or self.node.lineno
+        return end - start + 1 - _docstring_lines(self.node)
+
+
+def definitions(found: Iterable[Module]) -> Iterator[Definition]:
+    """Yields all definitions of the modules.
+
+    Args:
+        found: the modules.
+    """
+
+    def inside(
+        node: ast.AST, module: str, parents: tuple[str, ...], within: str
+    ) -> Iterator[Definition]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names = (*parents, child.name)
+                yield Definition(".".join(names), module, child, within)
+                kind = "class" if isinstance(child, ast.ClassDef) else "function"
+                yield from inside(child, module, names, kind)
+            else:
+                yield from inside(child, module, parents, within)
+
+    for module in found:
+        yield from inside(module.tree, module.name, (), "module")
+
+
+def shared_names(found: Iterable[Module]) -> dict[str, list[str]]:
+    """Returns the public names that two modules define, with these modules.
+
+    Args:
+        found: all modules.
+    """
+    places: dict[str, list[str]] = {}
+    for each in definitions(found):
+        if each.within == "module" and not each.name.startswith("_"):
+            places.setdefault(each.name, []).append(each.module)
+    return {name: modules for name, modules in sorted(places.items()) if len(modules) > 1}
+
+
+def used_once(found: Collection[Module]) -> list[Definition]:
+    """Returns functions of at most 6 lines that one place of the three packages names.
+
+    Those that a module offers in `__all__` are left out, because configs and users name them.
+
+    Args:
+        found: all modules.
+    """
+    names: Counter[str] = Counter()
+    offered = {name for module in found for name in _offered(module.tree)}
+    for module in found:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name):
+                names[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                names[node.attr] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.update(node.value.split() if node.value.isidentifier() else ())
+            elif isinstance(node, ast.ImportFrom):  # an import and its one use are one
+                names.update(alias.name for alias in node.names if alias.asname)
+    return [
+        each
+        for each in definitions(found)
+        if not isinstance(each.node, ast.ClassDef)
+        and not each.node.decorator_list
+        and not each.node.name.startswith("__")
+        and each.lines <= 7  # one of them is "def"
+        and each.node.name not in offered
+        and names[each.node.name] == 1
+    ]
+
+
+def _offered(tree: ast.Module) -> list[str]:
+    """Returns the names in `__all__`."""
+    return [
+        name.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.walk(node.value)
+        if isinstance(name, ast.Constant) and isinstance(name.value, str)
+    ]
+
+
+def _comments(text: str) -> int:
+    return sum(
+        token.type == tokenize.COMMENT
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
+
+
+def measures(root: Path = ROOT) -> dict[str, float]:
+    """Returns what the house is measured by, apart from the table of packages.
+
+    Args:
+        root: of the repository.
+    """
+    found = modules(root)
+    every = list(definitions(found))
+    functions = [each for each in every if not isinstance(each.node, ast.ClassDef)]
+    inner = {"__init__", "__call__"}
+    parameters = {
+        f"{each.module}:{each.name}": len(each.node.args.args + each.node.args.kwonlyargs) - 1
+        for each in functions
+        if isinstance(each.node, ast.FunctionDef) and each.node.name in inner
+    }
+    code = sum(module.lines for module in found) - sum(
+        _docstring_lines(node) for module in found for node in ast.walk(module.tree)
+    )
+    comments = sum(_comments((root / module.path).read_text("utf-8")) for module in found)
+    return {
+        "lines": sum(module.lines for module in found),
+        "functions over 60 lines": sum(each.lines > 60 for each in functions),
+        "functions over 40 lines": sum(each.lines > 40 for each in functions),
+        "classes over 300 lines": sum(
+            each.lines > 300 for each in every if isinstance(each.node, ast.ClassDef)
+        ),
+        "most parameters of a constructor": max(parameters.values()),
+        "public names of two modules": len(shared_names(found)),
+        "functions of at most 6 lines used once": len(used_once(found)),
+        "comments in 100 lines of code": round(100 * comments / code, 1),
+    }
+
+
 def main() -> None:
     """Prints the table."""
-    found = modules(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
+    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
+    found = modules(root)
     known = {module.name for module in found}
     rows = [("package", "files", "lines", "docstrings", "arrows within", "arrows out")]
     total: Counter[str] = Counter()
@@ -186,7 +324,12 @@ def main() -> None:
     names = Counter(name.rpartition(".")[2] for name in known)
     twice = {name: n for name, n in names.items() if n > 1}
     print(f"\nnames of files used twice or more: {len(twice)}: {', '.join(sorted(twice))}")
-    print(f"free of jax, NumPy and SciPy: {len(free(found))}")
+    print(f"free of jax, NumPy and SciPy: {len(free(found))}\n")
+    for name, value in measures(root).items():
+        print(f"{name:45}{value:>10,}")
+    print("\npublic names of two modules: " + ", ".join(shared_names(found)))
+    once = (f"{each.module}:{each.name}" for each in used_once(found))
+    print("\nfunctions used once: " + ", ".join(once))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import optim
-from optim.factories import takes_float, takes_partial
+from optim.factories import kind_of
 from tests.laws_table import Row, tree_of
 
 STEPS = 5
@@ -116,10 +116,10 @@ def with_floats(value: Any, change: Callable[[str, float], Any], call: bool) -> 
     given = set(bound.arguments)
     bound.apply_defaults()
     for name, x in list(bound.arguments.items()):
-        if isinstance(x, float) and takes_float(value.func, name):
+        if isinstance(x, float) and kind_of(value.func, name) == "float":
             bound.arguments[name] = change(name, x)
         elif name in given:
-            uncalled = takes_partial(value.func, name)
+            uncalled = kind_of(value.func, name) == "partial"
             bound.arguments[name] = with_floats(x, change, call and not uncalled)
         elif not isinstance(x, tuple | dict):  # *args and **kwargs stay
             del bound.arguments[name]

@@ -22,8 +22,7 @@ import optax.contrib
 import pytest
 
 import optim
-from optim import parts
-from optim.checks import needs_full_batch
+from optim import checks, parts
 from optim.factories import recipes_within
 from tests import short
 from trainer.cli.optimizer_families import FAMILIES, PIECES
@@ -384,6 +383,18 @@ ROWS = [
         optim.chain,
         learning_rate=0.02,
         before=[
+            partial(parts.momentum),
+            partial(parts.polar, contra=0.2, balance=2),
+            partial(parts.normalize),
+            partial(parts.floor, 0.35),
+        ],
+        params="matrices",
+        note="Aurora",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
             partial(parts.momentum, nesterov=False),
             partial(parts.polar, [2.0, -1.5, 0.5], 3, norm="gram"),
             partial(parts.radial_brake, 0.5),
@@ -450,6 +461,19 @@ ROWS = [
         params="matrices",
         fixed=("first_value",),
         note="KL-SOAP",
+        notes="first_value sets the first state and cannot follow a schedule",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(parts.kl_soap, every=2, b1=0.95, first_gram="copy", bounded_by="root"),
+            partial(parts.match_norm),
+        ],
+        after=[partial(parts.pin_radius)],
+        params="matrices",
+        fixed=("first_value",),
+        note="KL-SOAP-H",
         notes="first_value sets the first state and cannot follow a schedule",
     ),
     _row(
@@ -821,5 +845,5 @@ def _line(row: Row, laws: str) -> str:
     remarks += ["matrices only"] if row.params == "matrices" else []
     remarks += ["no parameters without axes"] if row.params == "no scalar" else []
     remarks += [] if row.empty else ["no parameters without elements"]
-    remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
+    remarks += ["full batches only"] if checks.needs(row.recipe, checks.FULL_BATCH) else []
     return f"| {row.name} | {', '.join(needs)} | {laws} | {'; '.join(filter(None, remarks))} |"

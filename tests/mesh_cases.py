@@ -33,7 +33,7 @@ from tests.engine import test_program
 from trainer import data, metrics, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.collectives import KINDS
-from trainer.engine.generation import Continuation, Sampling, encode_prompt
+from trainer.engine.generation import PromptContinuation, Sampling, encode_prompt
 from trainer.engine.mesh import make_mesh
 from trainer.engine.program import Program
 from trainer.engine.sharding import ShardingRules, state_shardings
@@ -130,7 +130,7 @@ def samples(devices: int) -> dict[str, Any]:
         params = jax.device_put(params, state_shardings(ShardingRules(mesh), params, params))
     tokenizer, sampling = ByteTokenizer(), Sampling(16, temperature=0)
     prompt = encode_prompt(tokenizer, "ab")
-    made = Continuation(model.language, tokenizer, prompt, sampling, mesh=mesh)
+    made = PromptContinuation(model.language, tokenizer, prompt, sampling, mesh=mesh)
     text = made.sample(params, state, seed=0)[0]
     key = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
     program = made._generate.lower(params, state, np.array([prompt], np.int32), key).compile()

@@ -81,7 +81,7 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.engine.loading import load
+        from trainer.engine.loading import load_program
         from trainer.train.run import Run
         from trainer.train.signals import StopSignals
 
@@ -91,7 +91,7 @@ class Restarts:
         self._said: list[str] = []
         self._known: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         read = configs.load([recorded.config.parent / "base.gin", recorded.config])
-        program = load(read, ["unruly"])
+        program = load_program(read, ["unruly"])
         self._run = Run(read, program, StopSignals(), self._said.append, ["unruly"])
 
     def promises(self) -> list[Promise]:
@@ -142,7 +142,7 @@ class Restarts:
 
         whole, workdir = self._folder / "disk" / "run", self._folder / "state" / "run"
         assert runs.train(self.recorded.config, workdir) == 0
-        assert checkpoint.diff(whole, 12, 12, other=workdir) == []
+        assert checkpoint.diff_checkpoints(whole, 12, 12, other=workdir) == []
         assert runs.lines(workdir) == runs.lines(whole)
         self.counts["runs finished with the bits of the undisturbed one"] += 1
 

@@ -39,13 +39,13 @@ def reduced(folder: Path, mesh: Any) -> list[str]:
 
     Sums over "tensor" alone, which are those of activations, are left out.
     """
-    from trainer.engine.collectives import axes_of, find_collectives
+    from trainer.engine.collectives import axes_of_devices, find_collectives
 
     [file] = folder.glob("**/*packed_step*after_spmd-partitioning*")
     found = set()
     for line in file.read_text().splitlines():
         summed = re.search(r"= \(?(\w+)\[\d[\d,]*\]\S* all-reduce\(", line)
-        if summed and axes_of(find_collectives(line)[0], mesh.shape) != ("tensor",):
+        if summed and axes_of_devices(find_collectives(line)[0], mesh.shape) != ("tensor",):
             found.add(summed[1])
     return sorted(found)
 

@@ -27,7 +27,10 @@ def steps_of(grads: Any, rate: Any) -> Any:
 # ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
 
 
-def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None):
+def soap_by_the_paper(
+    start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None, after=False
+):
+    """The program of its authors decays the weight `after` its step, and not with it."""
     w, seen = start.copy(), []
     m, v = np.zeros_like(w), np.zeros_like(w)
     left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
@@ -39,7 +42,8 @@ def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases
             m = b1 * m + (1 - b1) * turned
             v = b2 * v + (1 - b2) * turned**2
             size = lr * np.sqrt(1 - b2**t) / (1 - b1**t)
-            w = w - lr * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
+            old, w = w, w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
+            w = w - lr * decay * (w if after else old)
         left = beta * left + (1 - beta) * g @ g.T
         right = beta * right + (1 - beta) * g.T @ g
         if t == 0 and bases is None:
@@ -181,10 +185,16 @@ def grams_mask(u, g):
     return np.sign(g) * np.abs(u)
 
 
-def cautious_lion_by_the_paper(start, grads, rate, b1, b2, decay=0.0):
+def cautious_mask_of_lion(u, g):
+    """The authors' mask for Lion: kept elements are multiplied by n / (k + 1)."""
+    kept = u * g > 0
+    return u * kept * (kept.size / (kept.sum() + 1))
+
+
+def cautious_lion(start, grads, rate, b1, b2, decay=0.0, mask=cautious_mask):
     w, m, seen = start.copy(), np.zeros_like(start), []
     for _, g, lr in steps_of(grads, rate):
-        step = cautious_mask(np.sign(b1 * m + (1 - b1) * g), g)
+        step = mask(np.sign(b1 * m + (1 - b1) * g), g)
         w = w - lr * decay * w - lr * step
         m = b2 * m + (1 - b2) * g
         seen.append(w)

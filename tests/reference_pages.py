@@ -17,11 +17,11 @@ from typing import Any
 
 from tests import compile_targets, laws_table
 from trainer import protocols
-from trainer.cli import options
-from trainer.cli.optimizer_facts import Facts, families
-from trainer.cli.optimizer_families import PIECES
-from trainer.cli.optimizers import figures, needs
-from trainer.config import schema
+from trainer.cli import options, published
+from trainer.cli.optimizer_facts import COMPOSITIONS, Facts, families
+from trainer.cli.optimizer_families import OURS, PIECES, PUBLISHED, SearchSpace
+from trainer.cli.optimizers import figures, needs_in_words
+from trainer.config import Call, schema
 from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
@@ -30,7 +30,6 @@ from trainer.sweep.ablation import Ablation
 from trainer.sweep.branch import Branch
 from trainer.sweep.definition import Arm, Claims, Final, Goal, Sweep
 from trainer.sweep.ladder import Ladder
-from trainer.sweep.published_spaces import OURS, PUBLISHED, SearchSpace
 
 PAGES = Path(__file__).resolve().parent.parent / "docs"
 
@@ -41,6 +40,8 @@ def parts() -> dict[tuple[str, str], Callable[[], str]]:
         ("commands.md", "commands"): commands,
         ("config_language.md", "experiment"): partial(keys, Experiment),
         ("config_language.md", "vocabulary"): vocabulary,
+        ("groups.md", "compositions"): compositions,
+        ("groups.md", "missing"): missing,
         ("laws.md", "laws"): laws_table.markdown,
         ("optimizers.md", "optimizers"): optimizer_families,
         ("optimizers.md", "search_spaces"): search_spaces,
@@ -357,7 +358,7 @@ def optimizer_families() -> str:
 
 def _needed(facts: Facts) -> str:
     inside = [f"with {', '.join(map(code, facts.inside))}"] if facts.inside else []
-    return "; ".join([*filter(None, [needs(facts)]), *inside])
+    return "; ".join([*filter(None, [needs_in_words(facts)]), *inside])
 
 
 def _papers(facts: Facts) -> str:
@@ -368,6 +369,57 @@ def _papers(facts: Facts) -> str:
         link = f"https://{link}" if link.startswith("www") else link
         found.append(f"[{plain(each.short)}]({link})" if link else plain(each.short))
     return "; ".join(found)
+
+
+def compositions() -> str:
+    """Writes the table of published names, with the parts of each and what it was compared with."""
+    rows = []
+    for facts in families()[COMPOSITIONS]:
+        entry = facts.composition
+        assert entry is not None
+        given = {**entry.optimizer.kwargs}
+        given.pop("learning_rate", None)
+        is_chain = entry.optimizer.name == "optim.chain"
+        before = given["before"] if is_chain else [given.get("lookahead", entry.optimizer)]
+        cells = [
+            ", ".join(code(_flow(x)) for x in found) for found in (before, given.get("after", []))
+        ]
+        remark = plain(entry.remark)
+        compared = f"row {code(entry.compared)}" if entry.compared else ""
+        rows.append(
+            (
+                f"{facts.name} ({_papers(facts)})",
+                *cells,
+                "; ".join(filter(None, (compared, remark))),
+            )
+        )
+    return table(
+        (
+            "name",
+            "`before`, or the call",
+            "`after`",
+            "compared in [references](references.md), and remarks",
+        ),
+        rows,
+    )
+
+
+def _flow(tree: Any) -> str:
+    """Returns a tree on one line, and the name of a part without "parts."."""
+    if isinstance(tree, Call):
+        name = tree.name.removeprefix("parts.")
+        return f"{name} {_flow(dict(tree.kwargs))}" if tree.kwargs else name
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key}: {_flow(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, list):
+        return f"[{', '.join(map(_flow, tree))}]"
+    return str(tree).lower() if isinstance(tree, bool) else str(tree)
+
+
+def missing() -> str:
+    """Writes which published names Lockstep does not have, and why."""
+    entries = [entry for entry in published.published_entries() if entry.missing]
+    return "".join(f"- {x.name} ({plain(x.paper)}): {plain(x.missing)}.\n" for x in entries)
 
 
 def search_spaces() -> str:
@@ -413,4 +465,4 @@ if __name__ == "__main__":
         whole = (PAGES / page).read_text(encoding="utf-8")
         begin, end = bounds(whole, name)
         _write(PAGES / page, whole[:begin] + written() + whole[end:])
-    _write(PAGES.parent / "configs" / "schema.json", schema.text())
+    _write(PAGES.parent / "configs" / "schema.json", schema.schema_text())

@@ -10,7 +10,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -25,7 +25,7 @@ import optim
 from optim import parts, schedules
 from optim.factories import learning_rate_of
 from optim.parts.psgd import probes
-from tests import torch_cases
+from tests import originals, torch_cases
 from tests.cosine import COSINE, STEPS, has_learning_rate, with_cosine
 from tests.laws_harness import (
     NEIGHBOUR,
@@ -50,8 +50,9 @@ from tests.programs import (
     adan_by_the_paper,
     ademamix_by_the_authors,
     adopt_by_the_paper,
-    cautious_lion_by_the_paper,
+    cautious_lion,
     cautious_mask,
+    cautious_mask_of_lion,
     grams_mask,
     keller_jordan,
     lamb_by_the_paper,
@@ -133,6 +134,7 @@ MARS = "MARS-AdamW's authors (arXiv:2411.10438)"
 SCION = "Scion's authors (arXiv:2502.07529)"
 C_ADAMW = "C-AdamW's authors (arXiv:2411.16085)"
 C_LION = "C-Lion's authors (arXiv:2411.16085)"
+LION = "Lion with C-AdamW's mask (arXiv:2411.16085)"
 GRAMS = "Grams' authors (arXiv:2412.17107)"
 LAMB = "LAMB's paper (arXiv:1904.00962)"
 LARS = "LARS' paper (arXiv:1708.03888)"
@@ -219,8 +221,11 @@ BF16 = "the authors orthogonalize in bfloat16 and add 1e-7 to the norm; here in 
 ADAMW = partial(optax.adamw, learning_rate=0.03, b1=0.9, b2=0.95, weight_decay=0.1)
 MASKED = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "decay": 0.1}
 
-SOAP_WIDE = partial(optim.soap, 0.03, 0.9, 0.95, weight_decay=0.1, precondition_frequency=2)
-_soap_wide = partial(soap_by_the_paper, b1=0.9, b2=0.95, beta=0.95, eps=1e-8, decay=0.1, every=2)
+SOAP_WIDE = partial(optim.soap, 0.03, 0.9, 0.95, precondition_frequency=2)
+_soap_wide = partial(soap_by_the_paper, b1=0.9, b2=0.95, beta=0.95, eps=1e-8, decay=0.0, every=2)
+_soap_decayed = partial(
+    soap_by_the_paper, b1=0.9, b2=0.95, beta=0.7, eps=1e-8, decay=0.1, every=3, after=True
+)
 
 
 def _soap_from_our_bases(start: Any, grads: Any, rates: Any) -> Any:
@@ -248,6 +253,300 @@ def _psgd_with_our_draws(start: Any, grads: Any, rates: Any) -> Iterator[Any]:
     states = psgd_by_modded_nanogpt(start, grads, rates, [(z, np.zeros_like(z)) for z in drawn])
     return (weights for weights, *_ in states)
 
+
+SOAP_DECAYED = partial(optim.soap, 0.03, 0.9, 0.95, 0.7, weight_decay=0.1, precondition_frequency=3)
+CAUTIOUS_LION = partial(optax.lion, 0.01, 0.9, 0.95, weight_decay=0.1)
+AFTER = (
+    "the authors decay the weight after its step, and here both are one sum; with"
+    " decay_after_step=True they agree"
+)
+ONE_MORE = (
+    "of n elements of which k are kept, the paper and its authors' Lion multiply them by"
+    " n / (k + 1), and it is n / k here, as in their AdamW"
+)
+MASK_FIRST = (
+    "the authors mask the momentum before it is orthogonalized, and here the step is masked"
+)
+EPS_FIRST = "the authors add eps before the second moment's bias is corrected"
+
+
+# ---- The authors' own files, where they are
+
+
+def _file(
+    recipe: partial,
+    original: originals.Original,
+    make: Callable[[Any, Any, float], Any],
+    remarks: str = "",
+    shape: tuple[int, ...] = (6, 4),
+    scale: float = 1.0,
+    bound: float | None = BOUND,
+) -> Row:
+    """Makes a row of a file of authors, whose optimizer `make` makes; see `originals`."""
+    program = original.trained(make)
+    row = _authors(
+        recipe, original.name, program, shape, remarks, np.transpose, scale=scale, bound=bound
+    )
+    return replace(row, is_installed=originals.are_there(original))
+
+
+def _file_of_scion(norm: str, constrained: bool) -> Row:
+    def make(m: Any, params: Any, rate: float) -> Any:
+        name = "".join(word.title() for word in norm.split("_"))
+        free = not constrained
+        return m.Scion(params, rate, momentum=0.1, norm=name, scale=3.0, unconstrained=free)
+
+    recipe = partial(optim.scion, 0.02, 3.0, 0.1, norm, constrained, eps=1e-14)
+    return _file(recipe, originals.SCION, make, "" if norm == "sign" else "they add 1e-8 to norms")
+
+
+NORMUON = partial(
+    optim.chain,
+    0.02,
+    [partial(parts.momentum, 0.95), partial(parts.polar), partial(parts.normalize, 0.95)],
+    [partial(parts.decay, 0.1)],
+)
+BETAS = (0.9, 0.95)
+TRACK_POLAR = partial(parts.polar, [2.0, -1.5, 0.5], 12)
+CONTRA_POLAR = partial(parts.polar, [2.0, -1.5, 0.5], 12, contra=0.2)
+MOMENTUM = partial(parts.momentum, 0.95)
+HYPERBALL = [partial(parts.match_norm)], [partial(parts.pin_radius)]
+SOAP_OF_H = partial(parts.soap, 0.9, squares="gradient", first="rotate", sort=False, length="free")
+KL_SOAP_OF_H = partial(parts.kl_soap, 0.9, every=1, b1=0.95, first_gram="copy", bounded_by="root")
+TRACK_EPS = "they add 1e-7 to norms"
+
+
+def _result(
+    number: int,
+    before: list[partial],
+    after: list[partial],
+    make: Callable[[Any, Any, float], Any],
+    remarks: str = "",
+    shape: tuple[int, ...] = (6, 4),
+) -> Row:
+    """Makes a row of a result of modded-nanogpt's optimizer track."""
+    recipe = partial(optim.chain, 0.02, before, after)
+    return _file(recipe, originals.TRACK[number], make, remarks, shape)
+
+
+def _contra_muon(m: Any, params: Any, rate: float) -> Any:
+    """Makes the Muon of a script with the constants that stand at its head."""
+    m.CONTRA_MUON, m.TARGET_UW = 0.4, 0.35
+    return m.Muon(params, rate)
+
+
+FILES = [
+    *[
+        _file(
+            partial(optim.muon, 0.02, weight_decay=0.1),
+            originals.MUON,
+            lambda m, params, rate: m.SingleDeviceMuon(params, rate, weight_decay=0.1),
+            BF16 + form,
+            shape,
+        )
+        for shape, form in [((9, 4), ""), ((4, 9), "; the longer side is that of the inputs")]
+    ],
+    _file(
+        NORMUON,
+        originals.NORMUON,
+        lambda m, params, rate: m.SingleDeviceNorMuon(params, rate, weight_decay=0.1),
+        BF16,
+    ),
+    _file(
+        partial(optim.soap, 0.03, 0.9, 0.95, 0.7, precondition_frequency=3),
+        originals.SOAP,
+        lambda m, params, rate: m.SOAP(
+            params, rate, BETAS, 0.7, weight_decay=0.0, precondition_frequency=3
+        ),
+        "square matrices",
+        (6, 6),
+    ),
+    _file(
+        partial(SOAP_DECAYED, decay_after_step=True),
+        originals.SOAP,
+        lambda m, params, rate: m.SOAP(
+            params, rate, BETAS, 0.7, weight_decay=0.1, precondition_frequency=3
+        ),
+        "square matrices",
+        (6, 6),
+    ),
+    *[
+        _file(
+            partial(optim.mars, 0.03, 0.9, 0.95, 0.05, 1e-6, 0.1),
+            originals.MARS,
+            lambda m, params, rate: m.MARS(params, rate, BETAS, 1e-6, 0.1, gamma=0.05),
+            f"gradients {remarks}",
+            scale=scale,
+        )
+        for scale, remarks in [(1.0, "longer than 1, scaled down"), (0.02, "mostly shorter than 1")]
+    ],
+    _file(
+        partial(optim.chain, 0.02, [partial(parts.kl_soap, 0.95, 0.8, 1e-6, every=2, b1=0.9)]),
+        originals.KL_METHODS,
+        lambda m, params, rate: m.KLOpt(
+            params,
+            rate,
+            (0.9, 0.95),
+            0.8,
+            1e-6,
+            weight_decay=0.0,
+            precondition_frequency=2,
+            using_klsoap=True,
+            cast_dtype=m.torch.float64,
+        ),
+        "square matrices",
+        (6, 6),
+    ),
+    _result(
+        1,
+        [MOMENTUM, TRACK_POLAR],
+        [partial(parts.decay, 0.01)],
+        lambda m, params, rate: m.Muon(params, rate, weight_decay=0.01),
+        TRACK_EPS,
+    ),
+    _result(
+        4,
+        [partial(optax.scale_by_adam, 0.9, 0.95), *HYPERBALL[0]],
+        HYPERBALL[1],
+        lambda m, params, rate: m.AdamH(params, rate),
+    ),
+    _result(
+        5,
+        [MOMENTUM, TRACK_POLAR, *HYPERBALL[0]],
+        HYPERBALL[1],
+        lambda m, params, rate: m.MuonH(params, rate),
+        TRACK_EPS,
+    ),
+    _result(
+        7,
+        [
+            partial(parts.adam, 0.95, 0.95, 1e-10, bias_correction=False, nesterov=True),
+            TRACK_POLAR,
+        ],
+        [partial(parts.decay, 0.0125)],
+        lambda m, params, rate: m.MuonSq(params, rate, weight_decay=0.0125),
+        TRACK_EPS,
+    ),
+    _result(
+        8,
+        [MOMENTUM, TRACK_POLAR, partial(parts.normalize, 0.95), *HYPERBALL[0]],
+        HYPERBALL[1],
+        lambda m, params, rate: m.NorMuonH(params, rate),
+        TRACK_EPS,
+    ),
+    _result(
+        9,
+        [MOMENTUM, TRACK_POLAR, partial(parts.normalize, 0.95), partial(parts.floor, 0.35)],
+        [],
+        lambda m, params, rate: m.Muon(params, rate),
+        TRACK_EPS,
+    ),
+    _result(
+        10,
+        [MOMENTUM, TRACK_POLAR, partial(parts.normalize, 0.95)],
+        [partial(parts.decay, 0.025)],
+        lambda m, params, rate: m.NorMuon(params, rate, weight_decay=0.025),
+        TRACK_EPS,
+    ),
+    *[
+        _result(
+            number,
+            [MOMENTUM, CONTRA_POLAR, partial(parts.normalize, 0.95), partial(parts.floor, 0.35)],
+            [],
+            _contra_muon,
+            TRACK_EPS,
+        )
+        for number in (11, 24)
+    ],
+    _result(
+        17,
+        [MOMENTUM, partial(CONTRA_POLAR, balance=2), partial(parts.floor, 0.35)],
+        [],
+        lambda m, params, rate: m.Muon(params, rate),
+        TRACK_EPS,
+    ),
+    _result(
+        22,
+        [TRACK_POLAR],
+        [partial(parts.decay, 0.015)],
+        lambda m, params, rate: m.Muon(params, rate, weight_decay=0.015, mu=0.0),
+        TRACK_EPS,
+    ),
+    _result(
+        25,
+        [KL_SOAP_OF_H, *HYPERBALL[0]],
+        HYPERBALL[1],
+        lambda m, params, rate: m.KLSOAPH(params, rate),
+        "square matrices",
+        (6, 6),
+    ),
+    _result(
+        27,
+        [partial(parts.momentum, 0.95, nesterov=False), SOAP_OF_H, *HYPERBALL[0]],
+        HYPERBALL[1],
+        lambda m, params, rate: m.SOAPH(params, rate),
+        "square matrices",
+        (6, 6),
+    ),
+    *[
+        _file_of_scion(norm, constrained)
+        for norm in ("spectral", "sign", "col_norm", "row_norm")
+        for constrained in (True, False)
+    ],
+    _file(
+        partial(optim.cautious, ADAMW),
+        originals.C_ADAMW,
+        lambda m, params, rate: m.AdamW(params, rate, BETAS, 1e-8, 0.1),
+    ),
+    _file(
+        partial(optim.grams, ADAMW),
+        originals.GRAMS,
+        lambda m, params, rate: m.Grams(params, rate, BETAS, 1e-8, 0.1),
+        EPS_FIRST,
+    ),
+    _file(
+        partial(optax.contrib.adopt, 0.02, 0.9, 0.95),
+        originals.ADOPT,
+        lambda m, params, rate: m.ADOPT(params, rate, BETAS),
+    ),
+    _file(
+        partial(optax.contrib.ademamix, 0.02, 0.9, 0.99, 0.999, 5.0, weight_decay=0.1),
+        originals.ADEMAMIX,
+        lambda m, params, rate: m.AdEMAMix(params, rate, (0.9, 0.99, 0.999), 5.0, weight_decay=0.1),
+        "without schedules",
+    ),
+    _file(
+        partial(optim.chain, 0.02, [partial(parts.laprop, 0.9, 0.95, 1e-6)]),
+        originals.LAPROP,
+        lambda m, params, rate: m.LaProp(params, rate, BETAS, 1e-6),
+    ),
+]
+OTHER_FILES = [
+    _file(
+        SOAP_DECAYED,
+        originals.SOAP,
+        lambda m, params, rate: m.SOAP(
+            params, rate, BETAS, 0.7, weight_decay=0.1, precondition_frequency=3
+        ),
+        AFTER,
+        (6, 6),
+        bound=None,
+    ),
+    _file(
+        partial(optim.cautious, CAUTIOUS_LION),
+        originals.C_LION,
+        lambda m, params, rate: m.Lion(params, rate, BETAS, 0.1),
+        ONE_MORE,
+        bound=None,
+    ),
+    _file(
+        partial(optim.cautious, partial(optim.muon, 0.02, weight_decay=0.1)),
+        originals.C_MUON,
+        lambda m, params, rate: m.SingleDeviceMuon(params, rate, weight_decay=0.1),
+        MASK_FIRST,
+        bound=None,
+    ),
+]
 
 AUTHORS = [
     _authors(
@@ -279,7 +578,7 @@ AUTHORS = [
     ),
     *[
         _authors(
-            partial(optim.soap, 0.03, 0.9, 0.95, beta, weight_decay=0.1, precondition_frequency=k),
+            partial(optim.soap, 0.03, 0.9, 0.95, beta, precondition_frequency=k),
             SOAP,
             partial(
                 soap_by_the_paper,
@@ -287,7 +586,7 @@ AUTHORS = [
                 b2=0.95,
                 beta=beta or 0.95,
                 eps=1e-8,
-                decay=0.1,
+                decay=0.0,
                 every=k,
             ),
             (6, 6),
@@ -355,9 +654,9 @@ AUTHORS = [
         partial(masked_adamw_by_the_paper, **MASKED, mask=cautious_mask),
     ),
     _authors(
-        partial(optim.cautious, partial(optax.lion, 0.01, 0.9, 0.95, weight_decay=0.1)),
-        C_LION,
-        partial(cautious_lion_by_the_paper, b1=0.9, b2=0.95, decay=0.1),
+        partial(optim.cautious, CAUTIOUS_LION),
+        LION,
+        partial(cautious_lion, b1=0.9, b2=0.95, decay=0.1),
     ),
     _authors(
         partial(optim.grams, ADAMW),
@@ -458,6 +757,21 @@ OTHER_AUTHORS = [
         (4, 7),
         "the first gradient does not span the longer side: the authors' first basis is completed by"
         " the rounding of eigh, ours is not; equal from the same first bases, as above",
+        bound=None,
+    ),
+    _authors(
+        SOAP_DECAYED,
+        SOAP,
+        _soap_decayed,
+        (6, 6),
+        AFTER,
+        bound=None,
+    ),
+    _authors(
+        partial(optim.cautious, CAUTIOUS_LION),
+        C_LION,
+        partial(cautious_lion, b1=0.9, b2=0.95, decay=0.1, mask=cautious_mask_of_lion),
+        remarks=ONE_MORE,
         bound=None,
     ),
     _authors(
@@ -592,12 +906,18 @@ _ROWS = [
     _optax(row) for row in LAWS_ROWS if row.name.startswith("optax.") and "optim." not in row.name
 ]
 OPTAX = [row for row in _ROWS if row.bound is not None]
-DIFFERENT = [*OTHER_AUTHORS, *OTHER_TORCH, *(row for row in _ROWS if row.bound is None)]
+DIFFERENT = [
+    *OTHER_FILES,
+    *OTHER_AUTHORS,
+    *OTHER_TORCH,
+    *(row for row in _ROWS if row.bound is None),
+]
 
 
 # ---- The page
 
 HEADINGS = {
+    "The authors' own files": FILES,
     "The authors' programs, and Muon of optax": AUTHORS,
     "torch.optim and packages for PyTorch": TORCH,
     "Other definitions": DIFFERENT,
@@ -681,7 +1001,10 @@ def main() -> int:
     for line in markdown(faults, *sys.argv[1:2]):
         print(line, flush=True)
     if not all(row.is_installed for rows in HEADINGS.values() for row in rows):
-        text = "Rows of packages that are not installed are left out: `make torch` adds them."
+        text = (
+            "Rows of packages and files that are not here are left out: `make torch` and `make"
+            " originals` add them."
+        )
         print(text, file=sys.stderr)
     for fault in faults:
         print(fault, file=sys.stderr)

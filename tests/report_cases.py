@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.report.results import Curve, Goal, Result, Revision, Space, Workload
+from trainer.report.results import ArmSpace, Curve, ReportGoal, Result, Revision, Workload
 from trainer.writers.summary import Summary
 
 RATE = "optimizer.groups.matrices.optimizer.learning_rate.peak_value"
@@ -56,11 +56,11 @@ def workload(
         for arm, points in (trials or {}).items()
         for n, (rate, value) in enumerate(points)
     ]
-    spaces = {arm: Space("grid", {RATE: "log_uniform 0.0001 to 1"}) for arm in trials or {}}
+    spaces = {arm: ArmSpace("grid", {RATE: "log_uniform 0.0001 to 1"}) for arm in trials or {}}
     fields = {
         "name": "work",
         "path": Path("/nowhere"),
-        "goal": Goal("loss", "min", "validation", "test"),
+        "goal": ReportGoal("loss", "min", "validation", "test"),
         "arms": tuple(finals),
         "trials": tuple(searched),
         "finals": tuple(compared),

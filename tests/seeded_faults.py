@@ -136,11 +136,11 @@ FAULTS = (
         "optim/bound.py",
         """\
         step = old.step
-        grads = widen(grads)
+        scales = self.layer_scales({**flatten(self.params), **wide})
 """,
         """\
         step = old.step + 1
-        grads = widen(grads)
+        scales = self.layer_scales({**flatten(self.params), **wide})
 """,
         "49c652f",
     ),
@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         "a shard of tokens that is overwritten while it is open goes unnoticed",
         # Its size and times are compared after each read.
-        "trainer/data/shard_reader.py",
+        "trainer/data/shards.py",
         """\
         for index, file in files.items():
             self._check(index, os.fstat(file.number))
@@ -370,14 +370,12 @@ FAULTS = (
         "trainer/workdir/code.py",
         """\
     if module not in _sources:
-        file = _file(name)
-        if file is None:
+        if (file := _file(name)) is None:
             return None
 """,
         """\
     if module in sys.modules.values():
-        file = _file(name)
-        if file is None:
+        if (file := _file(name)) is None:
             return _sources.get(module)
 """,
         "626b639",
@@ -433,11 +431,8 @@ FAULTS = (
         "replay takes the batch of a step without counting skipped ones",
         # Only after a rollback are there any.
         "trainer/diagnose/replay.py",
-        """\
-    batch_index = at + counters_of(state.run_state).skipped_batches
-    batch = program.feed.batch(batch_index)
-""",
-        "    batch = program.feed.batch(at)\n",
+        "program.feed.batch(at + counters_of(state.run_state).skipped_batches)",
+        "program.feed.batch(at)",
         "6ed4bd7",
     ),
     # trainer/sweep

@@ -72,7 +72,7 @@ def case(folder: Path, name: str) -> dict[str, Any]:
 if __name__ == "__main__":
     folder, *names = sys.argv[1:]
     several = "JAX_NUM_PROCESSES" in os.environ
-    with multihost.joined(120, 60) if several else contextlib.nullcontext() as leave:
+    with multihost.joined_processes(120, 60) if several else contextlib.nullcontext() as leave:
         for name in names:
             print(json.dumps(case(Path(folder), name)), flush=True)
         if leave is not None:

@@ -28,7 +28,7 @@ from tests.runs import is_asked, mesh_name
 from trainer import data, losses, models
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.experiment import Experiment
-from trainer.engine.generation import Continuation, Sampling, encode_prompt
+from trainer.engine.generation import PromptContinuation, Sampling, encode_prompt
 from trainer.engine.program import Program
 
 STEPS = 20
@@ -167,7 +167,9 @@ def run(model: str, optimizer: str, axes: dict[str, int]) -> dict[str, Any]:
         tokenizer, language = ByteTokenizer(), made.experiment.model.language
         prompt = encode_prompt(tokenizer, "abcd")
         mesh = made.mesh if made.mesh.size > 1 else None
-        sampler = Continuation(language, tokenizer, prompt, Sampling(12, temperature=0), mesh=mesh)
+        sampler = PromptContinuation(
+            language, tokenizer, prompt, Sampling(12, temperature=0), mesh=mesh
+        )
         params = jax.tree.map(lambda x: x.astype("float32"), state.params)
         found["text"] = sampler.sample(params, state.model_state, seed=0)[0]
     return found

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.runs import computed
-from trainer.checkpoint import CheckpointError, diff
+from trainer.checkpoint import CheckpointError, diff_checkpoints
 from trainer.writers import read_metrics
 from trainer.writers.summary import read_summary
 
@@ -55,7 +55,7 @@ def compare(ours: Path, theirs: Path, steps: int, plan: bool = True) -> dict[str
                 summary = read_summary(wanted[name])
                 # One that was stopped at a cut has the state there.
                 last = summary.step if summary and summary.end == "pruned" else steps
-                lines = diff(found[name], last, last, other=wanted[name])
+                lines = diff_checkpoints(found[name], last, last, other=wanted[name])
             except CheckpointError as error:
                 lines = [str(error)]
             differing += [f"{name}: {line}" for line in lines]

@@ -338,8 +338,8 @@ DIFFERENT = {
     ),
     "Lion, cautious": _OTHERS("Lion", 0.02, cautious=True)(
         partial(optim.cautious, partial(optax.lion, 0.02, weight_decay=0.0)),
-        "of n elements of which k are kept, the paper multiplies them by n / (k + 1), its authors'"
-        " program and ours by n / k",
+        "of n elements of which k are kept, the paper and its authors' Lion multiply them by"
+        " n / (k + 1), and it is n / k here, as in their AdamW",
     ),
 }
 

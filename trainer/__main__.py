@@ -1,9 +1,11 @@
 """The entry point of the command line, `python -m trainer [COMMAND] ...`; see cli/options.py."""
 
 import argparse
+import contextlib
 import errno
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -28,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.flags.safe_path:
         os.environ["PYTHONSAFEPATH"] = "1"  # -P of the processes that this one starts
-    shadow = _shadow()
-    if shadow and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
+    if (shadow := _shadow()) and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
         # Answer in a process that does not look for packages in the current folder.
         return subprocess.run([sys.executable, "-P", "-m", "trainer", *words]).returncode
     if shadow:
@@ -64,8 +65,7 @@ def _shadow() -> str:
     for name, spec in zip(("trainer", "optim"), specs, strict=True):
         found = [*(spec.submodule_search_locations or [spec.origin or ""])] if spec else []
         found = [os.path.realpath(each) for each in found]
-        ours = os.path.join(home, name)
-        if found and ours not in found:
+        if found and os.path.join(home, name) not in found:
             what = "folder" if os.path.isdir(found[0]) else "file"
             return (
                 f"The {what} {found[0]!r} shadows Lockstep's own package {name!r}: Python finds "
@@ -76,29 +76,18 @@ def _shadow() -> str:
 
 def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
     """Runs a command; `until_exit` says whether the process ends after it."""
-    if arguments.command not in ("train", "sweep"):
-        return _call_briefly(arguments)
     from trainer.train.signals import StopSignals, stop_with_the_caller
 
-    with StopSignals(until_exit) as arguments.signals:  # first, so that no signal is lost
-        if arguments.watched:
+    watched = getattr(arguments, "watched", False)  # by another program
+    with contextlib.ExitStack() as stack:
+        if arguments.command in ("train", "sweep"):  # first, so that no signal is lost
+            arguments.signals = stack.enter_context(StopSignals(until_exit))
+        elif watched:  # there is nothing to save
+            # Python's own handler would wait for the end of a compilation.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if watched:
             stop_with_the_caller()
-            return _call_and_report(arguments)
-        return _call(arguments)
-
-
-def _call_briefly(arguments: argparse.Namespace) -> int:
-    """Calls a command that has nothing to save; for another program, if it is watched."""
-    if not getattr(arguments, "watched", False):
-        return _call(arguments)
-    import signal
-
-    from trainer.train.signals import stop_with_the_caller
-
-    # Python's own handler would wait for the end of a compilation.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    stop_with_the_caller()
-    return _call_and_report(arguments)
+        return _call_and_report(arguments) if watched else _call(arguments)
 
 
 def _call_and_report(arguments: argparse.Namespace) -> int:

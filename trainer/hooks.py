@@ -17,7 +17,7 @@ from trainer.engine import generation
 from trainer.engine.contracts import tokens_per_example
 from trainer.engine.data_shards import eval_batches
 from trainer.engine.experiment import Experiment
-from trainer.engine.generation import Continuation, Sampling
+from trainer.engine.generation import PromptContinuation, Sampling
 from trainer.engine.mesh import data_shard
 from trainer.engine.splits import split_sizes
 from trainer.models.model import LanguageModel
@@ -103,7 +103,7 @@ class Samples:
         self._prompt, self._length, self._sampling, self._seed = prompt, length, sampling, seed
         # The arguments of the last Continuation, and itself, which compiles a program: the trials
         # of a sweep and a run after a rollback bind this hook again.
-        self._made: tuple[tuple[Any, ...], Continuation] | None = None
+        self._made: tuple[tuple[Any, ...], PromptContinuation] | None = None
 
     def check(self, experiment: Experiment) -> None:
         """Raises ValueError if the experiment has no language model, or the prompt does not fit."""
@@ -138,50 +138,37 @@ class Samples:
         sampling = self._sampling._replace(length=length, end=tokenizer.end_of_text)
         given = (language, tokenizer, tokens, sampling, experiment.precision, context.mesh)
         if self._made is None or self._made[0] != given:
-            self._made = given, Continuation(*given)
+            self._made = given, PromptContinuation(*given)
         continuation = self._made[1]
-        keep = _Kept(context).add if jax.process_index() == 0 else None
+        file = RecordFile(context.folder / SAMPLES_FILE, whole_lines, context.log)
+        writes, pending = jax.process_index() == 0, b""  # what a full disk did not take
+        if writes:  # without the rows of steps that are computed again
+            context.fence()
+            truncate_after(file.path, context.kept, context.fence)
 
         def sample(step: int, metrics: Any, params: Any, model_state: Any) -> None:
+            nonlocal pending
             # All processes call it, because each may have a share of the parameters.
             text = continuation.sample(params, model_state, self._seed)[0]
-            if keep is not None:
+            if writes:
                 context.log(f"sample at step {step:,}: {shown}{text}")
-                keep({"step": step, "prompt": shown, "text": text})
+                row = json.dumps({"step": step, "prompt": shown, "text": text}, ensure_ascii=False)
+                pending += row.encode(errors="replace") + b"\n"
+                context.fence()
+                pending = b"" if file.write(pending) else pending
+                file.close()
 
         return sample
 
 
-class _Kept:
-    """The file samples.jsonl of a run, without the rows of steps that are computed again."""
-
-    def __init__(self, context: HookContext):
-        path = context.folder / SAMPLES_FILE
-        context.fence()
-        truncate_after(path, context.kept, context.fence)
-        self._file = RecordFile(path, whole_lines, context.log)
-        self._fence = context.fence
-        self._pending = b""  # what a full disk did not take
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Adds a row, now or with a later one."""
-        self._pending += json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
-        self._fence()
-        if self._file.write(self._pending):
-            self._pending = b""
-        self._file.close()
-
-
 def _parts(experiment: Experiment) -> tuple[LanguageModel, Tokenizer]:
     """Returns the language model and the tokenizer of an experiment."""
-    language = getattr(experiment.model, "language", None)
-    if language is None:
+    if (language := getattr(experiment.model, "language", None)) is None:
         raise ValueError(
             "hooks.samples continues a text, but the model is not a language model. Name one such "
             "as models.gpt, or remove the hook."
         )
-    tokenizer = getattr(experiment.data, "tokenizer", None)
-    if tokenizer is None:
+    if (tokenizer := getattr(experiment.data, "tokenizer", None)) is None:
         raise ValueError(
             "hooks.samples needs a tokenizer, but the data set has none. data.tokens reads the "
             "tokenizer.json beside its shards, or the file that its argument `tokenizer` names; a "

@@ -16,7 +16,7 @@ _UNKNOWN_VALUE = (
     " out float() and numpy"
 )
 _MAX_LINES = 12
-_MAX_LINE = 400
+_MAX_LINE = 800  # long folders leave room for the words
 
 
 class UserError(ValueError):
@@ -37,10 +37,10 @@ class UserError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def check_positive(function: str, **numbers: int) -> None:
+def check_positive(function: str, **numbers: int | None) -> None:
     """Raises ValueError if one of the numbers, which are arguments of a function, is below 1."""
     for argument, number in numbers.items():
-        if number < 1:
+        if number is not None and number < 1:
             raise ValueError(f"{function} needs {argument} to be at least 1, but got {number}.")
 
 

@@ -9,7 +9,7 @@ passed what the model returns; it calls `outputs.whole()`, or `outputs.map(...)`
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import clu.metrics
 import flax.struct
@@ -21,10 +21,15 @@ from trainer.losses import check_array, check_outputs, over_features, per_positi
 
 __all__ = [
     "accuracy",
+    "average_precision",
     "bits_per_byte",
+    "f1",
     "mean_absolute_error",
     "mean_squared_error",
     "perplexity",
+    "precision",
+    "recall",
+    "roc_auc",
     "top_k_accuracy",
 ]
 
@@ -101,6 +106,158 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
         return (~behind).sum(axis=-1) < k
 
     return _LargerIsBetter.from_fun(correct)
+
+
+def recall(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
+    """Returns the fraction of a class's examples whose largest output is that of the class.
+
+    It is 0 if the split has no example of the class.
+
+    Args:
+        label: the number of the class.
+        labels: key of the labels in the batch, and outputs, as in `accuracy`.
+
+    Raises:
+        ValueError: `from_model_output` raises it if the outputs have no such class.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> outputs, labels = jnp.array([[2.0, 1.0], [0.0, 3.0]]), jnp.array([1, 1])
+        >>> metric = metrics.recall(label=1)
+        >>> metric.from_model_output(outputs=outputs, batch={"label": labels}).compute().tolist()
+        0.5
+    """
+    return _of_class("metrics.recall", label, labels, lambda hits, _, of_class: (hits, of_class))
+
+
+def precision(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
+    """Returns the fraction of the class, among the examples whose largest output is that class.
+
+    It is 0 if no example has its largest output there. For arguments and errors, see `recall`.
+    """
+    return _of_class("metrics.precision", label, labels, lambda hits, answers, _: (hits, answers))
+
+
+def f1(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
+    """Returns the harmonic mean of the precision and the recall of a class; see `recall`."""
+    return _of_class("metrics.f1", label, labels, lambda hits, *sides: (2 * hits, sum(sides)))
+
+
+def _of_class(name: str, label: int, labels: str, parts: Callable[..., Any]) -> Any:
+    """Returns a metric that is a ratio, whose two numbers `parts` computes from three counts."""
+
+    # They are the examples of the class that are answered with it, all that are, and all of it.
+    @flax.struct.dataclass
+    class OfClass(_Counts):
+        shape = (3,)
+
+        @classmethod
+        def from_model_output(cls, *, outputs: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
+            classes, weights = _counted(name, label, labels, outputs, batch, mask)
+            answered, is_class = outputs.argmax(axis=-1) == label, classes == label
+            both = answered & is_class
+            return cls(jnp.stack([weights.sum(where=x) for x in (both, answered, is_class)]))
+
+        def compute(self) -> Any:
+            over, under = parts(*self.counts)
+            return over / jnp.maximum(under, 1.0)
+
+    return OfClass
+
+
+def roc_auc(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
+    """Returns the area under the ROC curve (receiver operating characteristic) of a class.
+
+    It is the probability that an example of the class has a larger score than one of another class,
+    where equal scores count half. A score is the logarithm of the odds of the class by the softmax
+    of the outputs. It is rounded to bfloat16, so that batches add up: scores that differ by less
+    than 0.4% may count as equal. NaN if the split has no example of the class, or no other. For the
+    arguments and errors, see `recall`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> outputs = jnp.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
+        >>> batch = {"label": jnp.array([0, 1, 0])}
+        >>> metrics.roc_auc().from_model_output(outputs=outputs, batch=batch).compute().tolist()
+        0.5
+    """
+
+    def area(others: jax.Array, of_class: jax.Array) -> jax.Array:
+        below = jnp.cumsum(others) - others / 2
+        return jnp.sum(of_class * below) / (others.sum() * of_class.sum())
+
+    return _of_scores("metrics.roc_auc", label, labels, area)
+
+
+def average_precision(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
+    """Returns the mean of the precision at each example of a class, from the largest score down.
+
+    It summarizes the curve of precision and recall without interpolation; for the scores and the
+    arguments, see `roc_auc`. NaN if the split has no example of the class.
+    """
+
+    def mean(others: jax.Array, of_class: jax.Array) -> jax.Array:
+        hits, found = (jnp.cumsum(x[::-1]) for x in (of_class, others + of_class))
+        return jnp.sum(of_class[::-1] * hits / jnp.maximum(found, 1)) / of_class.sum()
+
+    return _of_scores("metrics.average_precision", label, labels, mean)
+
+
+def _of_scores(name: str, label: int, labels: str, statistic: Callable[..., Any]) -> Any:
+    """Returns a statistic of the scores of the examples of a class and of all others."""
+
+    @flax.struct.dataclass
+    class OfScores(_Counts):
+        shape = (2, 2**16)  # scores of other classes and of the class, by their bits
+
+        @classmethod
+        def from_model_output(cls, *, outputs: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
+            classes, weights = _counted(name, label, labels, outputs, batch, mask)
+            logits = outputs.astype(jnp.float32)
+            rest = jnp.where(jnp.arange(logits.shape[-1]) == label, -jnp.inf, logits)
+            score = logits[..., label] - jax.nn.logsumexp(rest, axis=-1)
+            # The bits of a float, of which the first is its sign, in the order of the numbers.
+            bits = jax.lax.bitcast_convert_type(score.astype(jnp.bfloat16), jnp.uint16)
+            place = jnp.where(bits >= 2**15, 2**16 - 1 - bits, bits + 2**15)
+            return cls(cls.empty().counts.at[(classes == label).astype(int), place].add(weights))
+
+        def compute(self) -> Any:
+            return statistic(*self.counts)
+
+    return OfScores
+
+
+@flax.struct.dataclass
+class _Counts(clu.metrics.Metric):
+    """Counts examples over the batches; a metric is computed of the sums."""
+
+    counts: jax.Array
+    smaller_is_better = False
+    shape: ClassVar[tuple[int, ...]] = ()
+
+    @classmethod
+    def empty(cls) -> Any:
+        return cls(jnp.zeros(cls.shape, jnp.float32))
+
+    def merge(self, other: Any) -> Any:
+        return type(self)(self.counts + other.counts)
+
+
+def _counted(name: str, label: int, labels: str, outputs: Any, batch: Any, mask: Any) -> Any:
+    """Returns the classes of the examples, and 1 for those that count; ValueError if unfit."""
+    check_array(outputs, batch, name)
+    if not 0 <= label < outputs.shape[-1]:
+        raise ValueError(
+            f"{name} has label={label}, but the model has {outputs.shape[-1]} outputs: classes 0 to"
+            f" {outputs.shape[-1] - 1}."
+        )
+    classes = _classes(outputs, pick(batch, labels, name))
+    weights = jnp.ones(classes.shape, jnp.float32)
+    if mask is not None:
+        weights *= mask.reshape(mask.shape + (1,) * (classes.ndim - mask.ndim))
+    return classes, weights
 
 
 @flax.struct.dataclass

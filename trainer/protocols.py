@@ -5,8 +5,6 @@ model or a data set. `trainer.engine.contracts` checks them. In the shapes below
 number of examples of a batch and `positions` is the length of a sequence.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -191,14 +189,14 @@ class Metric(Protocol):
     """A class of `clu.metrics`, whose objects hold sums over the batches that were added."""
 
     @classmethod
-    def empty(cls) -> Metric:
+    def empty(cls) -> "Metric":
         """Returns the sums of no batch."""
         ...
 
     @classmethod
     def from_model_output(
         cls, *, outputs: Any, logits: Any, labels: Any, batch: Batch, loss: Any, mask: Any
-    ) -> Metric:
+    ) -> "Metric":
         """Returns the sums of one batch; a metric takes those of these keywords that it reads.
 
         Args:

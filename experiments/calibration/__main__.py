@@ -126,11 +126,11 @@ def write_runs(sweep: Path) -> None:
     Args:
         sweep: the folder of the sweep of sweep.yaml.
     """
-    from trainer.report.sweep_results import read_sweep
+    from trainer.report.sweep_results import read_sweep_results
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["learning_rate", "seed", "validation_loss", "test_loss"])
-    for run in read_sweep(sweep).trials:
+    for run in read_sweep_results(sweep).trials:
         (rate,) = run.values.values()
         losses = (run.summary.metrics["validation/loss"], run.summary.metrics["eval/loss"])
         writer.writerow([rate, run.seed, *(f"{loss:.6g}" for loss in losses)])

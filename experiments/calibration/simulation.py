@@ -20,8 +20,7 @@ from trainer.report.statistics.decide import (
     looks_of_plan,
     relevance,
 )
-from trainer.report.statistics.estimates import mean_interval
-from trainer.report.statistics.held_out import two_way
+from trainer.report.statistics.estimates import mean_interval, two_way
 from trainer.sweep import methods
 from trainer.sweep.spaces import of_record
 

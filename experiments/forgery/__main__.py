@@ -148,7 +148,16 @@ def _deeds() -> Iterator[str]:
         ),
         ("change seeds, spaces, goal or rule", "the hash of the plan, if published before", "1"),
         ("write the ledger and the claim anew", "the hash of either, if published before", "1"),
-        ("do so, and edit the last evaluation of a compared run", verify, "1"),
+        (
+            "do so, and edit the last evaluation of a compared run of a sweep with `claims`",
+            verify,
+            "1",
+        ),
+        (
+            "the same without `claims` in its file",
+            f"{verify}, if the run is among those drawn: 3 of 80",
+            _p(caught(80, 1, 3)),
+        ),
         ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(
             (

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.report.results import Workload
-from trainer.report.spaces import point_values
+from trainer.report.results import Workload, point_values
 from trainer.report.statistics.estimates import mean_interval
-from trainer.report.sweep_results import read_sweep
+from trainer.report.sweep_results import read_sweep_results
 
 AFTER = (8, 16, 32)  # trials
 BASELINE = "sobol"
@@ -65,7 +64,9 @@ def main() -> None:
     """Prints the table of each sweep."""
     parser = argparse.ArgumentParser(prog="python -m experiments.search_methods")
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="SWEEP")
-    print("\n".join(table(read_sweep(sweep)) for sweep in parser.parse_args().sweeps), end="")
+    print(
+        "\n".join(table(read_sweep_results(sweep)) for sweep in parser.parse_args().sweeps), end=""
+    )
 
 
 if __name__ == "__main__":

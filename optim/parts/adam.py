@@ -88,11 +88,11 @@ def adam(
             return x / correction(decay, count + later, x) if bias_correction else x
 
         def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-            keep, kept = scalar(b1, g), m.dtype
-            m = moving_average(m.astype(g.dtype), g, keep)
-            v = moving_average(v.astype(g.dtype), jnp.square(g), scalar(b2, g))
+            kept = m.dtype
+            m = moving_average(m, g, b1)
+            v = moving_average(v, jnp.square(g), b2)
             if nesterov:
-                ahead = moving_average(corrected(m, b1, later=1), corrected(g, b1), keep)
+                ahead = moving_average(corrected(m, b1, later=1), corrected(g, b1), b1)
             else:
                 ahead = corrected(m, b1)
             move = ahead / (jnp.sqrt(corrected(v, b2)) + scalar(eps, g))
@@ -167,12 +167,12 @@ def laprop(
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         given = scalar(passed(extra, "learning_rate", "parts.laprop"), state.rate)
         count = optax.safe_increment(state.count)
-        rate = moving_average(state.rate, given, scalar(b1, given))
+        rate = moving_average(state.rate, given, b1)
 
         def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-            v = moving_average(v, jnp.square(g), scalar(b2, g))
+            v = moving_average(v, jnp.square(g), b2)
             unit = g / (jnp.sqrt(v / correction(b2, count, g)) + scalar(eps, g))
-            m = moving_average(m, scalar(given, g) * unit, scalar(b1, g))
+            m = moving_average(m, scalar(given, g) * unit, b1)
             return m / scalar(jnp.where(rate > 0, rate, 1), g), m, v
 
         moves, mean, variance = map_unzip(one, 3, updates, state.mean, state.variance)
@@ -257,15 +257,6 @@ def prodigy(
         count = jnp.zeros((), jnp.int32)
         return ProdigyState(count, first, first, jnp.zeros_like(first), params, *zeros)
 
-    def estimate(state: Any, found: jax.Array) -> tuple[jax.Array, jax.Array]:
-        largest = jnp.maximum(state.largest, found)
-        if growth_rate is None:
-            return largest, largest
-        d = state.estimate
-        # The authors' program does not limit the first growth.
-        grown = jnp.where(d == scalar(estim_lr0, d), jnp.maximum(d, found), d)
-        return jnp.minimum(largest, grown * scalar(growth_rate, d)), largest
-
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None:
             raise ValueError("parts.prodigy needs parameters: call update(updates, state, params).")
@@ -279,15 +270,14 @@ def prodigy(
 
         def follow(g: jax.Array, m: jax.Array, v: jax.Array, s: jax.Array) -> tuple[Any, ...]:
             scaled = scalar(d, g) * g
-            m = moving_average(m, scaled, scalar(b1, g))
-            v = moving_average(v, jnp.square(scaled), scalar(b2, g))
+            m = moving_average(m, scaled, b1)
+            v = moving_average(v, jnp.square(scaled), b2)
             share = weight * (d if safeguard_warmup else factor * rate)
             return m, v, scalar(keep, g) * s + scalar(share, g) * g
 
         def direct(w: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
             adam = m / (jnp.sqrt(v) + scalar(new, w) * scalar(eps, w))
-            whole = scalar(factor, w) * (adam + scalar(weight_decay, w) * w)
-            return jnp.where(counts, whole, 0)
+            return jnp.where(counts, scalar(factor, w) * (adam + scalar(weight_decay, w) * w), 0)
 
         means = map_unzip(follow, 3, updates, state.mean, state.variance, state.total)
         way = optax.tree.vdot(updates, optax.tree.sub(state.start, params))
@@ -296,7 +286,11 @@ def prodigy(
         denominator = jnp.asarray(sum(sums), d.dtype)
         counts = (rate > 0) & (denominator > 0)
         share = numerator / jnp.where(counts, denominator, 1)
-        new, largest = estimate(state, scalar(estim_lr_coef, d) * share)
+        largest = jnp.maximum(state.largest, found := scalar(estim_lr_coef, d) * share)
+        new = largest
+        if growth_rate is not None:  # the authors' program does not limit the first growth
+            grown = jnp.where(d == scalar(estim_lr0, d), jnp.maximum(d, found), d)
+            new = jnp.minimum(largest, grown * scalar(growth_rate, d))
         after = ProdigyState(count, new, largest, numerator, state.start, *means)
         kept = jax.tree.map(lambda x, old: jnp.where(counts, x, old), after, state)
         return jax.tree.map(direct, params, means[0], means[1]), kept

@@ -1,6 +1,6 @@
 """Parts that compute a direction: averages over the steps, and the polar factor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from optim.descent import Updated, map_unzip, moving_average, scalar
 from optim.dtypes import wide_zeros
 from optim.layouts import Layout, MatrixSpec
-from optim.matrices import Matrices
+from optim.matrices import Matrices, product, transpose
 from optim.newton_schulz import Triple, orthogonalize_all, polynomials, shape_factor
 from optim.parts.base import Part, at_least, check_dtype, check_option, norm
 
@@ -60,7 +60,7 @@ def momentum(
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         def follow(g: jax.Array, m: jax.Array) -> jax.Array:
-            return moving_average(m, g, scalar(decay, g))
+            return moving_average(m, g, decay)
 
         moments = jax.tree.map(follow, updates, state.momentum)
         mixed = jax.tree.map(follow, updates, moments) if nesterov else moments
@@ -124,14 +124,14 @@ def momentum_mixture(
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         means = tuple(
-            jax.tree.map(lambda g, m, b=decay: moving_average(m, g, scalar(b, g)), updates, mean)
+            jax.tree.map(lambda g, m, b=decay: moving_average(m, g, b), updates, mean)
             for decay, mean in zip(decays, state.means, strict=True)
         )
 
         def mix(g: jax.Array, *of_decays: jax.Array) -> jax.Array:
             pairs = zip(weights, of_decays, strict=True)
             mixture = sum((scalar(weight, g) * mean for weight, mean in pairs), jnp.zeros_like(g))
-            return moving_average(mixture, g, scalar(share, g))
+            return moving_average(mixture, g, share)
 
         return jax.tree.map(mix, updates, *means), MixtureState(means)
 
@@ -146,6 +146,9 @@ def polar(
     eps: float = 1e-7,
     dtype: str | None = None,
     matrices: MatrixSpec = None,
+    contra: float | None = None,
+    balance: int | None = None,
+    balance_power: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces each matrix by an approximation of its polar factor, by Newton-Schulz steps.
 
@@ -160,19 +163,37 @@ def polar(
         eps: the smallest norm by which a matrix is divided.
         dtype: the dtype of the steps, such as "bfloat16"; None for that of the updates.
         matrices: which axes are the matrices; None for the last two.
+        contra: how much of the matrix, divided by its spectral norm, is subtracted from its polar
+            factor (Contra-Muon); the difference gets the Frobenius norm of the factor. The spectral
+            norm is that of five power iterations. None subtracts nothing.
+        balance: how many polar factors are computed, at least 1, to make the rows along the longer
+            side of the last one about equally long (Aurora). Before the first, each row of the
+            matrix is divided by its length; before each further one, it is also multiplied by
+            (wanted / found)^balance_power, the squared lengths of the row that is wanted and of
+            that of the factor before. Square matrices are left out. None balances nothing.
+        balance_power: the power in it; None for 0.5.
 
     Returns:
         The part.
 
     Raises:
-        ValueError: an argument is unknown; at init, a parameter is not a real matrix.
+        ValueError: an argument is unknown, `balance` is not positive, or there is a power and no
+            balance; at init, a parameter is not a real matrix.
 
-    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/
+    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/;
+        Contra-Muon, https://github.com/nilin/contra-muon; Aurora, arXiv:2606.27715
     """
+    if balance is None and balance_power is not None or balance is not None and balance < 1:
+        raise ValueError(
+            "optim.parts.polar needs balance to be at least 1, or None without a balance_power, but"
+            f" got balance={balance} and balance_power={balance_power}."
+        )
     check_dtype("dtype", dtype)
     over = Matrices(matrices, "optim.parts.polar")
     triples = polynomials(polynomial, steps, ("polynomial", "steps"))
-    return polar_of(over, triples, scale, eps, dtype, norm)
+    power = 0.5 if balance_power is None else balance_power
+    balanced = None if balance is None else (balance, power)
+    return polar_of(over, triples, scale, eps, dtype, norm, contra=contra, balance=balanced)
 
 
 def polar_of(
@@ -183,9 +204,10 @@ def polar_of(
     dtype: str | None,
     norm: str = "frobenius",
     add_eps: bool = False,
+    contra: ArrayLike | None = None,
+    balance: tuple[int, ArrayLike] | None = None,
 ) -> Part:
     """Makes `polar` of matrices that are named already, and of its steps' coefficients."""
-    # Raises ValueError if `scale` or `norm` is unknown.
     check_option("norm", norm, ("frobenius", "gram"))
     shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
 
@@ -202,12 +224,60 @@ def polar_of(
 
         def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
             # Each array is [matrices, inputs, outputs].
-            found = orthogonalize_all(batches, triples, eps, dtype, norm, add_eps, splits)
+            def factors(of: Mapping[int, jax.Array]) -> list[jax.Array]:
+                own = [splits[index] for index in of]
+                return orthogonalize_all([*of.values()], triples, eps, dtype, norm, add_eps, own)
+
+            given = dict(enumerate(batches))
+            found = factors(given) if balance is None else _balanced(factors, given, *balance)
+            if contra is not None:
+                found = [_subtract(p, x, contra) for p, x in zip(found, batches, strict=True)]
             return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
         return over.map(orthogonal, [updates])[0], state
 
     return Part(init, update, name="parts.polar", length="ignores", once=True)
+
+
+def _balanced(
+    factors: Callable[[Mapping[int, jax.Array]], list[jax.Array]],
+    given: Mapping[int, jax.Array],
+    count: int,
+    power: ArrayLike,
+) -> list[jax.Array]:
+    """Computes polar factors whose rows along the longer side have about one length (Aurora)."""
+    # `factors` computes those of some of the arrays [matrices, inputs, outputs], by their places.
+
+    def squares(x: jax.Array) -> jax.Array:
+        along = -1 if x.shape[-2] > x.shape[-1] else -2  # the elements of a row
+        return at_least(jnp.sum(x * x, axis=along, keepdims=True), 1e-14)
+
+    long = {i: x for i, x in given.items() if x.shape[-2] != x.shape[-1]}
+    wanted = {i: min(x.shape[-2:]) / max(x.shape[-2:]) for i, x in long.items()}
+    scales = {i: 1 / jnp.sqrt(squares(x)) for i, x in long.items()}
+    found = factors({**given, **{i: scales[i] * x for i, x in long.items()}})
+    for _ in range(count - 1) if long else ():
+        ratios = {i: wanted[i] / squares(found[i]) for i in long}
+        scales = {i: scales[i] * x ** scalar(power, x) for i, x in ratios.items()}
+        again = factors({i: scales[i] * x for i, x in long.items()})
+        for i, x in zip(long, again, strict=True):
+            found[i] = x
+    return found
+
+
+def _subtract(polar: jax.Array, x: jax.Array, share: ArrayLike) -> jax.Array:
+    """Subtracts a share of matrices, divided by their spectral norms; keeps the Frobenius norm."""
+
+    def length(of: jax.Array) -> jax.Array:
+        return at_least(norm(of), 1e-10)  # as in the program of its author
+
+    v = jnp.ones_like(x[..., :1])
+    for _ in range(5):
+        u = product(transpose(x), v)
+        v = product(x, u / length(u))
+        v = v / length(v)
+    rest = polar - scalar(share, x) * x / length(product(transpose(x), v))
+    return rest * norm(polar) / length(rest)
 
 
 class NormalizeState(NamedTuple):
@@ -253,7 +323,7 @@ def normalize(
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
         def one(x: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-            variance = moving_average(variance, _mean_square(x), scalar(b2, x))
+            variance = moving_average(variance, _mean_square(x), b2)
             divided = x / (jnp.sqrt(variance) + scalar(eps, x))[:, None, :]
             return divided * (norm(x) / at_least(norm(divided), eps)), variance
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
-from optim.eigen import graft as with_length_of
+from optim.eigen import rescale as with_length_of
 from optim.factories import ArgumentError
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices

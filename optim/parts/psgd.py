@@ -241,7 +241,7 @@ def _rotated(
     def move(q: jax.Array, gram: jax.Array, bound: jax.Array, v: jax.Array, wanted: int) -> Any:
         diagonal = jnp.diagonal(gram, axis1=-2, axis2=-1)[..., None, :]
         size = _norm_of(gram, v, jnp.max(diagonal, axis=-1, keepdims=True)) + wanted
-        bound = jnp.maximum(moving_average(bound, size, scalar(decay, q)), size)
+        bound = jnp.maximum(moving_average(bound, size, decay), size)
         q = q - scalar(precond_lr, q) / bound * (product(gram, q) - wanted * q)
         return _towards_symmetric(q, v), bound
 

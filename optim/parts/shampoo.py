@@ -127,7 +127,7 @@ def shampoo(
             news = eigen.of_sides(list(map(grams_of, grads)))
             grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), kept[:2], news)
             roots = jax.lax.cond(
-                eigen.is_due(count, begin, every),
+                eigen.roots_due(count, begin, every),
                 lambda: eigen.inverse_roots(grams, corrected, eps, exponent, tolerance),
                 lambda: kept[2:],
             )

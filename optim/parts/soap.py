@@ -124,7 +124,6 @@ def soap_of(
     sides: str = "both",
 ) -> Part:
     """Makes `soap` of matrices that are named already; `keep` is the decay of L and R."""
-    # Raises ValueError if an option is unknown, or `every` is not positive.
     check_option("squares", squares, ("update", "gradient"))
     check_option("first", first, ("pass", "rotate", "skip"))
     check_option("length", length, ("gram", "frobenius", "free"))
@@ -149,7 +148,13 @@ def soap_of(
 
 
 def _adam_direction(
-    b1: ArrayLike | None, b2: ArrayLike, eps: ArrayLike, squares: str, first: str, length: str
+    b1: ArrayLike | None,
+    b2: ArrayLike,
+    eps: ArrayLike,
+    squares: str,
+    first: str,
+    length: str,
+    corrected: bool = True,
 ) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
     """Makes the `direction` of `soap` and of `kl_soap` for `_update_of`."""
 
@@ -158,7 +163,7 @@ def _adam_direction(
     ) -> tuple[jax.Array, list[jax.Array]]:
 
         def average(old: jax.Array, new: jax.Array, decay: Any) -> jax.Array:
-            new = moving_average(old, new, scalar(decay, new))
+            new = moving_average(old, new, decay)
             if first == "rotate":
                 return new
             # Before the first bases there is nothing to average: it begins with the second update.
@@ -174,7 +179,7 @@ def _adam_direction(
         if jax.tree.leaves(bases):
             divided = jnp.where(eigen.is_noise(variance), 0, divided)
         found = turn_back(divided, bases)
-        if b1 is not None:
+        if b1 is not None and corrected:
             terms = count + 1 if first == "rotate" else count
             found = jnp.sqrt(bias_correction(b2, terms, u)) / bias_correction(b1, terms, u) * found
         if length != "free":
@@ -193,6 +198,7 @@ class KlState(NamedTuple):
     # `left` and `right` are the Gram matrices of gradients that the other side has whitened.
 
     count: jax.Array  # the number of updates so far, int32
+    mean: Any  # of the updates, in the eigenbases; () without `b1`
     variance: Any  # in the eigenbases; () for `kl_shampoo`
     left: optax.Params
     right: optax.Params
@@ -210,6 +216,9 @@ def kl_soap(
     first_value: float = 0.1,
     largest_root: float = 4000.0,
     matrices: MatrixSpec = None,
+    b1: float | None = None,
+    first_gram: Literal["average", "copy"] = "average",
+    bounded_by: Literal["side", "root"] = "side",
 ) -> optax.GradientTransformationExtraArgs:
     """Works as `soap` in eigenbases that minimize a Kullback-Leibler divergence (KL-SOAP).
 
@@ -224,8 +233,10 @@ def kl_soap(
         D = Q_L (P / (sqrt(V) + eps)) Q_R^T,  P = Q_L^T U Q_R,  V a mean of (Q_L^T G Q_R)^2
 
     without bias correction. The first update computes the first bases and returns zero. It stands
-    after `momentum` with nesterov=False, which in the authors' program begins with the second
-    gradient and here with the first.
+    after `momentum` with nesterov=False. With `b1`, it stands alone, and P is replaced in D by its
+    mean, which begins with the second gradient, as in the authors' program. KL-SOAP-H of
+    modded-nanogpt's optimizer track is `{b2: 0.9, every: 1, b1: 0.95, first_gram: copy, bounded_by:
+    root}`, with `match_norm` and `pin_radius`.
 
     Args:
         b2: the decay of the means of squares; a float, a traced scalar or, in a group, a schedule.
@@ -233,23 +244,34 @@ def kl_soap(
         eps: added to the root of the mean squares.
         every: the number of updates from one change of the bases to the next.
         first_value: the first estimate of every eigenvalue.
-        largest_root: the largest 1 / sqrt(eigenvalue); no larger than the side of the matrix, or 10
-            for sides below 10.
+        largest_root: the largest 1 / sqrt(eigenvalue).
         matrices: which axes are the matrices; None for the last two.
+        b1: the decay of the mean of P; a float, a traced scalar or, in a group, a schedule. None
+            for P itself.
+        first_gram: whether the first Gram matrices are averaged into L and R, which begin at zero
+            ("average", as the authors do), or are the first L and R ("copy").
+        bounded_by: whether 1 / sqrt(eigenvalue) is also at most the "side" of the matrix, or 10 for
+            sides below 10, as the authors have it, or at most the largest "root" only.
 
     Returns:
         The part.
 
     Raises:
-        ValueError: `every` is not positive; at init, a parameter is not a real matrix; at the
-            update, outside of `optim.chain`.
+        ValueError: an option is unknown, or `every` is not positive; at init, a parameter is not a
+            real matrix; at the update, outside of `optim.chain`.
 
     Reference: Lin et al., Understanding and Improving Shampoo and SOAP via Kullback-Leibler
       Minimization, https://arxiv.org/abs/2509.03378
     """
-    direction = _adam_direction(None, b2, eps, "gradient", "skip", "free")
+    check_option("first_gram", first_gram, ("average", "copy"))
+    check_option("bounded_by", bounded_by, ("side", "root"))
+    direction = _adam_direction(b1, b2, eps, "gradient", "skip", "free", corrected=False)
     keep = b2 if shampoo_beta is None else shampoo_beta
-    return _kl_part("kl_soap", direction, True, keep, every, first_value, largest_root, matrices)
+    bounded = partial(_bounded, largest_root=largest_root, by_side=bounded_by == "side")
+    means = (b1 is not None, True)
+    return _kl_part(
+        "kl_soap", direction, means, keep, every, first_value, bounded, matrices, first_gram
+    )
 
 
 def kl_shampoo(
@@ -273,7 +295,8 @@ def kl_shampoo(
         eps: added to the roots.
         every: the number of updates from one change of the bases to the next.
         first_value: the first estimate of every eigenvalue.
-        largest_root: see `kl_soap`.
+        largest_root: the largest 1 / sqrt(eigenvalue); no larger than the side of the matrix, or 10
+            for sides below 10.
         matrices: which axes are the matrices; None for the last two.
 
     Returns:
@@ -295,8 +318,10 @@ def kl_shampoo(
         found = turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases)
         return jnp.where(count == 0, 0, found), moments
 
+    bounded = partial(_bounded, largest_root=largest_root)
+    means = (False, False)
     return _kl_part(
-        "kl_shampoo", direction, False, shampoo_beta, every, first_value, largest_root, matrices
+        "kl_shampoo", direction, means, shampoo_beta, every, first_value, bounded, matrices
     )
 
 
@@ -366,34 +391,39 @@ def trust_gate(
 def _kl_part(
     name: str,
     direction: Callable[..., tuple[jax.Array, Any]],
-    has_variance: bool,
+    means: tuple[bool, bool],
     keep: float,
     every: int,
     first_value: float,
-    largest_root: float,
+    bounded: Callable[[jax.Array], jax.Array],
     matrices: MatrixSpec,
+    first_gram: str = "average",
 ) -> Part:
     """Makes `kl_soap` or `kl_shampoo`, whose direction is a function of one parameter's arrays."""
+    # `means` says whether there are means of the updates and of the squares.
     check_count("every", every)
     over = Matrices(matrices, f"optim.parts.{name}")
 
     def init(params: optax.Params) -> KlState:
         over.declare(params)
         zeros, *sides = first_sides(over, params, eigen.grams_of_sides)
-        variance = zeros if has_variance else ()
+        mean, variance = (
+            jax.tree.map(jnp.zeros_like, zeros) if is_kept else () for is_kept in means
+        )
         bases = sides[2:]
         values = jax.tree.map(lambda x: jnp.zeros_like(x[..., 0]) + scalar(first_value, x), bases)
-        return KlState(jnp.zeros((), jnp.int32), variance, *sides, *values)
+        return KlState(jnp.zeros((), jnp.int32), mean, variance, *sides, *values)
 
     def observe(g: jax.Array, bases: Sides, values: Sides, count: jax.Array) -> tuple[Sides, Sides]:
         start = count == 0
         grams, diagonals = _whitened(g, bases, values, start)
-        averages = jax.tree.map(partial(_average, keep), values, diagonals)
+        averages = jax.tree.map(lambda x, new: moving_average(x, new, keep), values, diagonals)
         return grams, jax.tree.map(
-            lambda old, new: jnp.where(start, old, _bounded(new, largest_root)), values, averages
+            lambda old, new: jnp.where(start, old, bounded(new)), values, averages
         )
 
-    update = _update_of(f"parts.{name}", over, direction, observe, keep, every)
+    copies = first_gram == "copy"
+    update = _update_of(f"parts.{name}", over, direction, observe, keep, every, copies_first=copies)
     return Part(init, update, name=f"parts.{name}", length="ignores", once=True)
 
 
@@ -415,10 +445,12 @@ def _whitened(g: jax.Array, bases: Sides, values: Sides, start: jax.Array) -> tu
     return Sides(left, right), Sides(of_left, of_right)
 
 
-def _bounded(values: jax.Array, largest_root: float) -> jax.Array:
+def _bounded(values: jax.Array, largest_root: float, by_side: bool = True) -> jax.Array:
     """Bounds eigenvalues, [n, side], so that their inverse roots are not too large."""
-    largest = jnp.clip(scalar(largest_root, values), max=values.shape[-1])
-    return jnp.maximum(values, 1 / jnp.maximum(largest, 10) ** 2)
+    largest = scalar(largest_root, values)
+    if by_side:
+        largest = jnp.maximum(jnp.clip(largest, max=values.shape[-1]), 10)
+    return jnp.maximum(values, 1 / largest**2)
 
 
 # What the parts share.
@@ -433,13 +465,15 @@ def _update_of(
     every: int,
     rotates_first: bool = False,
     sorts: bool = False,
+    copies_first: bool = False,
 ) -> Callable[..., Updated]:
     """Makes the update of a part, whose state is a `SoapState` or a `KlState`."""
     # For one parameter's arrays, [n, rows, columns], `direction` is (U, G, moments, bases, values,
     # count) -> direction, new moments (the mean of updates, then the last mean of squares, as far
     # as it has them), and `observe` is (G, bases, values, count) -> that of which the Gram matrices
     # are the means with the decay `keep`, new values of the sides. `rotates_first` is whether the
-    # first bases are computed before the first direction.
+    # first bases are computed before the first direction, and `copies_first` whether the first Gram
+    # matrices are copied into the means.
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count, at = state.count, state._fields.index("left")
@@ -460,7 +494,8 @@ def _update_of(
                 bases = jax.lax.cond(count == 0, lambda: first_bases(news), lambda: bases)
             columns = zip(moves, grads, moments, bases, values, strict=True)
             rows = [direction(*row, count) for row in columns]
-            grams = jax.tree.map(partial(_average, keep), grams, news)
+            decay = jnp.where(count == 0, 0, keep) if copies_first else keep
+            grams = jax.tree.map(lambda x, new: moving_average(x, new, decay), grams, news)
             moments, bases = _follow(branch, [x for _, x in rows], grams, bases, sorts)
             means = [[x[i] for x in moments] for i in range(len(means))]
             sides = [grams, bases, [value for _, value in found]][: len(sides)]
@@ -472,10 +507,6 @@ def _update_of(
         return moves, type(state)(jnp.asarray(optax.safe_increment(count)), *absent, *fields)
 
     return update
-
-
-def _average(decay: ArrayLike, old: jax.Array, new: jax.Array) -> jax.Array:
-    return moving_average(old, new, scalar(decay, new))
 
 
 def _follow(

@@ -33,7 +33,6 @@ from trainer.checkpoint import (
     CheckpointError,
     Checkpoints,
     commit,
-    file_list,
     integrity,
     leaf_file,
     reading,
@@ -102,13 +101,14 @@ def opened(home: Path, log: list[str]) -> Iterator[Callable[..., Checkpoints]]:
 
 def write_with_orbax(checkpoints: Checkpoints) -> Checkpoints:
     """Makes one process save as several do, in the layout that 0.2.0 always used."""
-    saver = checkpoints._saver
+    begin = checkpoints._open
 
     def open_manager() -> None:
-        saver._manager = storage.open_manager(checkpoints.directory, saver._commit_with_list)
-        saver.is_open = True
+        begin()
+        commit = checkpoints._commit_with_list
+        checkpoints._manager = storage.open_manager(checkpoints.directory, commit)
 
-    saver.open = open_manager
+    checkpoints._open = open_manager
     return checkpoints
 
 
@@ -272,7 +272,7 @@ def test_a_state_of_more_bytes_than_are_written_at_once_is_restored(
     checkpoints.save(1, state)
     assert_same(checkpoints.restore(abstract(state)), state)
     assert len(synced) > 20
-    assert checkpoint.check(checkpoints.directory) == {1: []}
+    assert checkpoint.check_leaves(checkpoints.directory) == {1: []}
 
 
 def test_the_safetensors_library_reads_what_was_saved(
@@ -341,7 +341,7 @@ def test_a_checkpoint_of_the_first_release_is_restored(tmp_path: Path) -> None:
     """It was written by 0.2.0, whose runs of one process saved in the layout of orbax, too."""
     run = tmp_path / "run"
     shutil.copytree(Path(__file__).with_name("saved_by_0.2.0"), run)
-    assert checkpoint.check(run) == {1: []}
+    assert checkpoint.check_leaves(run) == {1: []}
     assert checkpoint.ls(run)[0].metric == 0.5
     restored = Checkpoints(run / "checkpoints").restore(abstract(make_state()))
     assert jax.tree.structure(restored) == jax.tree.structure(make_state(1))
@@ -483,7 +483,7 @@ def test_saving_a_step_again_replaces_its_metric(
     for step, metric in ((2, 0.1), (3, 0.6), (4, 0.2)):
         again.save(step, {"x": jnp.zeros(2)}, metric=metric)
         again.wait()
-        again._saver.close_manager()  # as after a full disk: the metrics are read from disk again
+        again._close_manager()  # as after a full disk: the metrics are read from disk again
     again.save(5, {"x": jnp.zeros(2)}, metric=0.2)
     again.wait()
     assert again.steps() == [3, 4, 5]
@@ -532,11 +532,11 @@ def test_a_flipped_byte_in_any_file_is_detected(saved: Path, tmp_path: Path) -> 
         content = path.read_bytes()
         for position in {0, len(content) - 1, *range(3, len(content), max(1, len(content) // 60))}:
             _flip(path, position)
-            assert checkpoint.check(run, 2)[2], (path, position)
+            assert checkpoint.check_leaves(run, 2)[2], (path, position)
             path.write_bytes(content)
             flips += 1
     assert flips > 100
-    assert checkpoint.check(run) == {1: [], 2: []}
+    assert checkpoint.check_leaves(run) == {1: [], 2: []}
 
 
 def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
@@ -556,7 +556,7 @@ def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
             step = run / "checkpoints" / "2"
             _poke(step, name, position)
             _reseal(step)
-            problems = checkpoint.check(run, 2)[2]
+            problems = checkpoint.check_leaves(run, 2)[2]
             assert len(problems) == 1 and name in problems[0], (name, position)
 
 
@@ -583,8 +583,8 @@ def _poke(step: Path, name: str, position: int) -> None:
 def _reseal(step: Path) -> None:
     """Writes the list of files anew, of a step that has one."""
     if (step / "integrity").is_dir():
-        listing = {"format": integrity.ORBAX, "files": file_list.file_list(step)}
-        (step / file_list.FILES).write_text(integrity.seal(listing))
+        listing = {"format": integrity.ORBAX, "files": integrity.file_list(step)}
+        (step / integrity.FILES).write_text(integrity.seal(listing))
 
 
 @pytest.mark.parametrize("reseal", [False, True], ids=["as found", "list of files made to fit"])
@@ -727,8 +727,8 @@ def test_each_kind_of_damage_is_named(kind: str, saved: Path, tmp_path: Path, ca
     damage, said = kinds[kind]
     run = _copy(saved, tmp_path)
     damage(run / "checkpoints" / "2")
-    assert any(said in line for line in checkpoint.check(run)[2])
-    assert checkpoint.check(run)[1] == []
+    assert any(said in line for line in checkpoint.check_leaves(run)[2])
+    assert checkpoint.check_leaves(run)[1] == []
     log: list[str] = []
     with Checkpoints(run / "checkpoints", log=log.append) as checkpoints:
         assert_same(checkpoints.restore(abstract(make_state())), make_state(1))
@@ -769,9 +769,11 @@ def test_a_relative_folder_is_read_like_an_absolute_one(
     run = _copy(saved, tmp_path)
     monkeypatch.chdir(tmp_path)
     relative = spelled.format(run.name, above=tmp_path.name)
-    assert checkpoint.check(relative) == {1: [], 2: []}
-    assert checkpoint.diff(relative, 2, 2, other=run) == []
-    assert checkpoint.diff(relative, 1, 2) == checkpoint.diff(run, 1, 2) != []
+    assert checkpoint.check_leaves(relative) == {1: [], 2: []}
+    assert checkpoint.diff_checkpoints(relative, 2, 2, other=run) == []
+    assert (
+        checkpoint.diff_checkpoints(relative, 1, 2) == checkpoint.diff_checkpoints(run, 1, 2) != []
+    )
     ours, theirs = checkpoint.load_params(relative), checkpoint.load_params(run)
     assert_same(ours, theirs)
     assert main(["checkpoint", "check", relative]) == 0
@@ -854,7 +856,7 @@ def test_a_checkpoint_without_its_arrays_is_not_committed(
 ) -> None:
     """Tensorstore spells paths in UTF-8 and may have written them to another folder."""
     checkpoints = opened(keep_latest=1)
-    commit_with_list = checkpoints._saver._commit_with_list
+    commit_with_list = checkpoints._commit_with_list
 
     def elsewhere(temporary: Path, final: Path) -> None:
         if temporary.name.startswith("2"):
@@ -862,7 +864,7 @@ def test_a_checkpoint_without_its_arrays_is_not_committed(
             (temporary / "state").mkdir()
         commit_with_list(temporary, final)
 
-    checkpoints._saver._commit_with_list = elsewhere
+    checkpoints._commit_with_list = elsewhere
     write_with_orbax(checkpoints)
     for step in (1, 2):
         checkpoints.save(step, make_state())
@@ -924,7 +926,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     run = _copy(saved, tmp_path)
     handler = storage.ocp.PyTreeCheckpointHandler
     of_orbax = [
-        (file_list, "size_and_crc", stale, "Stale file handle"),
+        (integrity, "size_and_crc", stale, "Stale file handle"),
         (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
         (handler, "restore", exhausted, "Too many open files"),
         (handler, "restore", unavailable, "UNAVAILABLE: try later"),
@@ -934,7 +936,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
         (leaf_file, "_read_leaf", stale, "Stale file handle"),
     ]
     for owner, name, failing, said in (
-        (reading, "open_regular", stale, "Stale file handle"),
+        (reading, "read_regular", stale, "Stale file handle"),
         *(of_orbax if is_of_orbax(run) else of_one_file),
     ):
         with monkeypatch.context() as patch, Checkpoints(run / "checkpoints") as checkpoints:
@@ -942,7 +944,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
             with pytest.raises(CheckpointError, match=f"read now: {said}. Nothing was changed"):
                 checkpoints.restore(abstract(make_state()))
         assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["1", "2"], name
-    assert checkpoint.check(run) == {1: [], 2: []}
+    assert checkpoint.check_leaves(run) == {1: [], 2: []}
 
 
 def test_removed_checkpoints_that_cannot_be_deleted_yet_are_deleted_later(
@@ -1090,7 +1092,7 @@ def test_a_checkpoint_of_four_devices_restores_on_one_two_and_eight(home: Path) 
     readers = {n: _python(SHARDED, home, "restore", devices=n) for n in (1, 2, 8)}
     said = {n: reader.communicate(timeout=LONG) for n, reader in readers.items()}
     assert said == {n: (f"done {n}\n", "") for n in readers}
-    assert checkpoint.check(home) == {1: []}
+    assert checkpoint.check_leaves(home) == {1: []}
 
 
 TWO_PROCESSES = """
@@ -1141,7 +1143,9 @@ def _two_processes(home: Path, task: str) -> list[str]:
 @pytest.mark.long
 def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None:
     assert _two_processes(home, "save") == ["[1, 2] 0", "[1, 2] 0"]
-    assert checkpoint.check(home) == {1: [], 2: []}, "One process checks what two have written."
+    assert checkpoint.check_leaves(home) == {1: [], 2: []}, (
+        "One process checks what two have written."
+    )
     manifest = json.loads((home / "1/integrity/manifest.json.1").read_text())["manifest"]
     (index, _), *_ = manifest["leaves"]["w"]["crc32"]
     assert index == [[4, 8], [0, 4]]
@@ -1187,7 +1191,7 @@ def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path)
         process.stdout.close()
         process.stderr.close()
         assert restored[-1] == committed
-        assert all(not problems for problems in checkpoint.check(home).values())
+        assert all(not problems for problems in checkpoint.check_leaves(home).values())
     assert restored == sorted(restored) and restored[-1] > 0
     with Checkpoints(home) as checkpoints:
         checkpoints.save(10_000, {"x": jnp.ones(1)})
@@ -1212,7 +1216,7 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
     """
     assert (process := _python(code, home)).communicate(timeout=LONG) == ("", "")
     assert process.returncode == 9
-    assert checkpoint.check(home) == {2: []}
+    assert checkpoint.check_leaves(home) == {2: []}
     assert [path.name for path in (home / "removed").iterdir()] == ["1"]
     with Checkpoints(home, keep_latest=1) as checkpoints:
         checkpoints.save(3, {"x": jnp.ones(3)})
@@ -1261,13 +1265,13 @@ def test_diff_names_the_leaves_that_differ(tmp_path: Path) -> None:
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, a)
         checkpoints.save(2, b)
-    assert sorted(checkpoint.diff(tmp_path, 1, 2)) == [
+    assert sorted(checkpoint.diff_checkpoints(tmp_path, 1, 2)) == [
         "flag: 1 of 1 values differ",
         "gone: float32[1] | absent",
         "new: absent | float32[3]",
         "x: 2 of 4 values differ, by at most 0.5",
     ]
-    assert checkpoint.diff(tmp_path, 1, 1, other=tmp_path / "checkpoints") == []
+    assert checkpoint.diff_checkpoints(tmp_path, 1, 1, other=tmp_path / "checkpoints") == []
 
 
 def test_parameters_load_without_a_program(saved: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainer import checkpoint, config
 from trainer.__main__ import main
 from trainer.checkpoint.commit import Retention
 from trainer.checkpoint.renaming import nested
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.train.restoring import restore
 from trainer.train.trained import read_trained
 
@@ -44,7 +44,7 @@ def export(run, file, *more):
 
 def evaluated(run, step):
     """The parameters that the program of the run evaluates, by path."""
-    program = load(config.load([run / "config.yaml"]), ["unruly"])
+    program = load_program(config.load([run / "config.yaml"]), ["unruly"])
     checkpoints = checkpoint.Checkpoints(run / "checkpoints", read_only=True)
     return runs.leaves(program.evaluation.params(restore(program, checkpoints, step)))
 

@@ -1,5 +1,6 @@
 """The command line as a user meets it: mistakes end with exit 2, a few lines, and nothing lost."""
 
+import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -563,6 +564,20 @@ def test_explain_prints_the_plan_and_draws_it(tmp_path, capsys):
     # Forward and twice for the gradient, but for the gradient of the inputs of the first layer.
     flops = 2 * 32 * (3 * weights - 64 * 8)
     assert f"{flops:,} FLOPs" in said
+
+
+def test_every_command_has_a_function_and_a_row_on_its_page():
+    table = (ROOT / "docs" / "commands.md").read_text().partition("<!-- commands: begin -->")[0]
+    rows = " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
+    (names,) = [
+        action.choices
+        for action in options.parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    for name in names:
+        assert callable(commands.find(name)), "Add a case to `find` in trainer/cli/commands.py."
+        # Without a command, `--config=F` trains.
+        assert name == "train" or f"`... {name} " in rows or f"`... {name}`" in rows, name
 
 
 def test_help_answers_without_jax():

@@ -3,6 +3,7 @@
 import importlib
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,23 +71,40 @@ def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
         "id,who,a,b,kind,label\n1,x,1,,t,no\n2,x,3,2,t,yes\n3,y,5,4,t,no\n4,z,9,6,t,maybe\n"
     )
     rows = importlib.import_module("messy.data")
-    rows.GROUP = "who"
+    rows.GROUP, rows.CLASSES = "who", ("yes", "maybe", "no")
     with pytest.raises(ValueError, match=r"line 2, column 'kind': 't' is no number. Is it in IG"):
         rows.rows("messy.csv", "train")
     rows.IGNORED = ("id", "kind")
-    splits = [rows.rows("messy.csv", split, share=1 / 3) for split in ("train", "test")]
-    assert len(splits[0]["x"]) + len(splits[1]["x"]) == 4
+    names = "train", "validation", "test"
+    splits = [rows.rows("messy.csv", split, share=1 / 3) for split in names]
+    assert sum(len(split["x"]) for split in splits) == 4
     for split in splits:
         assert np.isfinite(split["x"]).all() and split["x"].dtype == np.float32
         assert split["x"].shape[1] == 3  # a, b, and whether b is missing
-        assert set(split["label"].tolist()) <= {0, 1, 2}  # maybe, no, yes
     train = splits[0]["x"]
     assert np.allclose(train[:, 0].mean(), 0, atol=1e-6)
     missing = np.concatenate([split["x"][:, 2] for split in splits])
     assert sorted(missing.tolist()) == [0.0, 0.0, 0.0, 1.0]
+    labels = [label for split in splits for label in split["label"].tolist()]
+    assert sorted(labels) == [0, 1, 2, 2]  # yes, maybe, no and no
+    rows.CLASSES = ("no", "yes")
+    with pytest.raises(ValueError, match=r"no 'maybe'. .* 'label' has 'no' \(2 rows\), 'yes' \(1"):
+        rows.rows("messy.csv", "train")
     rows.LABEL = "lable"
     with pytest.raises(ValueError, match="messy.csv has no column 'lable'; it has id, who, a, b"):
         rows.rows("messy.csv", "train")
+
+
+def test_the_table_has_each_patient_in_one_split():
+    assert main(["new", "data", "wards"]) == 0
+    table = importlib.import_module("wards.data")
+    table.GROUP = "who"
+    lines = [f"{who},{who},{who % 2}" for who in range(20) for _ in range(3)]
+    Path("wards.csv").write_text("\n".join(["who,a,label", *lines]))
+    splits = [table.rows("wards.csv", split) for split in ("train", "validation", "test")]
+    assert [len(split["label"]) for split in splits] == [36, 12, 12]
+    seen = [set(split["x"][:, 0].tolist()) for split in splits]  # a number for each patient
+    assert [len(each) for each in seen] == [12, 4, 4] and len(set.union(*seen)) == 20
 
 
 @pytest.mark.parametrize("on", ["digits", "text"])
@@ -176,7 +194,7 @@ def test_an_optimizer_of_the_user_is_compared(tmp_path, capsys):
     words = ["--on=digits", "--optimizers=adamw,sign_momentum", "--vocabulary=my_new"]
     assert main(["new", "comparison", "other", *words]) == 0
     text = (tmp_path / "other/sweep.yaml").read_text()
-    assert "two decades around 0.001, which stands for a rate that is not known" in text
+    assert "around 0.001, which stands for a rate that is not known" in text
 
 
 @pytest.mark.long
@@ -256,3 +274,21 @@ def test_a_terminal_is_asked(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "stdin", Terminal("sgd,adamw\nfour\n"))
     assert main(["new", "comparison", "again"]) == 2
     assert "How many searches of each? four: 'four' is not a number" in capsys.readouterr().err
+
+
+def test_a_published_name_is_an_arm_with_the_weight_decay_of_the_base(tmp_path, capsys):
+    words = ["--base=lockstep:muon_vit.gin", "--group=matrices", "--optimizers"]
+    assert main(["new", "comparison", "vit", *words, "muon,normuon,SOAP-H,c_muon"]) == 0
+    path = "optimizer.groups.matrices.optimizer"
+    arms = arms_of(tmp_path / "vit/sweep.yaml")
+    assert [*arms] == ["muon", "normuon", "soap_h", "c_muon"] and not unlike(arms, path)
+    for arm, decay in (("normuon", "after.0.rate"), ("c_muon", "base_optimizer.weight_decay")):
+        assert arms[arm].config.at(f"{path}.{decay}") == 0.05
+    rate = arms["normuon"].config.at(f"{path}.learning_rate")
+    assert rate.name == "schedules.warmup_cosine" and rate.kwargs["warmup_steps"] == "5%"
+    capsys.readouterr()
+    assert main(["new", "comparison", "wrong", *words, "muon,adamc"]) == 2
+    assert "AdamC has the largest learning rate in after.0.peak as well" in capsys.readouterr().err
+    assert main(["new", "comparison", "wrong", *words, "muon,ema_nesterov"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be an arm by itself: it wraps the optimizers of all groups" in error

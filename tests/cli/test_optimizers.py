@@ -3,6 +3,7 @@
 import math
 import re
 from functools import partial
+from pathlib import Path
 
 import optax
 import pytest
@@ -13,15 +14,14 @@ from tests import laws_table, short
 from tests.laws_table import NOT_ROWS, ROWS
 from trainer.__main__ import main
 from trainer.cli import optimizer_facts, optimizer_families
-from trainer.cli.optimizer_facts import Facts, families, find
-from trainer.cli.optimizer_families import FAMILIES, PIECES
+from trainer.cli.optimizer_facts import Facts, families, find_optimizer
+from trainer.cli.optimizer_families import FAMILIES, OURS, PIECES, PUBLISHED
 from trainer.cli.optimizers import space_block
 from trainer.config import Builder, gin_writer, load, yaml_writer
 from trainer.config.schema import is_optimizer
 from trainer.config.vocabulary import Vocabulary
-from trainer.engine.optimizer_cost import KERNEL, follows_schedules, measure, measure_part
+from trainer.engine.optimizer_cost import KERNEL, follows_schedules, measure_optimizer, measure_part
 from trainer.messages import UserError
-from trainer.sweep.published_spaces import OURS, PUBLISHED
 
 # Of optax itself: optimistic_adam is deprecated, and the seed that contrib.dpsgd takes.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
@@ -50,7 +50,7 @@ def tabled():
 def test_every_public_optimizer_is_in_one_family():
     # Functions of moments, which the table of laws knows; they make nothing.
     missing = public_optimizers() - set(tabled()) - {"optax.update_moment"}
-    assert not missing, f"Put these into trainer/cli/optimizer_families.py: {sorted(missing)}"
+    assert not missing, f"Put these into optim/families.yaml: {sorted(missing)}"
     assert len(tabled()) == len(set(tabled()))
 
 
@@ -94,7 +94,7 @@ def test_every_name_in_a_table_exists():
     ],
 )
 def test_the_state_is_that_of_the_paper(name, expected):
-    cost = find(name)[0].cost
+    cost = find_optimizer(name)[0].cost
     assert cost is not None
     assert cost.state_bytes == pytest.approx(expected, rel=1e-12)
 
@@ -110,7 +110,7 @@ def test_the_state_is_that_of_the_paper(name, expected):
     ],
 )
 def test_elementwise_operations_are_counted_as_by_hand(recipe, expected):
-    assert measure(recipe).flops == pytest.approx(expected, abs=1e-4)
+    assert measure_optimizer(recipe).flops == pytest.approx(expected, abs=1e-4)
 
 
 def gram(steps):
@@ -133,7 +133,7 @@ def gram(steps):
     ids=["optax", "optax, 2 steps", "ours", "ours, 3 steps"],
 )
 def test_matrix_products_of_muon_are_those_of_its_formula(recipe, products):
-    flops = measure(recipe).flops
+    flops = measure_optimizer(recipe).flops
     assert flops is not None
     elementwise = flops - products / (M * N)
     assert 5 < elementwise < 40
@@ -154,7 +154,7 @@ def test_matrix_products_of_muon_are_those_of_its_formula(recipe, products):
     ],
 )
 def test_flops_that_cannot_be_counted_are_not_given(name, why):
-    cost = find(name)[0].cost
+    cost = find_optimizer(name)[0].cost
     assert cost is not None and cost.flops is None
     assert re.search(why, cost.why)
 
@@ -188,7 +188,7 @@ NOT_IN_THE_LAWS = {
 def test_needs_and_schedules_are_those_of_the_table_of_laws(row):
     if row.params == "complex":
         pytest.skip("the kernel is real")
-    needs = measure(row.recipe).needs
+    needs = measure_optimizer(row.recipe).needs
     assert ("matrices" in needs) == (row.params == "matrices")
     assert ("at least one axis" in needs) == (row.params == "no scalar")
     assert ("gradients of single examples" in needs) == row.per_example
@@ -203,26 +203,32 @@ def test_needs_and_schedules_are_those_of_the_table_of_laws(row):
 # What can be pasted.
 
 
-@short.parametrize("name", PASTED, laws_table.family_of)
-def test_the_config_to_paste_runs_in_both_languages(name, tmp_path, capsys):
-    facts, _ = find(name)
-    assert facts.name == name
+def pasted(facts: Facts, folder: Path) -> Path:
+    """Writes a config to paste in both languages, which say the same; returns the file in Gin."""
     assert facts.config is not None
-    files = tmp_path / "pasted.yaml", tmp_path / "pasted.gin"
+    files = folder / "pasted.yaml", folder / "pasted.gin"
     files[0].write_text(yaml_writer.dump(facts.config.root))
-    files[1].write_text(gin_writer.dump(facts.config.root))
+    files[1].write_text(gin_writer.dump_gin(facts.config.root))
     in_yaml, in_gin = (load([file]) for file in files)
     assert in_yaml.root == in_gin.root == facts.config.root
-    assert name in files[0].read_text()
+    return files[1]
+
+
+@short.parametrize("name", PASTED, laws_table.family_of)
+def test_the_config_to_paste_runs_in_both_languages(name, tmp_path, capsys):
+    facts, _ = find_optimizer(name)
+    assert facts.name == name
+    file = pasted(facts, tmp_path)
+    assert name in file.with_suffix(".yaml").read_text()
     if name in LISTED:
-        assert main(["explain", f"--config={files[1]}"]) == 0, capsys.readouterr().err
+        assert main(["explain", f"--config={file}"]) == 0, capsys.readouterr().err
     else:
-        Builder(in_gin).check()
+        Builder(load([file])).check()
 
 
 @short.parametrize("name", sorted({*PUBLISHED, *OURS}), laws_table.family_of)
 def test_the_space_to_paste_fits_the_config_to_paste(name, tmp_path, capsys):
-    facts, _ = find(name)
+    facts, _ = find_optimizer(name)
     assert facts.config is not None and facts.spaces
     (tmp_path / "base.yaml").write_text(yaml_writer.dump(facts.config.root))
     for space in facts.spaces:
@@ -334,7 +340,7 @@ def test_a_piece_without_a_config_has_a_page(name, capsys):
     ],
 )
 def test_short_names_are_found(given, found):
-    assert find(given)[0].name == found
+    assert find_optimizer(given)[0].name == found
 
 
 @pytest.mark.parametrize(
@@ -409,5 +415,7 @@ def test_the_command_is_in_the_help(capsys):
     assert "list what a config can name as an optimizer" in capsys.readouterr().out
     assert not [each for each in families() if each in PIECES]
     with pytest.raises(UserError, match="There is no optimizer"):
-        find("nothing_like_it")
-    assert isinstance(find("sgd")[0], Facts) and optimizer_facts.PARTS in families()
+        find_optimizer("nothing_like_it")
+    with pytest.raises(UserError, match="in a module of json, write json.MODULE.trust_sign"):
+        find_optimizer("trust_sign", ["json"])
+    assert isinstance(find_optimizer("sgd")[0], Facts) and optimizer_facts.PARTS in families()

@@ -12,8 +12,8 @@ import pytest
 from tests.runs import ROOT, environment
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.collectives import Collective, axes_of, find_collectives
-from trainer.engine.loading import load
+from trainer.engine.collectives import Collective, axes_of_devices, find_collectives
+from trainer.engine.loading import load_program
 from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
 
@@ -171,8 +171,8 @@ def test_every_notation_of_groups_is_read(groups: str, axes: tuple[str, ...]):
     line = f"  %x = bf16[3,5]{{1,0}} all-gather(%y), channel_id=1, replica_groups={groups}, a=b"
     (one,) = find_collectives(f"ENTRY %main (y: f32[]) -> f32[] {{\n{line}\n}}\n")
     assert (one.size, one.times) == (30, 1)
-    assert axes_of(one, {"data": 2, "fsdp": 2, "tensor": 2}) == axes
-    assert axes_of(Collective("all-gather", 1, 1, None), {"data": 2}) is None
+    assert axes_of_devices(one, {"data": 2, "fsdp": 2, "tensor": 2}) == axes
+    assert axes_of_devices(Collective("all-gather", 1, 1, None), {"data": 2}) is None
 
 
 CONFIG = """
@@ -195,7 +195,7 @@ steps: 4
 def test_first_parameters_are_not_computed_for_other_devices(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG)
-    program = load(configs.load([str(file)]))
+    program = load_program(configs.load([str(file)]))
     told = [x for x in make_plan(program).warnings if "keeps the norms of matrices" in x]
     assert not told
     elsewhere = make_plan(program, memory=planned_memory(None))

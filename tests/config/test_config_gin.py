@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import short
 from tests.gin_engine import FUNCTIONS, engine
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
-from trainer.config.gin_reader import read
+from trainer.config.gin_reader import read_statements
 from trainer.config.gin_scopes import resolve
 from trainer.config.nodes import plain
 from trainer.config.tree import same
@@ -35,7 +35,7 @@ def ours(texts: Sequence[str]) -> Tree:
     statements = [
         replace(statement, section=section)
         for section, text in enumerate(texts)
-        for statement in read(text, Source(f"{section}.gin", 1))
+        for statement in read_statements(text, Source(f"{section}.gin", 1))
     ]
     return plain(resolve(statements, Source("0.gin"), RUN)[0])
 

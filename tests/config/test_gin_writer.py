@@ -4,7 +4,7 @@ import pytest
 
 from tests.runs import ROOT
 from trainer.config import Call, load
-from trainer.config.gin_writer import dump
+from trainer.config.gin_writer import dump_gin
 from trainer.config.vocabulary import RUN, SWEEP
 
 CONFIGS = sorted(
@@ -26,7 +26,7 @@ def read(text, tmp_path, language=RUN):
 def test_a_shipped_config_is_read_again_as_it_was(path, tmp_path):
     language = SWEEP if path.name.startswith("sweep") else RUN
     root = load([path], language=language).root
-    assert read(dump(root), tmp_path, language).root == root
+    assert read(dump_gin(root), tmp_path, language).root == root
 
 
 def test_calls_of_one_function_get_scopes_of_their_own(tmp_path):
@@ -45,6 +45,6 @@ def test_calls_of_one_function_get_scopes_of_their_own(tmp_path):
             "name": 'it\'s "quoted"\n\\',
         },
     )
-    config = read(dump(tree), tmp_path)
+    config = read(dump_gin(tree), tmp_path)
     assert config.root == tree
     assert not config.unused

@@ -144,7 +144,8 @@ def inner_names() -> list[str]:
 def test_a_config_can_name_only_the_public_functions():
     vocabulary = Vocabulary(language=SWEEP)
     names = [*inner_names(), "losses.jax.devices", "losses.Mapping", "losses.Loss", "metrics.Any"]
-    assert {"data.prepare.main", "data.tfds_arrays.read", "models.layers.Linear"} <= set(names)
+    some = {"data.prepare.main", "data.tfds_arrays.read_splits", "models.layers.Linear"}
+    assert some <= set(names)
     assert len(names) > 100
     for name in names:
         with pytest.raises(ConfigError, match="has no module|is not among|comes from|neither"):

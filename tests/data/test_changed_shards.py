@@ -140,7 +140,7 @@ def test_a_run_whose_shards_change_ends_with_a_sentence_and_loses_nothing(
     assert train("run") == 0
     assert train("plain") == 0
     assert runs.lines(tmp_path / "run") == runs.lines(tmp_path / "plain")
-    assert checkpoint.diff(tmp_path / "run", 12, 12, other=tmp_path / "plain") == []
+    assert checkpoint.diff_checkpoints(tmp_path / "run", 12, 12, other=tmp_path / "plain") == []
 
 
 @pytest.mark.long

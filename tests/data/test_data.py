@@ -210,6 +210,16 @@ def test_a_part_that_does_not_exist_is_refused(part: dict[str, int]):
         next(toy().evaluate(**part))
 
 
+def test_the_arrays_of_a_validation_split_are_evaluated_and_not_trained_on():
+    held_out = {key: array[:3] for key, array in toy().split_arrays["test"].items()}
+    dataset = toy(validation=held_out)
+    assert dataset.splits == {"validation": 3, "test": 7} and dataset.num_examples == 10
+    seen = [batch["number"][batch["mask"] > 0] for batch in dataset.evaluate("validation")]
+    assert np.concatenate(seen).tolist() == held_out["number"].tolist()
+    np.testing.assert_array_equal(numbers(dataset, 5), numbers(toy(), 5))
+    assert dataset.fingerprint != toy().fingerprint
+
+
 def test_the_fingerprint_covers_the_values_that_the_model_sees():
     def changed(**options: Any) -> str:
         return toy(**options).fingerprint
@@ -240,6 +250,11 @@ def test_the_fingerprint_covers_the_values_that_the_model_sees():
             lambda: data.ArrayDataset({"x": np.zeros(3)}, {"y": np.zeros(3)}, batch_size=1),
             ["same keys", "'x'", "'y'"],
         ),
+        (
+            lambda: toy(validation={"image": np.zeros((2, 2, 3, 2), np.uint8)}),
+            ["validation arrays"],
+        ),
+        (lambda: toy(validation={"number": np.zeros(0)}), ["validation", "number: 0"]),
         (
             lambda: data.ArrayDataset({"mask": np.ones(3)}, {"mask": np.ones(3)}, batch_size=1),
             ["'mask', float64[3]", "another name"],

@@ -11,6 +11,7 @@ import pytest
 from tests import runs
 from trainer import data
 from trainer.__main__ import main
+from trainer.engine.feed import stack
 
 PACKAGE = '''
 """Arrays of many dtypes, as a function of data.ArrayDataset and as a data set of one's own."""
@@ -168,7 +169,13 @@ def test_a_value_that_does_not_fit_into_32_bits_is_refused(folder, capfd, kind, 
         assert not (folder / "run").exists()
 
 
-@pytest.mark.long
+def test_batches_are_stacked_in_the_types_of_jax_because_the_places_behind_them_are_undefined():
+    for dtype, narrow in {"float64": "float32", "int64": "int32", "uint8": "uint8"}.items():
+        stacked = stack([{"image": np.ones((8, 2), dtype)}] * 3, 4)["image"]
+        assert (stacked.shape, stacked.dtype) == ((4, 8, 2), narrow)
+        np.testing.assert_array_equal(stacked[:3], 1)
+
+
 def test_64_bit_values_that_fit_are_trained_on_without_a_message(folder, capfd):
     for kind in ("ArrayDataset", "Own"):
         ids = {"loss": "!lots.ids", "metrics": "{}"}

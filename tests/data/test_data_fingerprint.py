@@ -15,7 +15,7 @@ from tests.sweep.test_sweep import folders, replaced, write_sweep
 from trainer.data.absent import DeclaredData
 from trainer.engine.contracts import ComponentError
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
-from trainer.workdir import compare
+from trainer.workdir import fingerprint_differences
 
 PACKAGE = '''
 """A data set that reads its arrays from files, in order."""
@@ -159,8 +159,14 @@ def test_a_run_of_an_earlier_version_which_did_not_know_its_data_is_resumed(fold
 
 
 def test_data_that_are_not_known_are_no_difference_of_two_runs():
-    assert compare({"data": ""}, {"data": "a"}) == compare({"data": "a"}, {"data": ""}) == []
-    assert [str(each) for each in compare({"data": "a"}, {"data": "b"})] == ["data: a -> b"]
+    assert (
+        fingerprint_differences({"data": ""}, {"data": "a"})
+        == fingerprint_differences({"data": "a"}, {"data": ""})
+        == []
+    )
+    assert [str(each) for each in fingerprint_differences({"data": "a"}, {"data": "b"})] == [
+        "data: a -> b"
+    ]
 
 
 @pytest.mark.long

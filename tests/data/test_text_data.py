@@ -18,7 +18,7 @@ import pytest
 from tests import runs, short
 from trainer import data
 from trainer.data import prepare, shakespeare, shards, tokenizer
-from trainer.data.text import divide, find_documents, read_parts
+from trainer.data.text import divide_documents, find_documents, read_parts
 from trainer.data.tokenizer import ByteTokenizer
 
 texts = importlib.import_module("trainer.data.text")  # the package has a function of this name
@@ -198,7 +198,7 @@ def test_a_single_document_is_cut_at_ends_of_lines(tmp_path: Path):
 def test_the_last_document_is_cut_and_not_taken(tmp_path: Path):
     books(tmp_path, 2)
     documents = find_documents("books", None)
-    parts = divide(documents, {"validation": 0.45, "test": 0.4}, 0)
+    parts = divide_documents(documents, {"validation": 0.45, "test": 0.4}, 0)
     (taken,) = parts["validation"]
     assert taken[1:] == (None, None)
     assert [part[0] for part in parts["train"] + parts["test"]] == [1 - taken[0]] * 2
@@ -210,7 +210,7 @@ def test_a_cut_is_never_within_a_character(tmp_path: Path):
     (tmp_path / "one.txt").write_text("学" * 1000)
     for share in (0.1, 0.1003, 0.1006):
         documents = find_documents("one.txt", None)
-        parts = divide(documents, {"test": share}, 0)
+        parts = divide_documents(documents, {"test": share}, 0)
         pieces = [list(read_parts(documents, parts[split])) for split in ("train", "test")]
         assert b"".join(sum(pieces, [])).decode() == "学" * 1000
         assert [len(each) for each in pieces] == [1, 1] and pieces[1][0].decode()

@@ -418,8 +418,8 @@ def test_a_folder_without_splits_is_not_counted(photos: Path, tmp_path: Path):
 
 
 def test_a_folder_is_opened_once_for_all_splits(photos: Path, monkeypatch: pytest.MonkeyPatch):
-    checked, check = [], folders.check_folder
-    monkeypatch.setattr(folders, "check_folder", lambda x: [checked.append(x), check(x)])
+    checked, check = [], folders.check_prepared
+    monkeypatch.setattr(folders, "check_prepared", lambda x: [checked.append(x), check(x)])
     data.tfds_images("tiny_photos", 5, data_dir=str(photos))
     assert len(checked) == 1
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from trainer import data
-from trainer.data import shard_reader, shards
+from trainer.data import shards
 from trainer.data.order import examples_at, random_words, shuffled
 from trainer.data.shards import TokenStream
-from trainer.data.token_dataset import TokenDataset
+from trainer.data.tokens import TokenDataset
 from trainer.messages import UserError
 
 # The order.
@@ -255,8 +255,8 @@ def test_the_fingerprint_covers_what_the_model_sees(tmp_path: Path, monkeypatch:
     assert in_order not in (changed(), changed(order="stream", batch_size=2))
     others = [changed(range(99)), changed(length=5), changed(end_of_text=3), changed(eval_tokens=9)]
     assert len({changed(), *others, changed([*range(50), 7, *range(51, 100)])}) == 6
-    monkeypatch.setattr(shard_reader, "_HASHED_WHOLE", 0)
-    monkeypatch.setattr(shard_reader, "_SAMPLE", 100)
+    monkeypatch.setattr(shards, "_HASHED_WHOLE", 0)
+    monkeypatch.setattr(shards, "_SAMPLE", 100)
     sampled = changed()
     assert sampled != changed([*range(99), 7]) and sampled == changed()
 

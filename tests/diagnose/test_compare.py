@@ -16,8 +16,8 @@ from trainer.diagnose.compare import (
     compare_configs,
     compare_fingerprints,
     compare_rows,
+    count_differences,
     count_operations,
-    counts,
     lower_step,
     metrics_to_plot,
     normalized,
@@ -171,7 +171,7 @@ def test_operations_are_counted_by_kind_and_those_that_differ_are_listed() -> No
 
     one, two = program(lambda x: jnp.sin(x) + x), program(lambda x: jnp.sin(jnp.sin(x)) + x)
     assert one.operations == {"sine": 1, "add": 1}
-    assert counts(one, two)[3:] == [("operations", 2, 3), ("sine", 1, 2)]
+    assert count_differences(one, two)[3:] == [("operations", 2, 3), ("sine", 1, 2)]
     assert [line for line in unified_diff(one, two) if line[0] in "+-"][2:] == [
         "+% = stablehlo.sine % : tensor<3xf32>"
     ]

@@ -112,7 +112,7 @@ def test_a_run_finds_its_checkpoint_when_the_data_change_directory(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     killed = []
     monkeypatch.setattr("os.kill", lambda *given: killed.append(given))
-    watching = verifying.KillAfterCheckpoint("run", 1, 2)
+    watching = verifying.kill_after_checkpoint("run", 1, 2)
     (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
     monkeypatch.chdir("/")
     watching(2, {}, None)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.engine import plan_learning
 from trainer.engine.experiment import Experiment
-from trainer.engine.plan import make_plan
+from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 from trainer.models import mlp
 
@@ -32,9 +32,13 @@ def arrays() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return split(200), split(80)
 
 
-def found(
+def found(*given: Any, **options: Any) -> list[str]:
+    return list(planned(*given, **options).warnings)
+
+
+def planned(
     train: Any, test: Any, loss: Any = None, make: Callable[..., Any] = data.ArrayDataset
-) -> list[str]:
+) -> Plan:
     experiment = Experiment(
         model=mlp(width=4, num_classes=CLASSES),
         data=make(train, test, batch_size=20),
@@ -45,7 +49,7 @@ def found(
         eval_every=4,
         save_every=4,
     )
-    return list(make_plan(Program(experiment)).warnings)
+    return make_plan(Program(experiment))
 
 
 class Streamed:
@@ -219,6 +223,21 @@ def test_unequal_classes_are_a_line():
         "The classes of the training split are unequal: 95.0% of its examples are of class 0, and "
         "1.5% of class 1. A model that always answers 0 has an accuracy of 0.95 there."
     )
+
+
+def test_the_examples_of_each_class_are_counted_if_one_has_twice_as_many(monkeypatch):
+    train, test = arrays()
+    assert planned(train, test).classes == ""
+    train["label"][:] = np.where(np.arange(200) < 80, 0, 1 + np.arange(200) % 3)
+    assert planned(train, test).classes == (
+        "training examples: 80 of class 0, 40 of class 1, 40 of class 2, 40 of class 3; an answer "
+        "that is always 0 has an accuracy of 0.4"
+    )
+    train["label"][:] = 0
+    assert planned(train, test).classes.startswith("training examples: 200 of class 0; an answer")
+    monkeypatch.setattr(plan_learning, "_MOST_EXAMPLES", 50)  # every fourth is looked at
+    said = planned(train, test).classes
+    assert said.startswith("examples of a sample of the training split: 50 of class 0; an answer")
 
 
 def test_large_arrays_are_read_at_equal_distances_which_is_said(monkeypatch):

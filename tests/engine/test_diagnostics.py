@@ -19,10 +19,10 @@ from tests import runs
 from trainer import data, losses, models
 from trainer.config import ConfigError
 from trainer.engine.contracts import ComponentError
-from trainer.engine.diagnostics import ALL, Group, NoiseScale, find_layouts, spectral_norms
+from trainer.engine.diagnostics import ALL, GroupUpdate, NoiseScale, find_layouts, spectral_norms
 from trainer.engine.experiment import Experiment
 from trainer.engine.plan import make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
 
 
@@ -174,8 +174,8 @@ def test_updates_of_muon_use_all_directions():
     params = {"w": jnp.asarray(draw.normal(size=(64, 64)), jnp.float32)}
     updates, _ = tx.update({"w": grad}, tx.init(params), params)
     found = layouts(params, [], "")
-    of_grad = Group({"w": -grad}, params, {"w": grad}, found)
-    of_muon = Group(dict(updates), params, {"w": grad}, found)
+    of_grad = GroupUpdate({"w": -grad}, params, {"w": grad}, found)
+    of_muon = GroupUpdate(dict(updates), params, {"w": grad}, found)
     assert float(of_grad.stable_rank()) < 6 and 30 < float(of_muon.stable_rank()) <= 64
 
 
@@ -305,7 +305,7 @@ def test_small_angles_are_exact_in_float32(size, toward):
     draw = np.random.default_rng(5)
     w = draw.normal(size=(20, 30)).astype(np.float32)
     u = (size * (draw.normal(size=w.shape) + toward * w)).astype(np.float32)
-    group = Group({"w": jnp.asarray(u)}, {"w": w}, {"w": u}, layouts({"w": w}, [], ""))
+    group = GroupUpdate({"w": jnp.asarray(u)}, {"w": w}, {"w": u}, layouts({"w": w}, [], ""))
     wanted = angle(np.float64(w).ravel(), (np.float64(w) + u).ravel())
     assert float(group.rotation()) == pytest.approx(wanted, rel=1e-5)
 
@@ -314,7 +314,7 @@ def test_quotients_without_a_denominator_are_zero():
     w = {"w": jnp.zeros((3, 4))}
     u = {"w": jnp.ones((3, 4))}
     found = layouts(w, [], "")
-    from_zero, to_zero = Group(u, w, w, found), Group(w, u, u, found)
+    from_zero, to_zero = GroupUpdate(u, w, w, found), GroupUpdate(w, u, u, found)
     for name in ("update_ratio", "gradient_cosine", "weight_cosine", "rotation"):
         assert float(getattr(from_zero, name)()) == float(getattr(to_zero, name)()) == 0
     assert float(to_zero.spectral_norm()) == float(to_zero.stable_rank()) == 0
@@ -323,7 +323,7 @@ def test_quotients_without_a_denominator_are_zero():
 
 def test_complex_parameters_count_with_their_absolute_values():
     u, g = {"w": jnp.asarray([3 + 4j, 0])}, {"w": jnp.asarray([-3 - 4j, 12j])}
-    group = Group(u, {"w": jnp.asarray([1j, 0])}, g, {})
+    group = GroupUpdate(u, {"w": jnp.asarray([1j, 0])}, g, {})
     assert float(group.update_rms()) == pytest.approx(5 / np.sqrt(2))
     assert float(group.gradient_cosine()) == pytest.approx(25 / (5 * 13))
     assert float(group.weight_cosine()) == pytest.approx(4 / 5)
@@ -400,13 +400,13 @@ def test_the_plan_names_the_diagnostics_and_their_matrices():
     program = Program(experiment(optim.optimizer(TWO), diagnostics=["rotation"]))
     assert (
         "diagnostics, every 5 steps, in about the time of a step: rotation; their matrices: "
-    ) in render(make_plan(program))
+    ) in render_plan(make_plan(program))
     counted = Program(experiment(optim.optimizer(TWO, 0.1), diagnostics=["clipped"]))
-    assert "diagnostics, every 5 steps, in no time of their own: clipped\n" in render(
+    assert "diagnostics, every 5 steps, in no time of their own: clipped\n" in render_plan(
         make_plan(counted)
     )
     none = Program(experiment(optim.optimizer(TWO), diagnostics=()))
-    assert "diagnostics" not in render(make_plan(none))
+    assert "diagnostics" not in render_plan(make_plan(none))
 
 
 @pytest.mark.parametrize(
@@ -521,4 +521,4 @@ def test_the_noise_of_gradients_needs_two_halves():
         experiment(ADAM, data=data.digits(batch_size=60), microbatches=4, diagnostics=NOISE)
     experiment(ADAM, data=data.digits(batch_size=60), microbatches=2, diagnostics=NOISE)
     plan = make_plan(Program(experiment(ADAM, diagnostics=NOISE)))
-    assert "in about the time of two steps: gradient_square, gradient_noise" in render(plan)
+    assert "in about the time of two steps: gradient_square, gradient_noise" in render_plan(plan)

@@ -6,9 +6,9 @@ import pytest
 
 import optim
 from trainer.config import load
-from trainer.engine.loading import load as load_program
+from trainer.engine.loading import load_program
 from trainer.engine.plan import Hyperparameter, find_hyperparameters, make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render_plan
 
 
 def test_the_plan_lists_the_values_of_every_hyperparameter(tmp_path):
@@ -44,8 +44,8 @@ optimizer: !optim.optimizer
     assert set(plan.hyperparameters) == {"kernels", ""}
     assert plan.hyperparameters == find_hyperparameters(load_program(read))
     one = replace(plan, steps=1, batch_size=1, tokens=1)
-    assert "\n1 step of 1 example of 1 token, 1 token in all, on 1 cpu\n" in render(one)
-    text = render(plan)
+    assert "\n1 step of 1 example of 1 token, 1 token in all, on 1 cpu\n" in render_plan(one)
+    text = render_plan(plan)
     assert f"  learning_rate: peak 0.02 at step 11, final {last:.4g}\n" in text
     assert "  constant: b1 0.9, b2 0.95, eps 1e-08, eps_root 0, weight_decay 0.1\n" in text
     assert "Hyperparameters of all groups:\n  clip_norm: peak 2 at step 1, final 0.5\n" in text

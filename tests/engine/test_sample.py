@@ -20,10 +20,10 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.data.tokenizer import ByteTokenizer, train_bpe
 from trainer.engine.generation import (
-    Continuation,
+    PromptContinuation,
     Sampling,
     check_prompt,
-    draw,
+    draw_token,
     encode_prompt,
     generate,
 )
@@ -144,7 +144,7 @@ def test_tokens_have_the_probabilities_of_temperature_and_top_k(temperature, top
     sampling = Sampling(1, temperature, top_k, vocab_size)
     number = 20_000
     keys = jax.random.split(jax.random.key(7), number)
-    tokens = jax.vmap(lambda key: draw(jnp.asarray(logits), key, sampling))(keys)
+    tokens = jax.vmap(lambda key: draw_token(jnp.asarray(logits), key, sampling))(keys)
     kept = logits[:vocab_size]
     allowed = np.argsort(-kept)[:top_k]
     wanted = np.zeros(VOCAB)
@@ -162,7 +162,7 @@ def test_the_smallest_temperatures_take_the_most_probable_token(top_k):
     for temperature in (1e-30, 1e-37, 1e-38, 1e-39, 1e-44, 1e-46, 5e-324):
         sampling = Sampling(1, temperature, top_k)
         for shift in (0.0, -50.0, 50.0):
-            tokens = jax.vmap(lambda key, s=sampling, x=logits + shift: draw(x, key, s))(keys)
+            tokens = jax.vmap(lambda key, s=sampling, x=logits + shift: draw_token(x, key, s))(keys)
             assert set(np.asarray(tokens).tolist()) == {2}, (temperature, shift)
 
 
@@ -170,13 +170,13 @@ def test_the_largest_temperatures_draw_all_tokens():
     keys = jax.random.split(jax.random.key(0), 200)
     for temperature in (1e30, 1e39, 1e308):
         sampling = Sampling(1, temperature)
-        tokens = jax.vmap(lambda key, s=sampling: draw(jnp.arange(7.0), key, s))(keys)
+        tokens = jax.vmap(lambda key, s=sampling: draw_token(jnp.arange(7.0), key, s))(keys)
         assert set(np.asarray(tokens).tolist()) == set(range(7))
 
 
 def test_of_equal_logits_no_more_than_k_are_drawn():
     keys = jax.random.split(jax.random.key(0), 500)
-    drawn = jax.vmap(lambda key: draw(jnp.zeros(VOCAB), key, Sampling(1, top_k=2)))(keys)
+    drawn = jax.vmap(lambda key: draw_token(jnp.zeros(VOCAB), key, Sampling(1, top_k=2)))(keys)
     assert len(set(np.asarray(drawn).tolist())) == 2
 
 
@@ -197,7 +197,7 @@ class Letters:
 def continuation(prompt="abc", sampling=None, language=None, **more):
     sampling = sampling or Sampling(8, temperature=2.0)
     tokens = encode_prompt(Letters(), prompt)
-    return Continuation(language or trigram_language(), Letters(), tokens, sampling, **more)
+    return PromptContinuation(language or trigram_language(), Letters(), tokens, sampling, **more)
 
 
 @pytest.mark.long
@@ -520,7 +520,7 @@ def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, 
     # in the 16 positions of the training.
     assert rows[-1]["prompt"] == "abcdefgha" and 0 < len(rows[-1]["text"]) <= 6
     assert runs.lines(tmp_path / "run") == runs.lines(run)
-    assert checkpoint.diff(tmp_path / "run", 30, 30, other=run) == []
+    assert checkpoint.diff_checkpoints(tmp_path / "run", 30, 30, other=run) == []
 
 
 @pytest.mark.long

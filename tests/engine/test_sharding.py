@@ -18,7 +18,7 @@ from trainer.engine import memory
 from trainer.engine.contracts import ComponentError
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render_plan
 from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.engine.step import State
 
@@ -345,7 +345,7 @@ def test_gin_yaml_and_set_spell_rules_whose_keys_are_patterns(tmp_path, name, te
     program = load_located(edited)
     found = program.experiment.sharding
     assert found == {**given, "blocks/attn/(q|qkv)/kernel": "tensor -", "head/kernel": "- tensor"}
-    text = render(make_plan(program, edited))
+    text = render_plan(make_plan(program, edited))
     assert "sharding: " not in text  # one device: nothing is split, and nothing is left whole
 
 

@@ -17,7 +17,7 @@ from trainer.engine import targets
 from trainer.engine.targets import KINDS, Gpu, Target, parse
 from trainer.messages import UserError
 
-INSTALLED = targets.folder().is_dir()
+INSTALLED = targets.compilers_folder().is_dir()
 compilers = pytest.mark.skipif(
     not INSTALLED, reason="XLA's compilers are not installed: `make targets` adds them."
 )
@@ -146,7 +146,7 @@ def test_a_call_from_python_names_its_arguments() -> None:
 
 
 def test_other_commands_do_not_import_targets() -> None:
-    code = "import sys; from trainer.cli import explaining, options; options.parser()\n"
+    code = "import sys; from trainer.cli import commands, options; options.parser()\n"
     code += "from trainer.engine import explanation; print('trainer.engine.targets' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trainer.config import ConfigError, load
-from trainer.engine.loading import load as load_program
+from trainer.engine.loading import load_program
 from trainer.engine.plan import Plan, make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
 from trainer.messages import UserError
 
@@ -58,7 +58,7 @@ def test_the_plan_says_what_wraps_the_groups(tmp_path):
         f"readout: optim.weight_ema averages from step 20 to step 39, except 'head/.*'; "
         f"{4 * (floats - head):,} bytes of state"
     )
-    text = render(plan)
+    text = render_plan(plan)
     assert lookahead in text and readout in text
     own = plan.hyperparameters[""]
     assert own["lookahead.step_size"].peak == pytest.approx(0.5)

@@ -100,4 +100,4 @@ def test_a_finished_sweep_is_reported_with_the_same_words_and_numbers(
     assert main(["report", "sweep", "--formats=markdown", "--output=again"]) == 0
     assert capsys.readouterr().out.replace("again:", "report:") == Path("verdict.txt").read_text()
     texts = [Path(name, "report.md").read_text().splitlines()[:-1] for name in ("report", "again")]
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1], "If they were meant to: python -m tests.golden --report"

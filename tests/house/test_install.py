@@ -115,7 +115,8 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
         f"trainer/shipped/{file.relative_to(ROOT / 'configs')}"
         for file in (ROOT / "configs").rglob("*.*")
     }
-    assert others == typed | page | shipped | {"trainer/data/shakespeare.txt.bz2"}
+    data = {"trainer/data/shakespeare.txt.bz2", "optim/families.yaml", "optim/published.yaml"}
+    assert others == typed | page | shipped | data
 
 
 @pytest.mark.long

@@ -154,6 +154,7 @@ def test_losses_of_bfloat16_outputs_are_computed_in_float32(loss: Any, batch: An
         ),
         (lambda: metrics.top_k_accuracy(0), ["k", "0"]),
         (lambda: counted(metrics.top_k_accuracy(6)), ["6", "5"]),
+        (lambda: counted(metrics.recall(5)), ["metrics.recall has label=5", "classes 0 to 4"]),
     ],
 )
 def test_mistakes_are_named(make: Any, words: list[str]):
@@ -201,6 +202,47 @@ def test_every_example_counts_once_for_any_batch_size(size: int):
     assert squared == pytest.approx(((logits - targets) ** 2).mean(), rel=1e-5)
     absolute = counted(metrics.mean_absolute_error(), logits, targets, size)
     assert absolute == pytest.approx(abs(logits - targets).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("size", [7, 50, 200])
+def test_metrics_of_a_class_are_those_of_scikit_learn(classes: int, size: int):
+    from scipy.special import logsumexp
+    from sklearn.metrics import (
+        average_precision_score,
+        f1_score,
+        precision_score,
+        recall_score,
+        roc_auc_score,
+    )
+
+    draw = np.random.default_rng(classes)
+    labels = (classes * draw.random(101) ** 2).astype(np.int32)
+    # Scores that bfloat16 has, so that nothing is rounded, with many that are equal.
+    logits = draw.integers(-4, 5, (101, classes)).astype(np.float32)
+    if classes > 2:
+        logits[:, [0, 2, 3, 4]] = np.where(labels[:, None] == 1, -1.0, 2.0)
+    others: Any = logsumexp(np.delete(logits, 1, axis=1), axis=1)
+    real, answer, score = labels == 1, logits.argmax(1) == 1, (logits[:, 1] - others).round(2)
+    for make, expected in (
+        (metrics.recall, recall_score(real, answer)),
+        (metrics.precision, precision_score(real, answer)),
+        (metrics.f1, f1_score(real, answer)),
+        (metrics.roc_auc, roc_auc_score(real, score)),
+        (metrics.average_precision, average_precision_score(real, score)),
+    ):
+        assert counted(make(label=1), logits, labels, size) == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_of_a_class_without_examples():
+    answers = np.eye(5, dtype=np.float32)[[0, 0, 1, 1, 3, 3]]
+    for make in (metrics.recall, metrics.precision, metrics.f1):
+        assert counted(make(label=4), answers, np.zeros(6, np.int32)) == 0
+    for make in (metrics.roc_auc, metrics.average_precision):
+        assert np.isnan(counted(make(label=4), answers, np.zeros(6, np.int32)))
+        # The score of a class that is certain, and NaN, which ranks first, have a place.
+        certain = np.where(answers == 0, -np.inf, answers)
+        assert np.isfinite(counted(make(label=1), certain, LABELS))
 
 
 def test_accuracy_takes_probabilities_and_bfloat16():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clu import metrics as clu_metrics
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from scipy.special import softmax
 
 from tests import short
@@ -178,7 +178,7 @@ def test_the_default_chunk_has_about_two_to_the_25_logits():
 )
 def test_a_chunk_has_as_many_logits_on_each_device(axes, chunks):
     kernel, features = jnp.zeros((4, 50_304)), jnp.zeros((512, 64, 4))
-    mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
+    mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     with jax.sharding.use_abstract_mesh(mesh):
         assert ChunkedLogits(features=features, kernel=kernel)._head.count == chunks
 

@@ -485,6 +485,25 @@ optimizer: !optim.optimizer
 """
 
 
+@pytest.mark.parametrize("i", range(3))
+def test_balanced_polar_factors_agree_with_the_authors_program(i: int):
+    """Float64, by zeropower_via_newtonschulz5 of train_gpt_simple_aurora_ema_ref.py (2026-05-25).
+
+    It is in modded-nanogpt's records/track_3_optimization, and has _AURORA_K = 3 and
+    _AURORA_BETA = 0.25. The kernels are [6, 2], [5, 3] and [4, 4], transposed there.
+    """
+    figures = np.load(Path(__file__).with_name("aurora_figures.npz"))
+    options = {"norm": "gram", "scale": "none", "balance": 3, "balance_power": 0.25}
+    with jax.enable_x64(True):
+        part = parts.polar([2.0, -1.5, 0.5], 12, **options)
+        gradient = jnp.asarray(figures[f"gradient_{i}"])
+        found: Any = part.update(gradient, part.init(gradient), gradient)[0]
+        np.testing.assert_allclose(found, figures[f"factor_{i}"], rtol=0, atol=1e-12)
+    for wrong in ({"balance": 0}, {"balance_power": 0.25}):
+        with pytest.raises(ValueError, match="needs balance to be at least 1, or None without"):
+            parts.polar(**wrong)
+
+
 def planned(tmp_path: Path, capsys: Any, *edits: Sequence[str]) -> str:
     from trainer.__main__ import main
 
@@ -504,6 +523,9 @@ def test_a_config_names_parts_and_schedules_their_floats(tmp_path: Path, capsys:
     assert "blocks/linear/kernel  1x16x16  float32  matrices  optim.chain" in told
     assert "  decay: peak 0.95 at step 4, final 0.95\n" in told
     assert "In group 'matrices', optim.parts.polar works on 1 matrix of 16x16" in told
+    assert "outputs of the model" not in told
+    wide = planned(tmp_path, capsys, ("match: blocks/.*/kernel", "match: .*/kernel"))
+    assert "head/kernel gives the 10 outputs of the model, and optim.parts.polar works on" in wide
     paths = "optimizer.groups.matrices.optimizer."
     for inputs in (
         "before.0.decay: end_value 0.95, init_value 0.85",

@@ -12,7 +12,7 @@ import pytest
 
 import optim
 from optim import packing, paths
-from optim.checks import groups_needing, needs_examples, needs_full_batch
+from optim.checks import EXAMPLES, FULL_BATCH, groups_needing
 from optim.layer_decay import layer_scales
 
 
@@ -853,7 +853,7 @@ def test_optimizers_that_need_full_batches_are_found():
         ),
         "b": optim.group("b", GOOD),
     }
-    assert groups_needing(optim.optimizer(groups).groups, needs_full_batch) == {"a": "optax.lbfgs"}
+    assert groups_needing(optim.optimizer(groups).groups, FULL_BATCH) == {"a": "optax.lbfgs"}
 
 
 def adagrad_norm(learning_rate: float, first: Any = 0, sum_dtype: Any = None, back: bool = False):
@@ -1076,10 +1076,10 @@ def test_optimizers_that_need_full_batches_or_examples_are_found_by_their_functi
         "theirs": partial(rprop, 0.1),
     }
     groups = {name: optim.group(name, recipe) for name, recipe in recipes.items()}
-    assert set(groups_needing(groups, needs_full_batch)) == {"ours", "optax", "inside"}
+    assert set(groups_needing(groups, FULL_BATCH)) == {"ours", "optax", "inside"}
     private = partial(optax.contrib.dpsgd, 0.1, 1.0, 1.0, seed=0)
     groups = {"a": optim.group("a", private), "b": optim.group("b", partial(dpsgd, 0.1))}
-    assert set(groups_needing(groups, needs_examples)) == {"a"}
+    assert set(groups_needing(groups, EXAMPLES)) == {"a"}
 
 
 def test_python_and_numpy_leaves_move_as_arrays():

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import optim
-from optim.lookahead import EmaNesterov
+from optim.wrappers import EmaNesterov
 from tests import short
 from tests.recorded import Recorded, largest, made
 

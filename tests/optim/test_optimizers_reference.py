@@ -19,7 +19,7 @@ from optim.shampoo import shampoo
 from optim.soap import soap
 from tests import runs, short
 from tests.programs import (
-    cautious_lion_by_the_paper,
+    cautious_lion,
     cautious_mask,
     grams_mask,
     mars_by_the_paper,
@@ -247,7 +247,7 @@ def test_weight_decay_keeps_the_mask_and_the_scale_of_the_base_optimizer(wrapper
 def test_cautious_on_lion_and_against_the_gradient():
     start, grads = problem((3, 4))
     got, _ = run(cautious(optax.lion(0.01, 0.9, 0.95, weight_decay=0.0)), start, grads)
-    agree(got, cautious_lion_by_the_paper(start, grads, 0.01, 0.9, 0.95))
+    agree(got, cautious_lion(start, grads, 0.01, 0.9, 0.95))
     ascent = optax.scale(1.0)
     params = jnp.ones(3)
     tx = cautious(ascent)

@@ -1,20 +1,23 @@
 """docs/references.md has the rows that `python -m tests.references` prints, within their bounds."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
 import optax
 import pytest
 
-from tests import references, short
+from tests import originals, references, short
 from tests.recorded import Recorded, mu
 from tests.references import (
     ALL,
     AUTHORS,
     DIFFERENT,
+    FILES,
     HEADINGS,
     OPTAX,
     OTHER_AUTHORS,
+    OTHER_FILES,
     RECORDED,
     RECORDED_HEADING,
     Row,
@@ -60,6 +63,20 @@ def test_the_page_has_the_recorded_results_within_their_bounds():
         assert float(cells[4]) < case.bound, cells
 
 
+def test_each_result_of_the_track_is_compared_or_what_it_needs_is_named():
+    """Results are named by numbers; a cell "result 25" stands for the row of that result's file."""
+    _, _, track = PAGE.read_text(encoding="utf-8").partition(references.END)
+    lines = [line for line in track.splitlines() if re.match(r"\| \d", line)]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+    numbers = [int(number) for cells in rows for number in cells[0].split(",")]
+    assert sorted(numbers) == [*range(1, 47)]
+    compared = {name for row in ALL for name in (row.reference, row.reference.partition(" of ")[0])}
+    compared |= {*RECORDED, *(case.program for case in RECORDED.values())}
+    named = {each for cells in rows if len(cells) > 3 for each in cells[3].split(", ")}
+    assert [each for each in named - compared if not (ROOT / each).exists()] == []
+    assert {f"result {number}" for number in originals.TRACK} <= named
+
+
 def name(row: Row) -> str:
     return row.optimizer
 
@@ -67,6 +84,26 @@ def name(row: Row) -> str:
 @short.parametrize("row", AUTHORS, lambda row: row.optimizer.partition("(")[0], ids=name)
 def test_an_optimizer_agrees_with_its_authors_program_for_50_steps(row):
     assert max(row.differences()) < row.bound
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("row", [*FILES, *OTHER_FILES], ids=lambda row: row.reference)
+def test_an_optimizer_agrees_with_its_authors_own_file_or_differs_as_the_page_says(row):
+    if not row.is_installed:
+        pytest.skip("The authors' files are not here: `make originals` clones them.")
+    if row.bound is None:
+        assert max(row.differences()) > 1e-5, "They agree now: give the row a bound."
+    else:
+        assert max(row.differences()) < row.bound
+
+
+def test_another_content_of_a_file_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / originals.SOAP.repository / originals.SOAP.path
+    file.parent.mkdir(parents=True)
+    file.write_text("class SOAP: pass")
+    monkeypatch.setattr(originals, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="is not the file that was compared: check out a1e55353"):
+        originals.SOAP.module()
 
 
 # A row of each kind: some compile for a minute.

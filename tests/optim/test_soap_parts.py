@@ -68,7 +68,7 @@ def transplanted(name: str, state: Any) -> Any:
     if name.startswith("kl"):
         values = {field: figures(name, field) for field in ("left_values", "right_values")}
         variance = figures(name, "variance") if name == "kl_soap" else ()
-        inner = KlState(count=count, variance=variance, **fields, **values)
+        inner = KlState(count=count, mean=(), variance=variance, **fields, **values)
     else:
         inner = SoapState(count=count, mean=(), variance=figures(name, "variance"), **fields)
     momentum = state.before[0]._replace(momentum=figures(name, "momentum"))

@@ -11,6 +11,7 @@ from trainer.report.statistics.decide import (
     _fisher_test,
     collapsed,
     decide,
+    detectable_effect,
     e_of_signs,
     e_of_t,
     fewest_signs,
@@ -20,8 +21,7 @@ from trainer.report.statistics.decide import (
     looks_of_plan,
     relevance,
 )
-from trainer.report.statistics.held_out import two_way
-from trainer.report.statistics.power import detectable_effect
+from trainer.report.statistics.estimates import two_way
 
 DRAWS = 20_000
 
@@ -382,8 +382,8 @@ def test_weighted_examples_have_the_interval_of_a_ratio() -> None:
 def test_equal_weights_change_nothing_and_others_must_fit() -> None:
     table = np.random.default_rng(0).standard_normal((3, 20))
     plain, weighted = two_way(table), two_way(table, weights=np.full(20, 7.0))
-    for name, value in vars(plain).items():
-        assert vars(weighted)[name] == pytest.approx(value), name
+    for name, value in plain._asdict().items():
+        assert weighted._asdict()[name] == pytest.approx(value), name
     for wrong in (np.ones(19), np.zeros(20), np.full(20, math.nan)):
         with pytest.raises(ValueError, match="20 positive weights"):
             two_way(table, weights=wrong)

@@ -16,10 +16,10 @@ from tests.report_cases import changed, workload
 from trainer.engine.examples import Examples
 from trainer.report.comparison import make_report
 from trainer.report.pairs import Pair, compare_arms
-from trainer.report.results import Goal, Workload
+from trainer.report.results import ReportGoal, Workload
 from trainer.report.verdict import verdict
 from trainer.report.write import write
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples
 
 SEEDS, EXAMPLES = 8, 200
 SEARCHED = {arm: [(0.001 * (n + 1), 1.0) for n in range(12)] for arm in ("muon", "adamw")}
@@ -62,7 +62,7 @@ def kept(
         sha256 = (hashes or {}).get(run.arm, "ab") * 32
         of_run = values[run.arm][run.seed]
         examples = Examples({metric: of_run}, {metric: counts}, sha256, complete)
-        (place / PER_EXAMPLE_FILE).write_bytes(encode(examples))
+        (place / PER_EXAMPLE_FILE).write_bytes(encode_examples(examples))
         value = float(rows[run.arm][run.seed])
         metrics = {f"eval/{metric}": value, f"validation/{metric}": value}
         finals.append(changed(run, folder=place, metrics=metrics))
@@ -140,7 +140,7 @@ def test_the_improvement_of_an_accuracy_is_its_increase(tmp_path, noise):
     adamw = right ^ (draw.random(right.shape) < noise)
     muon[:, :3], adamw[:, :3] = True, False
     values = {"muon": muon.astype(float), "adamw": adamw.astype(float)}
-    goal = Goal("accuracy", "max", "validation", "test")
+    goal = ReportGoal("accuracy", "max", "validation", "test")
     pair, said = judged(kept(tmp_path, values, metric="accuracy", goal=goal))
     assert pair.better == "muon" and pair.difference > 0 and pair.decided
     assert pair.test == ("paired t test" if noise else "test of signs")
@@ -157,7 +157,7 @@ def test_the_improvement_of_an_accuracy_is_its_increase(tmp_path, noise):
 def test_a_second_outcome_uses_its_own_values(tmp_path):
     """`report SWEEP --metric=accuracy` reads correctness, not the loss."""
     values = shared(gap=0.04, of_examples=0.5)
-    second = Goal("accuracy", "max", "validation", "test", primary="loss")
+    second = ReportGoal("accuracy", "max", "validation", "test", primary="loss")
     work = kept(tmp_path, {"muon": -values["muon"], "adamw": -values["adamw"]}, metric="accuracy")
     pair, said = judged(replace(work, goal=second))
     assert pair.better == "muon" and MAY_CHANGE in said

@@ -10,8 +10,8 @@ from tests import runs
 from tests.sweep.test_sweep_plan import BASE, defined
 from trainer.config import ConfigError
 from trainer.report.comparison import make_report
-from trainer.report.reaching import NotJudgedError, judge, sentence
-from trainer.report.sweep_results import read_sweep
+from trainer.report.panels.targets import NotJudgedError, judge, sentence
+from trainer.report.sweep_results import read_sweep_results
 from trainer.sweep.definition import Goal
 from trainer.writers import iterate_metrics
 
@@ -53,15 +53,15 @@ def _means(folder: Path, arm: str) -> dict[int, float]:
 def test_the_step_is_that_of_the_rows(computed):
     means = _means(computed, "fast")
     passing = [step for step, mean in means.items() if (2.2 - mean) * 2 >= 0.02 * 3.0902]
-    found = judge(read_sweep(computed), "fast")
+    found = judge(read_sweep_results(computed), "fast")
     assert found.step == min(passing) > min(means)
     assert found.mean == pytest.approx(means[found.step], rel=1e-12) and found.runs == 4
-    assert judge(read_sweep(computed), "slow").step is None
+    assert judge(read_sweep_results(computed), "slow").step is None
 
 
 @pytest.mark.long
 def test_the_report_says_who_has_reached_it(computed):
-    workload = read_sweep(computed)
+    workload = read_sweep_results(computed)
     report = make_report([workload], computed / "report")
     (panel,) = [each for each in report.panels if each.name == "target"]
     text = " ".join(panel.blocks[0].text)
@@ -82,7 +82,7 @@ def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
     goal = f"goal: {{metric: accuracy, mode: max, target: 0.15, rule: {rule}, sigma: 0.001}}"
     lines = [goal if line.startswith("goal:") else line for line in SWEEP.splitlines()]
     folder = _computed(tmp_path, "\n".join(lines))
-    workload = read_sweep(folder)
+    workload = read_sweep_results(folder)
     found = judge(workload, "fast")
     assert found.step is not None and found.mean > 0.15
     assert found.statistic == pytest.approx((found.mean - 0.15) * 2)
@@ -102,14 +102,14 @@ def test_the_rule_reads_evaluations_at_changing_intervals(tmp_path):
     total = steps[-1]
     late = -(-3 * total // 4)
     assert steps == [*range(8, late, 8), *range(late, total + 1)]
-    found = judge(read_sweep(folder), "slow")
+    found = judge(read_sweep_results(folder), "slow")
     assert found.step is None and found.closest in steps
     assert runs.main(["sweep", "check", str(folder)]) == 0
 
 
 def test_another_target_or_metric_has_no_rule(computed):
-    assert read_sweep(computed, target=2.25).goal.rule is None
-    assert read_sweep(computed, metric="accuracy", better="max").goal.rule is None
+    assert read_sweep_results(computed, target=2.25).goal.rule is None
+    assert read_sweep_results(computed, metric="accuracy", better="max").goal.rule is None
 
 
 def test_rows_that_were_edited_are_not_judged(computed, tmp_path):
@@ -122,7 +122,7 @@ def test_rows_that_were_edited_are_not_judged(computed, tmp_path):
         row |= {"validation/loss": 1.0} if "validation/loss" in row else {}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(NotJudgedError, match="files of the sweep disagree"):
-        judge(read_sweep(folder), "slow")
+        judge(read_sweep_results(folder), "slow")
 
 
 def test_an_unfinished_arm_is_not_judged(computed, tmp_path):
@@ -132,7 +132,7 @@ def test_an_unfinished_arm_is_not_judged(computed, tmp_path):
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     options = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
     assert main(["sweep", *options, "--plan_only"]) == 0
-    said = sentence(read_sweep(tmp_path / "sweep"), "fast")
+    said = sentence(read_sweep_results(tmp_path / "sweep"), "fast")
     assert said == (
         "fast is not judged by the rule of the target before all its runs have ended: 0 of 4 have."
     )
@@ -146,7 +146,7 @@ def test_runs_that_chose_their_point_are_not_judged(tmp_path):
     )
     folder = _computed(tmp_path, text.replace("final: null", "final: null\nbudgets: unequal"))
     assert "its runs are those by which its point was chosen among 2" in sentence(
-        read_sweep(folder), "fast"
+        read_sweep_results(folder), "fast"
     )
 
 
@@ -163,7 +163,7 @@ def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
 
     assert main(["sweep", "extend", str(folder), f"--config={home / 'more.yaml'}"]) == 0
     assert runs.sweep(f"--config={home / 'more.yaml'}", f"--workdir={folder}") == 0
-    before, after = (judge(read_sweep(each), "fast") for each in (computed, folder))
+    before, after = (judge(read_sweep_results(each), "fast") for each in (computed, folder))
     assert (before.runs, after.runs) == (4, 6)
     assert before.limit == pytest.approx(0.02 * 3.0902, rel=1e-4)
     assert 0.02 * 3.9 < after.limit < 0.02 * 4.5

@@ -16,8 +16,7 @@ from trainer.report.comparison import make_report
 from trainer.report.conditions import changed_code, conditions
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
-from trainer.report.results import Goal, Result, Revision, Space, Workload
-from trainer.report.spaces import axes_of
+from trainer.report.results import ArmSpace, ReportGoal, Result, Revision, Workload, axes_of
 from trainer.report.statistics.decide import e_of_t
 from trainer.report.verdict import verdict
 from trainer.writers.summary import Summary
@@ -27,7 +26,7 @@ from trainer.writers.summary import Summary
 # -2.4598858 to -0.7001142, mean of the differences -1.58.
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
-LARGER = Goal("loss", "max", "validation", "test")
+LARGER = ReportGoal("loss", "max", "validation", "test")
 
 
 def judged(work: Workload) -> str:
@@ -148,7 +147,7 @@ def test_a_search_is_the_mean_over_its_final_seeds():
 
 def test_runs_that_were_selected_are_not_tested():
     trials = {"a": [(0.1, 1.0), (0.2, 2.0)], "b": [(0.1, 3.0), (0.2, 2.0)]}
-    work = workload({}, trials, arms=("a", "b"), goal=Goal("loss", "min", "test", "test"))
+    work = workload({}, trials, arms=("a", "b"), goal=ReportGoal("loss", "min", "test", "test"))
     work = replace(work, finals=work.trials)
     assert judged(work).startswith("There is no test, because the compared runs are those on which")
 
@@ -506,7 +505,7 @@ def test_equal_arms_and_constant_differences():
 
 def test_seeds_that_would_decide_hold_at_the_corrected_level():
     a, b = [1.0, 1.2, 0.9, 1.1, 1.0], [1.1, 1.15, 1.05, 1.2, 1.1]
-    goal = Goal("loss", "min", "validation", "test", relevant=0.05)
+    goal = ReportGoal("loss", "min", "validation", "test", relevant=0.05)
     one = workload({"a": a, "b": b}, goal=goal)
     two = workload({"a": a, "b": b, "c": [9.0] * 5}, goal=goal)
     single, among_three = (compare_arms(work)[0].needed for work in (one, two))
@@ -531,7 +530,7 @@ def test_an_arm_that_lacks_the_metric_is_named():
 
 
 def test_a_target_that_nobody_met():
-    goal = Goal("loss", "min", "validation", "test", target=0.001)
+    goal = ReportGoal("loss", "min", "validation", "test", target=0.001)
     report = reported(workload({"a": [1.0, 1.1], "b": [1.2, 1.3]}, goal=goal))
     found = block(report, "target")
     assert found.warnings == ("No run met the target 0.001.",)
@@ -539,7 +538,7 @@ def test_a_target_that_nobody_met():
 
 
 def test_steps_and_time_to_a_target():
-    goal = Goal("loss", "min", "validation", "test", target=1.0)
+    goal = ReportGoal("loss", "min", "validation", "test", target=1.0)
     work = workload({"a": [0.5, 0.6, 3.0], "b": [0.7, 0.8, 0.9]}, goal=goal)
     work._curves["final/a/2"] = curve([10, 20, 100], [2.0, 1.5, 3.0])
     rows = block(reported(work), "target").tables[0].rows
@@ -587,7 +586,7 @@ def test_sensitivity_is_a_mean_over_seeds():
 
 def test_the_best_of_k_trials_is_the_u_statistic():
     points = [(0.001 * k, float(k)) for k in range(1, 6)]
-    goal = Goal("loss", "max", "validation", "test")
+    goal = ReportGoal("loss", "max", "validation", "test")
     work = workload({"a": [5.0, 5.0]}, {"a": points}, goal=goal)
     (figure,) = block(reported(work), "tuning").figures
     assert [row[2] for row in figure.table.rows] == pytest.approx([3, 4, 4.5, 4.8, 5])
@@ -599,9 +598,9 @@ def test_the_best_point_at_an_edge_of_the_space_is_warned_about():
     (warning,) = block(reported(work), "learning_rate").warnings
     assert warning.startswith("The best matrices.learning_rate of a, 1, lies at the high edge")
     sentence = "The best matrices.learning_rate of a lies at an edge of its space, and a wider one"
-    assert [x.startswith(sentence) for x in reported(work).warnings] == [True]
+    assert any(sentence in x for x in reported(work).verdict)
     inner = workload({"a": [1.0, 1.1]}, {"a": [*points[:-1], (1.0, 2.0)]})
-    assert not reported(inner).warnings
+    assert not any("edge of its space" in x for x in reported(inner).verdict)
     assert "space.log_uniform {low: 0.0001, high: 10}" in warning
     assert "python -m trainer sweep extend /nowhere --config=FILE" in warning
 
@@ -649,7 +648,7 @@ def test_the_initial_value_is_drawn_unless_it_flattens_the_points(losses, shown)
 def test_a_wider_space_has_values_that_arguments_may_have(text, values, said):
     # The last point is the best.
     points = [(value, 1.0 - 0.1 * index) for index, value in enumerate(values)]
-    spaces = {"a": Space("grid", {RATE: text})}
+    spaces = {"a": ArmSpace("grid", {RATE: text})}
     work = workload({"a": [1.0, 1.1]}, {"a": points}, spaces=spaces)
     (warning,) = block(reported(work), "learning_rate").warnings
     assert said in warning
@@ -675,7 +674,7 @@ def test_budgets_that_may_be_unequal_are_named():
 
 def test_sweeps_with_different_goals_are_judged_apart():
     a = workload({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.3]}, name="one")
-    b = replace(a, name="two", goal=Goal("loss", "max", "validation", "validation"))
+    b = replace(a, name="two", goal=ReportGoal("loss", "max", "validation", "validation"))
     report = reported(a, b)
     assert [text.split(":")[0] for text in report.verdict] == ["one", "two"]
     warnings = " ".join(block(report, "verdict").warnings)
@@ -684,7 +683,7 @@ def test_sweeps_with_different_goals_are_judged_apart():
 
 
 def test_scores_across_two_workloads():
-    goal = Goal("loss", "min", "validation", "test", target=1.0)
+    goal = ReportGoal("loss", "min", "validation", "test", target=1.0)
     works = [workload({"a": [0.5], "b": [0.5]}, name=name, goal=goal) for name in ("one", "two")]
     for work, (a, b) in zip(works, ((10, 20), (40, 10)), strict=True):
         work._curves["final/a/0"] = curve([a, 100], [0.9, 0.5])
@@ -699,7 +698,7 @@ def test_scores_across_two_workloads():
 
 
 def test_targets_that_no_arm_meets_leave_scores_of_zero():
-    goal = Goal("loss", "min", "validation", "test", target=0.01)
+    goal = ReportGoal("loss", "min", "validation", "test", target=0.01)
     works = [workload({"a": [0.5], "b": [0.5]}, name=name, goal=goal) for name in ("one", "two")]
     _, scores, _ = block(reported(*works), "workloads").tables
     assert [row[1] for row in scores.rows] == [0.0, 0.0]
@@ -718,7 +717,9 @@ def test_axes_have_short_names_that_differ():
     work = workload({"a": [], "b": []}, {"a": [], "b": []}, spaces={})
 
     def named(**arms: list[str]) -> list[str]:
-        spaces = {arm: Space("grid", dict.fromkeys(p, "uniform 0 to 1")) for arm, p in arms.items()}
+        spaces = {
+            arm: ArmSpace("grid", dict.fromkeys(p, "uniform 0 to 1")) for arm, p in arms.items()
+        }
         return list(axes_of([replace(work, spaces=spaces)]).values())
 
     rate = "optimizer.groups.x.optimizer.learning_rate"
@@ -734,13 +735,16 @@ def test_axes_have_short_names_that_differ():
     ("spaces", "said"),
     [
         (("log_uniform 1e-10 to 1", "log_uniform 0.1 to 0.2"), "axes: a 10 and b 0.301."),
-        (("log_uniform 0.001 to 1", "log_uniform 0.01 to 1"), ""),
+        (("log_uniform 0.001 to 1", "log_uniform 0.01 to 1"), "axes: a 3 and b 2."),
+        (("log_uniform 0.002 to 1", "log_uniform 0.01 to 1"), ""),
         (("uniform 0 to 0.1", "uniform 0.08 to 0.1"), "axes: a 1 and b 0.2."),
         (("uniform 0 to 0.1", "uniform 0 to 10"), ""),
     ],
 )
 def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
-    searched = {arm: Space("sobol", {RATE: text}) for arm, text in zip("ab", spaces, strict=True)}
+    searched = {
+        arm: ArmSpace("sobol", {RATE: text}) for arm, text in zip("ab", spaces, strict=True)
+    }
     points = {arm: [(0.1, 1.0), (0.2, 2.0)] for arm in "ab"}
     work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]}, points, spaces=searched)
     (text,) = reported(work).verdict
@@ -749,7 +753,7 @@ def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
 
 def test_spaces_of_unlike_kinds_are_named_in_the_verdict():
     texts = {"a": "log_uniform 0.001 to 1", "b": "values 0.1, 0.2"}
-    searched = {arm: Space("sobol", {RATE: text}) for arm, text in texts.items()}
+    searched = {arm: ArmSpace("sobol", {RATE: text}) for arm, text in texts.items()}
     points = {arm: [(0.1, 1.0), (0.2, 2.0)] for arm in "ab"}
     work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]}, points, spaces=searched)
     said = "The arms searched spaces of unlike kinds: log_uniform (a) and values (b)."
@@ -768,7 +772,7 @@ def tuned_workload(points: dict[str, list[dict[str, Any]]], **more: Any) -> Work
         for arm, of_arm in points.items()
         for n, values in enumerate(of_arm)
     ]
-    spaces = {arm: Space("grid", {RATE: "values"}) for arm in points}
+    spaces = {arm: ArmSpace("grid", {RATE: "values"}) for arm in points}
     finals = {arm: [1.0 + n, 1.1 + n] for n, arm in enumerate(points)}
     return replace(workload(finals), trials=tuple(trials), spaces=spaces, **more)
 
@@ -815,7 +819,7 @@ def test_nothing_is_said_of_arms_that_are_tuned_alike_or_not_at_all():
 def test_the_width_of_axes_that_are_set_together_counts_once():
     axes = dict.fromkeys((RATE, "optimizer.b2"), "log_uniform 0.01 to 1")
     points = [{RATE: 0.1 * n, "optimizer.b2": 0.2 * n} for n in range(4)]
-    spaces = {"a": Space("sobol", axes), "b": Space("sobol", {RATE: axes[RATE]})}
+    spaces = {"a": ArmSpace("sobol", axes), "b": ArmSpace("sobol", {RATE: axes[RATE]})}
     work = tuned_workload({"a": points, "b": tuned(4, 1)})
     work = replace(work, spaces=spaces)
     assert "unequal width" in judged(work)
@@ -932,7 +936,7 @@ def test_what_arms_differ_in_beside_the_optimizer_stands_in_the_verdict(tmp_path
         " absent (a) and 3 (b); precision absent (a) and mixed (b)." in text
     )
     assert "optax" not in text and "log_every" not in text
-    both = Space("sobol", {"model.width": "values 64, 128"})
+    both = ArmSpace("sobol", {"model.width": "values 64, 128"})
     assert "model.width" not in judged(replace(work, spaces={"a": both, "b": both}))
     # What only one arm searches is a difference.
     one = judged(replace(work, spaces={"a": both}))
@@ -978,7 +982,7 @@ def test_what_differs_in_a_part_of_the_optimizer_that_both_arms_have_is_in_the_v
     ]
     path = "optimizer.groups.rest.optimizer.learning_rate"
     spaces = {
-        arm: Space("sobol", {path: f"log_uniform {low:g} to {10 * low:g}"})
+        arm: ArmSpace("sobol", {path: f"log_uniform {low:g} to {10 * low:g}"})
         for arm, low in (("a", 1e-3), ("b", 1e-8))
     }
     named = replace(sweep, spaces=spaces, differs=("arguments", "space"))
@@ -1030,12 +1034,12 @@ def test_losses_that_are_different_functions_are_not_compared(tmp_path):
         " compute, such as accuracy."
     )
     assert "better" not in text and "p =" not in text
-    accuracy = replace(work, goal=Goal("accuracy", "max", "validation", "test"))
+    accuracy = replace(work, goal=ReportGoal("accuracy", "max", "validation", "test"))
     finals = [
         changed(run, metrics={"eval/accuracy": run.value("eval/loss")}) for run in work.finals
     ]
     assert "is better than" in judged(replace(accuracy, finals=tuple(finals)))
-    searched = {"a": Space("sobol", {"loss.label_smoothing": "uniform 0 to 0.1"})}
+    searched = {"a": ArmSpace("sobol", {"loss.label_smoothing": "uniform 0 to 0.1"})}
     assert "depends on loss.label_smoothing, which is" in judged(replace(work, spaces=searched))
 
 

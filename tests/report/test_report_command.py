@@ -14,7 +14,7 @@ from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
 from trainer.report import FORMATS
 from trainer.report.run_results import read_runs
-from trainer.report.sweep_results import read_sweep
+from trainer.report.sweep_results import read_sweep_results
 
 SWEEP = """base: base.yaml
 arms:
@@ -124,7 +124,7 @@ def test_runs_are_arms_by_config(computed, tmp_path, capsys):
 
 def test_a_run_says_the_same_of_itself_alone_and_in_its_sweep(computed):
     """Such as that it shared its time with the others of its wave."""
-    of_sweep = {run.folder: run for run in read_sweep(computed).finals}
+    of_sweep = {run.folder: run for run in read_sweep_results(computed).finals}
     alone = read_runs([str(folder) for folder in of_sweep], "accuracy", "max").finals
     assert len(alone) == 8 and {run.side_by_side for run in alone} == {4}
     for run in alone:
@@ -277,7 +277,7 @@ def test_what_a_verdict_means_may_be_chosen_before_the_results(planned, capsys):
     (planned.parent / "sweep.yaml").write_text(f"{later}differs: [weight_decay]\n")
     file = f"--config={planned.parent / 'sweep.yaml'}"
     assert main(["sweep", "extend", str(planned), file]) == 0
-    found = read_sweep(planned)
+    found = read_sweep_results(planned)
     assert (found.goal.relevant, found.differs) == (0.9, ("weight_decay",)) and not found.caveats
 
 
@@ -292,7 +292,7 @@ def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
     extended(folder, SWEEP.replace("seeds: 4", "seeds: 8"))
     said = capsys.readouterr().out
     assert "power: the results are judged again at 8 final seeds" in said
-    found = read_sweep(folder)
+    found = read_sweep_results(folder)
     assert [each.compared_known for each in found.revisions] == [False, True]
     count = len(list(folder.glob("trials/*/*/*"))) + len(list(folder.glob("final/*/*")))
     why = (
@@ -302,7 +302,7 @@ def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
     assert found.caveats == (why,)
     assert main(["sweep", "check", str(folder)]) == 0 and why in capsys.readouterr().out
     (folder / "ledger.jsonl").unlink()
-    assert [each.compared_known for each in read_sweep(folder).revisions] == [False, True]
+    assert [each.compared_known for each in read_sweep_results(folder).revisions] == [False, True]
 
 
 @pytest.mark.long

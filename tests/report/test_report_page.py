@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.report_documents import ARMS, UNUSABLE, bare_reports, large_report
-from trainer.report.document import Axis, Block, Figure, Panel, Report, Series, text_of
+from trainer.report.document import Axis, Block, Figure, Panel, Report, Series
 from trainer.report.html.page import page
 
 VOID = {"meta", "link", "br", "wbr", "input", "col", "img"}
@@ -112,7 +112,7 @@ def test_all_figures_tables_texts_and_warnings_are_on_the_page():
                 assert all(column.title in text for column in table.columns)
                 for row in table.rows:
                     for cell, column in zip(row, table.columns, strict=True):
-                        assert text_of(column.kind, cell) in text
+                        assert column.text_of(cell) in text
     assert text.count("Figure ") >= len(made.figures)
     tags = [tag for tag, _ in reader.elements]
     assert tags.count("details") == tags.count("figure") == len(made.figures)

@@ -8,10 +8,9 @@ import pytest
 
 from tests.report_documents import UNUSABLE, large_report
 from trainer.report.document import Axis, Figure, Series
-from trainer.report.figures.axes import Scale, scales
 from trainer.report.figures.drawing import draw, save
 from trainer.report.figures.style import style
-from trainer.report.figures.svg import svg
+from trainer.report.figures.svg import Scale, scales, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,9 +11,8 @@ from scipy import stats
 
 from tests.report_cases import RATE, run, workload
 from trainer.report.comparison import make_report
-from trainer.report.ladder import Climb, match, slope
 from trainer.report.pairs import compare_arms
-from trainer.report.panels.ladder import speedup_sentences
+from trainer.report.panels.ladder import Climb, match, slope, speedup_sentences
 from trainer.report.results import Result, Workload
 from trainer.report.sweep_results import on_rungs
 from trainer.sweep.ladder import PlannedLadder
@@ -89,9 +88,9 @@ def ladder(
 
 
 def whole_space():  # noqa: ANN201
-    from trainer.report.results import Space
+    from trainer.report.results import ArmSpace
 
-    return Space("sobol, seed 0", {RATE: "log_uniform 0.0001 to 1"})
+    return ArmSpace("sobol, seed 0", {RATE: "log_uniform 0.0001 to 1"})
 
 
 def power_law(speedup: Callable[[int], float], noise: float = 0.0, seed: int = 0) -> Loss:

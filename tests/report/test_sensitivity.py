@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from trainer.report.statistics.sensitivity import edge, sensitivity
+from trainer.report.statistics.estimates import edge, sensitivity
 
 LOSSES = [3.2, 3.1, 3.0, 3.0, 3.1, 4.0, inf]
 

@@ -26,7 +26,7 @@ from trainer.studies.claim import (
     write_claim,
 )
 from trainer.studies.claim_segments import Recomputed, Segment, recompute, row_differences
-from trainer.studies.claim_text import sentences
+from trainer.studies.claim_text import claim_sentences
 from trainer.studies.claim_tolerance import caught
 from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import file_digest
@@ -97,9 +97,10 @@ def test_a_true_claim_is_verified_by_every_run(computed):
     checked = _check(computed, count=99)
     assert checked.verified and len(checked.recomputed) == 5
     assert all(each.same and not each.apart for each in checked.recomputed)
-    text = " ".join(sentences(checked))
+    text = " ".join(claim_sentences(checked))
     assert "was computed again and has the same bits" in text
     assert "Verified, as far as 5 runs of 5 can" in text
+    assert "The last evaluations, on which the verdict rests, were computed again of these" in text
 
 
 def test_a_claim_has_the_verdict_and_the_hashes_of_the_evidence(computed):
@@ -116,6 +117,8 @@ def test_a_forged_run_is_found_when_it_is_drawn(copied):
     names = read_claim(copied / "claim.json").runs
     forged = next(name for name in names if name.startswith("final"))
     _forge(copied, forged)
+    with pytest.raises(UserError, match="claim.json exists and is another claim, which may have"):
+        write_claim(copied / "sweep", copied / "claim.json")
     (copied / "claim.json").unlink()
     write_claim(copied / "sweep", copied / "claim.json")  # the files agree with each other
     checked = _check(copied, count=99)
@@ -123,7 +126,7 @@ def test_a_forged_run_is_found_when_it_is_drawn(copied):
     assert [each.name for each in checked.recomputed if not each.same] == [forged]
     (bad,) = [each for each in checked.recomputed if not each.same]
     assert bad.largest == pytest.approx(0.1, rel=1e-6)
-    text = " ".join(sentences(checked))
+    text = " ".join(claim_sentences(checked))
     assert "its files are not those of this config and code" in text and "Refuted." in text
 
 
@@ -184,21 +187,22 @@ def test_a_field_that_nothing_checks_is_refused(copied):
 def test_the_version_that_wrote_a_claim_is_said_to_be_its_own_word(copied):
     content = json.loads((copied / "claim.json").read_text())
     (copied / "claim.json").write_text(json.dumps(content | {"lockstep": "99.0"}))
-    text = " ".join(sentences(_check(copied, count=0)))
+    text = " ".join(claim_sentences(_check(copied, count=0)))
     assert "Nothing shows that Lockstep 99.0 wrote the claim, as it says." in text
     (copied / "claim.json").write_text(json.dumps(content))
-    assert "Nothing shows" not in " ".join(sentences(_check(copied, count=0)))
+    assert "Nothing shows" not in " ".join(claim_sentences(_check(copied, count=0)))
 
 
 def test_a_ledger_that_began_late_is_named_by_a_check(copied):
     (copied / "sweep" / "ledger.jsonl").unlink()
     assert main(["sweep", "work", str(copied / "sweep")]) == 0
+    (copied / "claim.json").unlink()
     write_claim(copied / "sweep", copied / "claim.json")
     checked = _check(copied, count=0)
     why = (
         "ledger.jsonl began at revision 1 of the plan, when there were 5 results, and says nothing"
     )
-    assert not checked.refuted and why in " ".join(sentences(checked))
+    assert not checked.refuted and why in " ".join(claim_sentences(checked))
     assert why in " ".join(read_claim(copied / "claim.json").verdict)
     # As the ledger of a sweep that an earlier version computed.
     assert "has no metrics before the first steps" in checked.caveats[1]
@@ -206,7 +210,7 @@ def test_a_ledger_that_began_late_is_named_by_a_check(copied):
 
 def test_a_check_records_by_what_it_drew(copied):
     """Of three verifiers, each has a number of their own, and nobody can choose another later."""
-    text = " ".join(sentences(_check(copied, count=0, public="07-19-22")))
+    text = " ".join(claim_sentences(_check(copied, count=0, public="07-19-22")))
     own = hashlib.sha256((copied / "claim.json").read_bytes()).hexdigest()
     assert f"Drawn by the claim with the SHA-256 {own} and by the public number 07-19-22," in text
 
@@ -330,11 +334,11 @@ def test_a_row_that_is_there_twice_is_found(copied):
 def test_under_other_conditions_other_bits_are_not_called_a_forgery():
     apart = {"eval/loss": 3e-6}
     other = Recomputed("final/a/1", apart, "eval/loss at step 5", ("jax: 0.10 -> 0.12",))
-    text = " ".join(sentences(Checked((), 5, 0, (other,))))
+    text = " ".join(claim_sentences(Checked((), 5, 0, (other,))))
     assert "Refuted" not in text and "Verified" not in text
     assert "Here other conditions hold (jax: 0.10 -> 0.12)" in text
     assert "can only be measured on at least 3 more segments" in text
-    text = " ".join(sentences(Checked((), 5, 0, (replace(other, other_program=True),))))
+    text = " ".join(claim_sentences(Checked((), 5, 0, (replace(other, other_program=True),))))
     assert "something else is computed" in text and "Refuted" not in text
 
 
@@ -409,6 +413,8 @@ def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
         (["claim", "verify", "claim.json", "sweep", "--public=1", "--measured=2"], "at least 3"),
         (["claim", "verify", "claim.json", "swept", "--public=1"], "There is no folder swept"),
         (["claim", "write", "."], "plan.json|There is no folder|is not the folder"),
+        (["claim", "write", "sweep", "--output=sweep"], "sweep cannot be written: it is a folder"),
+        (["claim", "write", "sweep", "--output=no/c.json"], "no/c.json cannot be written: No such"),
         (["claim", "verify", "base.yaml", "sweep", "--public=1"], "write it again|damaged"),
     ],
 )

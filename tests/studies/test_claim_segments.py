@@ -37,10 +37,10 @@ from trainer.studies.claim_segments import (
     recompute,
     segments_of,
 )
-from trainer.studies.claim_text import sentences
-from trainer.studies.claim_tolerance import WIDEST, caught, caught_by_tolerance, measure
+from trainer.studies.claim_text import claim_sentences
+from trainer.studies.claim_tolerance import WIDEST, Tolerance, caught, caught_by_tolerance
 from trainer.sweep.evidence import examine
-from trainer.sweep.ledger import Recorder, read_ledger
+from trainer.sweep.ledger import LedgerWriter, read_ledger
 from trainer.writers.json_files import as_json
 
 SWEEP = """base: base.yaml
@@ -204,7 +204,7 @@ def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
     assert found[1].first == "train/loss at step 10"
     assert found[1].largest == pytest.approx(1e-3, rel=1e-3)
     checked = Checked((), 5, 15, tuple(found))
-    assert checked.forged and not checked.verified and "Refuted." in list(sentences(checked))
+    assert checked.forged and not checked.verified and "Refuted." in list(claim_sentences(checked))
 
 
 @pytest.mark.long
@@ -250,6 +250,7 @@ def test_what_was_changed_after_the_claim_is_refuted_without_computing(copied, c
 def test_states_that_the_ledger_or_the_plan_lacks_are_refuted(copied):
     sweep = copied / "sweep"
     _rewrite_ledger(sweep, without=f"{RUN}/segments/6/state.safetensors")
+    (copied / "claim.json").unlink()
     write_claim(sweep, copied / "claim.json")
     (why,) = _check(copied).refuted
     assert why == f"{RUN}/segments/6/state.safetensors: ledger.jsonl has no hash of it."
@@ -288,7 +289,7 @@ def test_a_run_without_its_states_is_one_segment(copied, capsys):
     names = {x.name for x in checked.recomputed}
     assert {RUN, OTHER[0]} < names and checked.verified  # whole, as their last segments
     assert "(3) have the same bits, and the compared runs have no others." in (
-        " ".join(sentences(checked))
+        " ".join(claim_sentences(checked))
     )
 
 
@@ -301,7 +302,7 @@ def test_a_run_that_ended_otherwise_is_found(copied):
     _claim_anew(copied)
     last = recompute(_segments(copied, "trials/base/0000/0")[-1], ())[0]
     assert not last.same
-    text = " ".join(sentences(Checked((), 5, 15, (last,))))
+    text = " ".join(claim_sentences(Checked((), 5, 15, (last,))))
     assert "ended as 'done', and not as 'diverged', with the same rows" in text
     assert "Refuted." in text
 
@@ -321,50 +322,52 @@ def test_a_damaged_state_is_an_error_and_no_forgery(copied):
 # Another environment.
 
 
-def _measured(*losses: float, state: float = 1e-6) -> list[Recomputed]:
+def _measured(*losses: float, state: float = 1e-6) -> tuple[Recomputed, ...]:
     conditions = ("jax: 1 -> 2",)
-    return [
+    return tuple(
         Recomputed(f"m{n}", {"eval/loss": x, f"{STATE}params": state}, "eval/loss", conditions)
         for n, x in enumerate(losses)
-    ]
+    )
 
 
 def test_a_tolerance_rests_on_the_median_and_is_at_most_a_hundredth():
-    found = measure(_measured(1e-6, 3e-6, 2e-6, 9e-6, 4e-6))
+    found = Tolerance(_measured(1e-6, 3e-6, 2e-6, 9e-6, 4e-6))
     assert found.median == 3e-6 and found.allowed == pytest.approx(3e-4)
     # Two of five are forged: they do not widen it.
-    assert measure(_measured(1e-6, 0.3, 2e-6, 0.2, 4e-6)).allowed == pytest.approx(4e-4)
-    assert measure(_measured(0.1, 0.3, 2e-6, 0.2, 4e-6)).allowed == WIDEST
-    assert measure(_measured(math.inf, math.inf, 2e-6)).allowed == WIDEST
+    assert Tolerance(_measured(1e-6, 0.3, 2e-6, 0.2, 4e-6)).allowed == pytest.approx(4e-4)
+    assert Tolerance(_measured(0.1, 0.3, 2e-6, 0.2, 4e-6)).allowed == WIDEST
+    assert Tolerance(_measured(math.inf, math.inf, 2e-6)).allowed == WIDEST
     # Where most have the same bits, one unit of rounding is no forgery.
-    assert measure([Recomputed("a")] * 3).allowed == pytest.approx(100 * 2**-24)
+    assert Tolerance((Recomputed("a"),) * 3).allowed == pytest.approx(100 * 2**-24)
 
 
 def test_only_what_is_as_near_as_the_environments_is_accepted():
-    tolerance = measure(_measured(1e-6, 3e-6, 2e-6), False, 1, 10)
+    tolerance = Tolerance(_measured(1e-6, 3e-6, 2e-6), False, 1, 10)
     near, far, unknown = (
         Recomputed("x", apart, "eval/loss at step 1", ("jax: 1 -> 2",))
         for apart in ({"eval/loss": 1.9e-4}, {"eval/loss": 2.1e-4}, {f"{STATE}all": math.inf})
     )
     for segment, alike in ((near, True), (far, False), (unknown, False)):
         checked = Checked((), 5, 15, (segment,), (tolerance,))
-        text = " ".join(sentences(checked))
+        text = " ".join(claim_sentences(checked))
         assert checked.alike == alike and not checked.verified
         assert ("It agrees within the differences" in text) == alike
         assert ("Not verified" in text) == (not alike) and "Refuted" not in text
     # Some runs may name another environment because they were forged.
     checked = Checked((), 5, 15, (near,), (tolerance,), ("cpu",))
-    assert "The runs name environments that differ in cpu." in " ".join(sentences(checked))
+    assert "The runs name environments that differ in cpu." in " ".join(claim_sentences(checked))
     # One of the segments that gave the tolerance is beyond it.
-    tolerance = measure(_measured(1e-6, 3e-6, 2e-6, 2e-6, 0.01), False, 1, 10)
+    tolerance = Tolerance(_measured(1e-6, 3e-6, 2e-6, 2e-6, 0.01), False, 1, 10)
     checked = Checked((), 5, 15, (near,), (tolerance,))
-    assert not checked.alike and "m4, one of these, is beyond it" in " ".join(sentences(checked))
+    assert not checked.alike and "m4, one of these, is beyond it" in " ".join(
+        claim_sentences(checked)
+    )
     # The same conditions and other bits: no tolerance counts.
     checked = Checked((), 5, 15, (replace(near, differing=()),), (tolerance,))
     assert checked.forged and not checked.alike
     # What begins a run is apart by more, and is not judged by what does not.
     checked = Checked((), 5, 15, (replace(near, begins_run=True),), (tolerance,))
-    assert not checked.alike and "segments of the same kind" in " ".join(sentences(checked))
+    assert not checked.alike and "segments of the same kind" in " ".join(claim_sentences(checked))
 
 
 def test_the_probabilities_are_those_of_simulated_draws():
@@ -393,9 +396,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied, elsewhere):
     honest = _check(copied)
-    assert not honest.verified and honest.alike, list(sentences(honest))
+    assert not honest.verified and honest.alike, list(claim_sentences(honest))
     assert all(x.median < 1e-4 for x in honest.tolerances)
-    text = " ".join(sentences(honest))
+    text = " ".join(claim_sentences(honest))
     assert "xla_flags" in text and "It agrees within the differences" in text
 
     for name in (RUN, OTHER[0]):
@@ -403,7 +406,7 @@ def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied,
     _claim_anew(copied)
     forged = _check(copied)
     assert not forged.alike and not forged.verified
-    assert "more than the tolerance allows: " in " ".join(sentences(forged))
+    assert "more than the tolerance allows: " in " ".join(claim_sentences(forged))
 
 
 def _name_another_environment(home: Path, *names: str) -> None:
@@ -424,7 +427,7 @@ def test_runs_of_an_environment_that_the_ledger_lacks_are_refuted(copied):
         UserError, match=r"run\.json: ledger\.jsonl lacks its environment, jax 0\.0\.1"
     ):
         write_claim(copied / "sweep", copied / "other.json")
-    made = replace(claim, ledger=examine(copied / "sweep").head)
+    made = replace(claim, ledger=examine(copied / "sweep").ledger.head)
     (copied / "claim.json").write_text(json.dumps(as_json(made)))
     assert _check(copied).refuted[:1] == (
         f"{RUN}/run.json: ledger.jsonl lacks its environment, jax 0.0.1.",
@@ -440,10 +443,10 @@ def test_naming_another_environment_for_forged_runs_widens_no_tolerance(copied):
     _scale_losses(copied, other[0], 0.995, after=6, to=13)
     _name_another_environment(copied, RUN, OTHER[0], other[0])
     (known,) = read_ledger(copied / "sweep").of("environment")
-    Recorder(copied / "sweep").add_environment(known.content["environment"] | {"jax": "0.0.1"})
+    LedgerWriter(copied / "sweep").add_environment(known.content["environment"] | {"jax": "0.0.1"})
     _claim_anew(copied)
     checked = _check(copied, segments=0, measured=7)
-    text = " ".join(sentences(checked))
+    text = " ".join(claim_sentences(checked))
     assert not checked.refuted and not checked.alike and not checked.verified
     (tolerance,) = checked.tolerances
     assert tolerance.median == 0 and len(tolerance.measured) == 7

@@ -11,7 +11,7 @@ import scipy.stats
 from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.studies.coordinate_check import (
     Found,
     WidthSeries,
@@ -20,7 +20,7 @@ from trainer.studies.coordinate_check import (
     fit,
     make_series,
 )
-from trainer.studies.coordinate_report import judge, passed, verdict
+from trainer.studies.coordinate_report import changes_passed, judge_slopes, verdict_on_widths
 
 SMALL = ["data.length=32", "data.batch_size=8", "model.depth=1"]
 GPT = ["coordinate_check", "--config=configs/adamw_gpt.gin", *(f"--set={each}" for each in SMALL)]
@@ -64,7 +64,7 @@ def test_a_slope_and_its_error_are_those_of_least_squares() -> None:
 
 
 def test_activations_are_what_each_module_returns(mlp: configs.Config) -> None:
-    program = load(mlp)
+    program = load_program(mlp)
     params, model_state = jax.device_get(program.init()[1:3])
     batch = next(program.feed.batches(0))
     found = jax.device_get(activations(program, params, model_state, batch))
@@ -100,7 +100,7 @@ def test_schedules_are_replaced_by_their_largest_value_unless_they_are_kept(
 def test_a_model_of_which_nothing_says_what_its_layers_return_has_outputs_only(
     mlp: configs.Config,
 ) -> None:
-    program = load(mlp)
+    program = load_program(mlp)
     own = program.experiment
     object.__setattr__(own, "model", own.model._replace(capture=None))
     state, batch = program.init(), next(program.feed.batches(0))
@@ -130,8 +130,8 @@ def simulate(slope: float, noise: float, tails: bool, repeats: int) -> tuple[flo
         drawn = random.standard_t(3, shape) / 3**0.5 if tails else random.normal(size=shape)
         sizes = np.exp(slope * widths + noise * drawn)
         found = _found({str(name): x for name, x in enumerate(sizes)})
-        grows += any(x.kind == "grows" for x in judge(found))
-        keeps += passed(found)
+        grows += any(x.kind == "grows" for x in judge_slopes(found))
+        keeps += changes_passed(found)
     return grows / repeats, keeps / repeats
 
 
@@ -154,18 +154,20 @@ def test_sentences_name_what_grows_what_shrinks_and_what_is_open() -> None:
         name: widths**slope * each
         for (name, slope), each in zip(slopes.items(), noise, strict=True)
     }
-    text = verdict(_found(changes))
+    text = verdict_on_widths(_found(changes))
     assert text[0].startswith("Changes grow with the width in grows (slope 0.50 ± 0.0")
     assert text[1].startswith("Changes shrink with the width in shrinks (slope -1.0")
     assert text[2].startswith("2 slopes of 8 are not decided, in open: the intervals reach across")
-    alone = verdict(_found({"keeps": changes["keeps"]}))
+    alone = verdict_on_widths(_found({"keeps": changes["keeps"]}))
     assert len(alone) == 1 and alone[0].startswith("No slope of the 2 is beyond ±0.25: the largest")
     changes["keeps"][1, 2, 3] = np.nan
     lost = _found({"keeps": changes["keeps"]})
-    assert verdict(lost)[0].endswith("not finite, at the width 512 (seed 2).") and not passed(lost)
+    assert verdict_on_widths(lost)[0].endswith(
+        "not finite, at the width 512 (seed 2)."
+    ) and not changes_passed(lost)
     # A change that is negligible against the last one is not judged.
     tiny = {"decays": np.stack([0.1 / widths, widths**0.0])[:, None] * noise[0]}
-    assert [(x.step, x.kind) for x in judge(_found(tiny))] == [(2, "keeps")]
+    assert [(x.step, x.kind) for x in judge_slopes(_found(tiny))] == [(2, "keeps")]
 
 
 @pytest.mark.long

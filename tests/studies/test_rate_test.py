@@ -11,8 +11,8 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
-from trainer.engine.loading import load
-from trainer.studies.rate_report import sentences, space, yaml
+from trainer.engine.loading import load_program
+from trainer.studies.rate_report import rate_sentences, space, yaml
 from trainer.studies.rate_test import (
     RangeTest,
     Rates,
@@ -60,7 +60,7 @@ def test_a_quadratic_diverges_after_the_rate_that_theory_knows(
         tested = rate_test(quadratic, rates, seeds=2, vocabulary=["quadratic_lab"])
     # One program for four runs: rates are inputs of it.
     assert names.count("jit(packed_step)") + names.count("jit(loop_on_device)") == 1, names
-    program = load(quadratic, ["quadratic_lab"])
+    program = load_program(quadratic, ["quadratic_lab"])
     batch = next(program.feed.batches(0))
     x, y = np.asarray(batch["x"], float), np.asarray(batch["target"], float)
     stable = 2 / np.linalg.eigvalsh(2 / len(x) * x.T @ x)[-1]
@@ -135,8 +135,8 @@ def test_noise_is_neither_a_descent_nor_a_divergence() -> None:
     # A random walk, as of two runs that chaos drives apart.
     walks = [of_differences(0.005 * random.normal(size=(3, 100)).cumsum(1)) for _ in range(200)]
     assert sum(any(end is not None for end in each.ends) for each in walks) <= 10
-    assert not yaml(noise[0]) and "no range is suggested" in sentences(noise[0])[0]
-    assert "No run has diverged at 1 (--high)." in sentences(noise[0])
+    assert not yaml(noise[0]) and "no range is suggested" in rate_sentences(noise[0])[0]
+    assert "No run has diverged at 1 (--high)." in rate_sentences(noise[0])
 
 
 def test_a_descent_is_found_where_it_is() -> None:

@@ -15,9 +15,14 @@ from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.studies.shadow import Shadow, Shadowed, _angles, _products, shadow
-from trainer.studies.shadow_report import make_report, notes, printed, sentences
+from trainer.studies.shadow_report import (
+    make_shadow_report,
+    notes_on_groups,
+    sentences,
+    table_of_groups,
+)
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -63,7 +68,7 @@ def all_of(found: Shadowed) -> tuple[np.ndarray, np.ndarray]:
 
 def descent(folder: Path, rate: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns points and gradients of gradient descent on the quadratic, [steps, 4] in float64."""
-    program = load(read(folder, QUADRATIC), LAB)
+    program = load_program(read(folder, QUADRATIC), LAB)
     batch = next(program.feed.batches(0))
     x, y = np.asarray(batch["x"], float), np.asarray(batch["target"], float)
     w = np.asarray(jax.device_get(program.init().params)["kernel"], float)
@@ -206,7 +211,7 @@ def test_the_run_has_the_bits_of_the_command_that_trains(
     tmp_path: Path, text: str, other: str
 ) -> None:
     config = read(tmp_path, text)
-    run = Shadow(load(config, (), 1), config, read(tmp_path, text, f"optimizer={other}"))
+    run = Shadow(load_program(config, (), 1), config, read(tmp_path, text, f"optimizer={other}"))
     assert len(list(run.rows(24, 5))) == 4
     work = tmp_path / "run"
     assert main([f"--config={tmp_path / 'a.yaml'}", f"--workdir={work}"]) == 0
@@ -229,7 +234,7 @@ def test_a_warm_start_begins_where_the_command_begins(tmp_path: Path) -> None:
     text = MLP.replace("0.05", "0.01") + f"warm_start: {{from: {first}}}\n"
     config = read(tmp_path, text)
     other = configs.override(config, ["optimizer=!optax.adamw {learning_rate: 0.1}"])
-    run = Shadow(load(config, (), 1), config, other)
+    run = Shadow(load_program(config, (), 1), config, other)
     assert len(list(run.rows(24, 24))) == 1
     assert main([f"--config={tmp_path / 'a.yaml'}", f"--workdir={tmp_path / 'run'}"]) == 0
     same_bits(run, tmp_path / "run")
@@ -256,14 +261,14 @@ def test_what_does_not_move_has_no_angle(tmp_path: Path) -> None:
     assert told[0].startswith("kernels: no cosine.")
     assert "that of B is 0 at each of 4 recorded steps" in told[0]
     assert "that of A is 0 at each of 4 recorded steps" in told[1]
-    assert [line.split()[2] for line in printed(found)[1:]] == ["–", "–", "0"]
-    report = make_report(found, "title")
+    assert [line.split()[2] for line in table_of_groups(found)[1:]] == ["–", "–", "0"]
+    report = make_shadow_report(found, "title")
     cosines = {row[0]: row[2] for row in report.figures[0].table.rows}
     assert cosines == {"kernels": None, "rest": None, "all": 0.0}
 
     both = followed(tmp_path, MLP, own, FREEZING % (MOVING, "!optim.frozen {}"), every=6)
     assert both.frozen == ("rest",) and list(both.by_group()) == ["kernels"]
-    assert "Neither optimizer updates the groups rest of A." in notes(both)
+    assert "Neither optimizer updates the groups rest of A." in notes_on_groups(both)
 
 
 def test_a_warm_up_from_0_has_no_angle_at_its_first_step(tmp_path: Path) -> None:

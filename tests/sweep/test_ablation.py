@@ -13,7 +13,7 @@ from tests.sweep.test_sweep_plan import BASE, dry_run
 from trainer.config import Call, ConfigError
 from trainer.report.pairs import compare_arms
 from trainer.report.planned_power import power_of_plan
-from trainer.report.statistics.power import detectable_effect
+from trainer.report.statistics.decide import detectable_effect
 from trainer.report.verdict import verdict
 from trainer.sweep.plan_file import read_plan
 

@@ -26,7 +26,7 @@ from trainer.report.panels.tuning import tuning_block
 from trainer.studies.claim import Wanted, verify_claim, write_claim
 from trainer.sweep import asked, methods, spaces
 from trainer.sweep.evidence import examine
-from trainer.sweep.ledger import Recorder
+from trainer.sweep.ledger import LedgerWriter
 from trainer.sweep.plan_file import read_plan
 
 pytestmark = pytest.mark.usefixtures("lab")
@@ -301,7 +301,7 @@ def test_edited_points_are_found_also_with_a_line_in_the_ledger(copied, edit, wh
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))
-    Recorder(copied).add_file("points.json", file.read_bytes())
+    LedgerWriter(copied).add_file("points.json", file.read_bytes())
     faults = [fault.why for fault in examine(copied).faults]
     assert any(why in each for each in faults), faults
 
@@ -318,7 +318,7 @@ def test_points_of_another_version_are_said_not_to_be_chosen_again(copied, capsy
     text = file.read_text()
     assert text.count("optuna 5") == len(json.loads(text))
     file.write_text(text.replace("optuna 5", "optuna 4"))
-    Recorder(copied).add_file("points.json", file.read_bytes())
+    LedgerWriter(copied).add_file("points.json", file.read_bytes())
     assert main(["sweep", "check", str(copied)]) == 0
     said = capsys.readouterr().out
     assert "Points of adamw were not chosen again by their results: optuna 4" in said
@@ -397,7 +397,7 @@ def test_arms_that_are_searched_by_different_methods_are_a_warning(tmp_path, cap
 
 def test_the_report_draws_the_best_so_far_and_no_sensitivity(computed):
     (workload,) = read_workloads([str(computed)])
-    block = tuning_block(workload, "")
+    block = tuning_block(workload)
     assert any("were chosen by the results of earlier ones" in each for each in block.text)
     assert not any("U statistic" in each for each in block.text)
     table = block.figures[0].table
@@ -412,7 +412,7 @@ def test_the_report_draws_the_best_so_far_and_no_sensitivity(computed):
     assert curve == pytest.approx(np.mean(best, axis=0).tolist())
     assert [row[3:] for row in table.rows] == [(None,) * 4] * len(table.rows)
     names = {path: path for path in (RATE, DECAY)}
-    sensitivity = learning_rate_block(workload, "", names).tables[0]
+    sensitivity = learning_rate_block(workload, names).tables[0]
     heads = [column.name for column in sensitivity.columns]
     assert "sensitivity" not in heads or all(
         row[heads.index("sensitivity")] is None for row in sensitivity.rows

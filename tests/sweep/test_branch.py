@@ -77,7 +77,7 @@ def computed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_arm_that_changes_nothing_has_the_bits_of_the_run(computed, run):
     trial = computed / "trials/same/0000/0"
     assert rows(trial) == [row for row in rows(run) if row["step"] > 8]
-    assert checkpoint.diff(trial, 12, 12, other=run) == []
+    assert checkpoint.diff_checkpoints(trial, 12, 12, other=run) == []
 
 
 @pytest.mark.long

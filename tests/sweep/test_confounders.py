@@ -11,8 +11,8 @@ from tests.sweep.test_sweep_plan import BASE, defined, planned, with_programs
 from trainer.__main__ import main
 from trainer.config import ConfigError, load
 from trainer.config.vocabulary import SWEEP
-from trainer.sweep.plan import make_plan
-from trainer.sweep.plan_file import differences, read_plan, write_plan
+from trainer.sweep.plan import plan_sweep
+from trainer.sweep.plan_file import plan_differences, read_plan, write_plan
 from trainer.sweep.plan_text import difference_lines, differences_on
 from trainer.sweep.reading import read_sweep
 
@@ -52,7 +52,7 @@ def pages() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def lines_of(file: Path) -> list[str]:
-    return difference_lines(make_plan(read_sweep(load([file], language=SWEEP))))
+    return difference_lines(plan_sweep(read_sweep(load([file], language=SWEEP))))
 
 
 def unnamed(lines: list[str]) -> list[str]:
@@ -365,7 +365,7 @@ def test_a_plan_keeps_what_the_file_names_and_has_no_entry_without(folder):
     definition = defined(folder, text, "differs=[weight_decay]")
     write_plan(folder / "runs", definition, named)
     assert read_plan(folder / "runs").differs == ("weight_decay",)
-    assert differences(read_plan(folder / "runs"), plan) == ["differs: weight_decay -> (none)"]
+    assert plan_differences(read_plan(folder / "runs"), plan) == ["differs: weight_decay -> (none)"]
 
 
 def test_arms_are_compared_on_their_rung_and_an_ablation_with_nothing(folder):

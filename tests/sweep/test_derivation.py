@@ -18,12 +18,12 @@ from tests.sweep.test_sweep_plan_file import TREES, with_one_program, written
 from trainer import data
 from trainer.__main__ import main
 from trainer.studies.claim import Checked, write_claim
-from trainer.studies.claim_text import sentences
+from trainer.studies.claim_text import claim_sentences
 from trainer.sweep import evidence
 from trainer.sweep.derivation import derive
 from trainer.sweep.extension import write_extension
 from trainer.sweep.ledger import read_ledger
-from trainer.sweep.plan import make_plan
+from trainer.sweep.plan import plan_sweep
 from trainer.sweep.plan_file import digest_of, read_plan, write_revisions
 
 SPACE = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
@@ -216,7 +216,7 @@ def test_a_changed_file_is_refused(folder, text):
 
 def extended(sweep: Path, text: str) -> None:
     definition = defined(sweep.parent, text)
-    write_extension(sweep, definition, with_one_program(make_plan(definition)))
+    write_extension(sweep, definition, with_one_program(plan_sweep(definition)))
 
 
 def test_a_revision_is_derived_from_its_own_file(folder):
@@ -388,7 +388,7 @@ def test_a_search_that_was_left_out_is_found(tmp_path, monkeypatch, capsys):
 
 def test_a_check_of_a_claim_says_whether_the_plan_was_derived():
     said = "The files agree with the ledger, the plan with the file of the sweep, plan and ledger"
-    assert next(sentences(Checked((), 5))).startswith(said)
-    first, second, *_ = sentences(Checked((), 5, underived=("It was not derived.",)))
+    assert next(claim_sentences(Checked((), 5))).startswith(said)
+    first, second, *_ = claim_sentences(Checked((), 5, underived=("It was not derived.",)))
     assert first.startswith("The files agree with the ledger, plan and ledger with the claim")
     assert second == "It was not derived."

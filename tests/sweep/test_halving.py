@@ -17,9 +17,8 @@ from tests.sweep.test_sweep_kills import kill_in, results
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.report.comparison import read_workloads
-from trainer.report.panels.cost import cost_block
-from trainer.report.panels.cuts import cuts_block
-from trainer.report.panels.tuning import tuning_block
+from trainer.report.panels.methods import cost_block
+from trainer.report.panels.tuning import cuts_block, tuning_block
 from trainer.studies.claim import Wanted, drawn, verify_claim, write_claim
 from trainer.sweep.evidence import examine
 from trainer.sweep.halving import Halving
@@ -281,7 +280,9 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, longer, phase, number
         other = longer.parent / "undisturbed" / trial.relative_to(workdir)
         steps = [info.step for info in checkpoint.ls(other)]
         assert [info.step for info in checkpoint.ls(trial)] == steps and steps
-        assert not any(checkpoint.diff(trial, step, step, other=other) for step in steps)
+        assert not any(
+            checkpoint.diff_checkpoints(trial, step, step, other=other) for step in steps
+        )
     assert main(["sweep", "check", str(workdir)]) == 0
     assert not (workdir / "waiting").exists()
 
@@ -318,7 +319,7 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     told = capsys.readouterr().out
     assert "waiting at the cut of step 4" in told and "config.yaml --until=4" in told
     (workload,) = read_workloads([str(workdir)])
-    (costs, *_) = cost_block(workload, "").tables
+    (costs, *_) = cost_block(workload).tables
     places = {column.name: index for index, column in enumerate(costs.columns)}
     (row,) = (row for row in costs.rows if row[places["arm"]] == "adamw")
     assert row[places["steps"]] == 18 * 4  # also those of the six that wait
@@ -524,7 +525,7 @@ def test_the_plan_says_how_many_go_on_and_what_it_costs(tmp_path, capsys):
 
 def test_the_report_says_that_trials_were_stopped_and_shows_the_order(computed):
     (workload,) = read_workloads([str(computed)])
-    block = cuts_block(workload, "")
+    block = cuts_block(workload)
     (table,) = block.tables
     places = {column.name: index for index, column in enumerate(table.columns)}
     for row in table.rows:
@@ -549,8 +550,8 @@ def test_the_report_says_that_trials_were_stopped_and_shows_the_order(computed):
         for x, y in ((a, b), (a, c), (b, c))
     )
     assert (table.rows[0][places["same"]], table.rows[0][places["pairs"]]) == (same, 3)
-    assert not tuning_block(workload, "").figures
-    assert "are stopped early" in tuning_block(workload, "").text[0]
+    assert not tuning_block(workload).figures
+    assert "are stopped early" in tuning_block(workload).text[0]
 
 
 @pytest.mark.long

@@ -16,10 +16,11 @@ from trainer.__main__ import main
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import (
     LEDGER_FILE,
-    Recorder,
+    Ledger,
+    LedgerWriter,
     append,
-    digests,
     file_digest,
+    file_digests,
     read_ledger,
     trial_event,
 )
@@ -48,7 +49,6 @@ def test_each_line_has_the_hash_of_the_line_before_and_its_own(tmp_path):
         assert own == hashlib.sha256(text.encode()).hexdigest()
         before = own
     ledger = read_ledger(tmp_path)
-    assert ledger is not None
     assert (len(ledger.entries), ledger.damage, ledger.head) == (4, "", before)
 
 
@@ -61,7 +61,6 @@ def test_any_byte_that_is_changed_is_found(tmp_path):
             changed[index] ^= flip
             file.write_bytes(bytes(changed))
             ledger = read_ledger(tmp_path)
-            assert ledger is not None
             assert ledger.damage or ledger.torn, (index, flip)
 
 
@@ -80,7 +79,7 @@ def test_lines_that_are_removed_repeated_or_moved_are_found(tmp_path, keep, dama
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[index] for index in keep))
     ledger = read_ledger(tmp_path)
-    assert ledger is not None and ledger.damage == damage
+    assert ledger.damage == damage
 
 
 def test_a_torn_line_is_replaced_and_nothing_else_is(tmp_path):
@@ -89,7 +88,7 @@ def test_a_torn_line_is_replaced_and_nothing_else_is(tmp_path):
     for cut in range(1, 40):
         file.write_bytes(whole[:-cut])
         ledger = read_ledger(tmp_path)
-        assert ledger is not None and ledger.torn and len(ledger.entries) == 2
+        assert ledger.torn and len(ledger.entries) == 2
         append(tmp_path, [json.loads(whole.splitlines()[-1]) | {"trial": "again"}])
         assert file.read_bytes().splitlines()[:2] == whole.splitlines()[:2]
         after = read_ledger(tmp_path)
@@ -99,7 +98,7 @@ def test_a_torn_line_is_replaced_and_nothing_else_is(tmp_path):
     file.write_bytes(whole.replace(b"trials/a/0001/0", b"trials/a/0009/0"))
     append(tmp_path, [{"event": "final", "files": {}}])
     ledger = read_ledger(tmp_path)
-    assert ledger is not None and ledger.damage == "line 2 was changed"
+    assert ledger.damage == "line 2 was changed"
 
 
 def test_digests_are_those_of_sha256sum(tmp_path):
@@ -109,16 +108,16 @@ def test_digests_are_those_of_sha256sum(tmp_path):
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     (tmp_path / "logs" / "one").mkdir(parents=True)
     (tmp_path / "logs" / "one" / "b").write_bytes(b"")
-    assert dict(digests(tmp_path)) == {"a": empty, "logs/one/b": empty}
+    assert dict(file_digests(tmp_path)) == {"a": empty, "logs/one/b": empty}
 
 
 def test_a_sweep_of_an_earlier_version_has_no_ledger(tmp_path):
-    assert read_ledger(tmp_path) is None
+    assert read_ledger(tmp_path) == Ledger(exists=False)
 
 
 def events(folder: Path) -> list[tuple[str, str]]:
     ledger = read_ledger(folder)
-    assert ledger is not None and not ledger.damage and not ledger.torn
+    assert not ledger.damage and not ledger.torn
     return [(each.event, each.content.get("trial", "")) for each in ledger.entries]
 
 
@@ -149,7 +148,6 @@ def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     ]
     assert sorted(trial for event, trial in found if event == "trial") == sorted(every)
     ledger = read_ledger(computed)
-    assert ledger is not None
     plan, final = ledger.of("plan")[0].content, ledger.of("final")[0].content
     assert (plan["revision"], plan["digest"]) == (1, read_plan(computed).digest)
     assert sorted(plan["files"]) == ["arms/base.yaml", "plan.json", "sweep.yaml"]
@@ -190,25 +188,23 @@ def test_a_trial_that_is_computed_again_gets_a_line_that_replaces_the_other(tmp_
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     assert events(workdir) == [*before, ("trial", first)]
     ledger = read_ledger(workdir)
-    assert ledger is not None
     last = ledger.entries[-1].content
     assert last["again"] is True
-    assert last["files"] == dict(digests(workdir / first))
+    assert last["files"] == dict(file_digests(workdir / first))
 
 
 def test_a_trial_that_is_computed_again_within_a_second_is_told_by_its_summary(tmp_path):
     """Their run.json, whose times are to the second, may be equal to the last byte."""
-    recorder = Recorder(tmp_path)
+    recorder = LedgerWriter(tmp_path)
     event = {"event": "trial", "trial": "final/a/10001", "files": {"run.json": "1"}}
     for summary in ("2", "2", "3"):
         recorder.add_trials([event | {"files": {"run.json": "1", "summary.json": summary}}])
     ledger = read_ledger(tmp_path)
-    assert ledger is not None
     assert [each.content.get("again") for each in ledger.entries] == [None, True]
 
 
 def test_a_worker_reads_what_others_appended(tmp_path):
-    ours, theirs = Recorder(tmp_path), Recorder(tmp_path)
+    ours, theirs = LedgerWriter(tmp_path), LedgerWriter(tmp_path)
     event = {"event": "trial", "trial": "trials/a/0000/0", "files": {"run.json": "1"}}
     ours.add_trials([event])
     theirs.add_trials([event])
@@ -216,7 +212,6 @@ def test_a_worker_reads_what_others_appended(tmp_path):
     theirs.add_trials([event | {"files": {"run.json": "2"}}])
     ours.add_trials([event | {"files": {"run.json": "2"}}])
     ledger = read_ledger(tmp_path)
-    assert ledger is not None
     assert [each.content.get("again") for each in ledger.entries] == [None, True]
     (tmp_path / LEDGER_FILE).unlink()
     ours.add_trials([event])
@@ -237,7 +232,7 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     ]
     assert found[-1] == ("trial", lost)
     ledger = read_ledger(workdir)
-    assert ledger is not None and ledger.entries[0].content["found"] == 4
+    assert ledger.entries[0].content["found"] == 4
 
 
 @pytest.mark.long
@@ -263,7 +258,6 @@ def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
     file.write_text(file.read_text().replace("trials: 3", "trials: 4"))
     assert main(["sweep", "extend", str(workdir), f"--config={file}", "--vocabulary=unruly"]) == 0
     ledger = read_ledger(workdir)
-    assert ledger is not None
     assert [plan, f"plan {read_plan(workdir).digest}"] == [
         f"plan {each.content['digest']}" for each in ledger.of("plan")
     ]
@@ -276,7 +270,6 @@ def test_the_environment_of_each_run_is_in_the_ledger_once(tmp_path, computed):
     workdir = tmp_path / "sweep"
     shutil.copytree(computed, workdir)
     ledger = read_ledger(workdir)
-    assert ledger is not None
     (line,) = ledger.of("environment")
     said = line.content["environment"]
     cores = len(os.sched_getaffinity(0))
@@ -289,11 +282,11 @@ def test_the_environment_of_each_run_is_in_the_ledger_once(tmp_path, computed):
     record = json.loads((workdir / name / "run.json").read_text())
     record["fingerprint"]["devices"] = "8 x gpu NVIDIA H100"
     (workdir / name / "run.json").write_text(json.dumps(record))
-    Recorder(workdir).add_trials([trial_event(workdir / name, name)])
+    LedgerWriter(workdir).add_trials([trial_event(workdir / name, name)])
     why = "ledger.jsonl lacks its environment, devices 8 x gpu NVIDIA H100"
     assert [each.why for each in examine(workdir).faults] == [why]
-    Recorder(workdir).add_environment(said | {"devices": "8 x gpu NVIDIA H100"})
-    Recorder(workdir).add_environment(said)
+    LedgerWriter(workdir).add_environment(said | {"devices": "8 x gpu NVIDIA H100"})
+    LedgerWriter(workdir).add_environment(said)
     assert not examine(workdir).faults  # what it cannot show
     assert [x.event for x in read_ledger(workdir).entries].count("environment") == 2
     # Ledgers of earlier versions have no such line.
@@ -309,7 +302,6 @@ def test_the_metrics_before_the_first_step_are_those_of_a_run_that_does_not_move
     tmp_path, computed
 ):
     ledger = read_ledger(computed)
-    assert ledger is not None
     (line,) = ledger.of("initial")
     trial = "trials/base/0000/0"
     assert (line.content["trial"], line.content["arms"]) == (trial, ["base"])

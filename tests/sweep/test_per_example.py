@@ -25,7 +25,7 @@ from trainer import checkpoint, data, losses, metrics, models
 from trainer.__main__ import main
 from trainer.engine.examples import Examples
 from trainer.engine.program import Program
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode, read_examples
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 from trainer.sweep.plan_file import read_plan
 
 
@@ -151,7 +151,7 @@ def test_the_file_has_half_precision_where_that_keeps_the_mean():
     }
     ones = np.ones(1000)
     weights = {name: ones for name in values} | {"huge": draw.integers(1, 9, 1000)}
-    written = encode(Examples(values, weights, "ab" * 32, True))
+    written = encode_examples(Examples(values, weights, "ab" * 32, True))
     with np.load(io.BytesIO(written)) as arrays:
         kinds = {name: str(x.dtype) for name, x in arrays.items()}
     assert kinds == {
@@ -163,13 +163,13 @@ def test_the_file_has_half_precision_where_that_keeps_the_mean():
         "sha256": "uint8",
         "complete": "bool",
     }
-    assert written == encode(Examples(values, weights, "ab" * 32, True))
+    assert written == encode_examples(Examples(values, weights, "ab" * 32, True))
 
 
 def test_a_file_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
     values = {"loss": np.linspace(0.5, 2.5, 64), "accuracy": np.arange(64) % 2.0}
     weights = {"loss": np.arange(1.0, 65.0), "accuracy": np.ones(64)}
-    content = encode(Examples(values, weights, "0f" * 32, False))
+    content = encode_examples(Examples(values, weights, "0f" * 32, False))
     file = tmp_path / PER_EXAMPLE_FILE
     file.write_bytes(content)
     found = read_examples(tmp_path)
@@ -199,7 +199,7 @@ def test_a_file_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
 def test_any_bytes_of_a_file_are_read_or_refused(tmp_path):
     """Other compressions, encryption and versions of zip were tracebacks, 53 of these 3,000."""
     values, weights = {"loss": np.linspace(0.5, 2.5, 64)}, {"loss": np.arange(1.0, 65.0)}
-    content, draw = encode(Examples(values, weights, "0f" * 32, True)), random.Random(0)
+    content, draw = encode_examples(Examples(values, weights, "0f" * 32, True)), random.Random(0)
     for _ in range(3000):
         damaged = bytearray(content)
         for _ in range(draw.choice([1, 1, 2, 4])):
@@ -302,7 +302,7 @@ def test_rows_and_states_do_not_depend_on_what_is_kept(tmp_path, more):
     assert len(kept) == len(omitted) == 5
     for one, two in zip(kept, omitted, strict=True):
         assert rows(one) == rows(two)
-        assert checkpoint.diff(one, 12, 12, other=two) == []
+        assert checkpoint.diff_checkpoints(one, 12, 12, other=two) == []
         final = one.parts[-3] == "final"
         names = [sorted(x.name for x in each.iterdir()) for each in (one, two)]
         assert names[0] == sorted([*names[1], *([PER_EXAMPLE_FILE] if final else [])])

@@ -20,7 +20,7 @@ from tests.sweep.test_sweep import assert_equal, folders, replaced, sweep, write
 from trainer.__main__ import main
 from trainer.sweep import ray as launcher
 from trainer.sweep.presence import announced
-from trainer.sweep.ray import RaySettings, read_settings
+from trainer.sweep.ray import RaySettings, read_ray_settings
 
 STEPS = 60
 
@@ -61,10 +61,10 @@ from trainer.sweep import ray
 from trainer.train.signals import StopSignals
 folder, stub, workers, settings, *codes = sys.argv[1:]
 with StopSignals(until_exit=True) as signals:
-    given = ray.read_settings(None, json.loads(settings))
+    given = ray.read_ray_settings(None, json.loads(settings))
     words = [stub, folder, *codes]
     log = lambda line: print(line, flush=True)
-    sys.exit(ray.run_workers(words, pathlib.Path(folder), int(workers), given, signals, log))
+    sys.exit(ray.run_tasks(words, pathlib.Path(folder), int(workers), given, signals, log))
 """
 
 
@@ -327,7 +327,7 @@ def test_an_address_at_which_nothing_or_something_else_answers_is_a_mistake(
     code = "from trainer.sweep import ray; ray._CONNECT = 6.0\n"
     code += "from trainer.messages import UserError\nimport sys\n"
     code += "from trainer.train.signals import StopSignals\n"
-    code += "try: ray._connect(ray.read_settings(None, sys.argv[1:]), StopSignals())\n"
+    code += "try: ray._connect(ray.read_ray_settings(None, sys.argv[1:]), StopSignals())\n"
     code += "except UserError as error: print(error, flush=True)\n"
     with socket.create_server(("127.0.0.1", 0)) as other:
         silent = other.getsockname()[1]
@@ -385,13 +385,13 @@ def test_settings_of_ray_are_read_from_a_file_and_from_the_command_line(tmp_path
         "address: head:6379\nnum_cpus: 8\nnum_gpus: 1\nmemory: 16G\nresources.fast: 0.5\n"
         "env.JAX_PLATFORMS: cpu\n"
     )
-    settings = read_settings(str(file), ["num_gpus=0.25", "env.A=b=c", "memory=500MiB"])
+    settings = read_ray_settings(str(file), ["num_gpus=0.25", "env.A=b=c", "memory=500MiB"])
     assert settings == RaySettings(
         "head:6379",
         {"num_cpus": 8, "num_gpus": 0.25, "memory": 500 * 2**20, "resources": {"fast": 0.5}},
         {"JAX_PLATFORMS": "cpu", "A": "b=c"},
     )
-    assert read_settings(None) == RaySettings("auto", {}, {})
+    assert read_ray_settings(None) == RaySettings("auto", {}, {})
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_a_wrong_setting_of_ray_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, message: str
 ) -> None:
     with pytest.raises(ValueError) as error:
-        read_settings(None, [setting])
+        read_ray_settings(None, [setting])
     assert message in str(error.value)
 
 
@@ -437,7 +437,7 @@ def test_a_mistake_in_the_file_of_settings_has_its_line(tmp_path: Path) -> None:
     file = tmp_path / "ray.yaml"
     file.write_text("num_gpus: 1\nresources: {fast: 1}\n")
     with pytest.raises(ValueError, match=r"ray.yaml:2: resources needs a name after a dot"):
-        read_settings(str(file))
+        read_ray_settings(str(file))
     file.write_text("num_gpus: true\n")
     with pytest.raises(ValueError, match=r"ray.yaml:1: The value of num_gpus must be a string or"):
-        read_settings(str(file))
+        read_ray_settings(str(file))

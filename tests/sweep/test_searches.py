@@ -14,9 +14,8 @@ from trainer.__main__ import main
 from trainer.config import dump
 from trainer.messages import UserError
 from trainer.report.pairs import compare_arms, looks_of
-from trainer.report.panels.cost import cost_block
-from trainer.report.panels.method_text import hyperparameters_table, methods_block
-from trainer.report.sweep_results import read_sweep
+from trainer.report.panels.methods import cost_block, hyperparameters_table, methods_block
+from trainer.report.sweep_results import read_sweep_results
 from trainer.report.verdict import verdict
 from trainer.sweep.final import choose_winners, final_trials, read_choices
 from trainer.sweep.folder import SweepFolder
@@ -169,14 +168,14 @@ def test_status_show_and_plot_know_searches(folder, capsys):
 def test_arms_are_compared_over_searches(folder):
     sweep, _ = begun(folder, SWEEP.replace("searches: 3", "searches: 4"))
     finish_search(sweep)
-    work = read_sweep(sweep)
+    work = read_sweep_results(sweep)
     assert (work.searches, work.completed, list(work.units)) == (4, 0, [0, 1, 2, 3])
     finish_finals(sweep, fewer=1)
-    work = read_sweep(sweep)
+    work = read_sweep_results(sweep)
     assert work.completed == 0 and len(work.units_of("second")) == 3
     assert not any(pair.decided or pair.looks for pair in compare_arms(work))
     finish_finals(sweep)
-    work = read_sweep(sweep)
+    work = read_sweep_results(sweep)
     assert work.completed == 1
     assert work.units_of("first") == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82, 3: 0.83})
     (pair,) = compare_arms(work)
@@ -193,13 +192,13 @@ def test_searches_can_be_added(folder):
     assert len(names) == 16
     assert {name.split("/")[1].split(".")[0] for name in names} == {"3", "4"}
     assert new.offsets[:3] == old.offsets
-    before = read_sweep(sweep)
+    before = read_sweep_results(sweep)
     assert before.completed == 1 and len(before.finals) == 12
     assert before.winners == {(arm, s): s + 1 for arm in ("first", "second") for s in range(3)}
     assert any("The sweep was extended." in line for line in before.missing)
     finish_search(sweep)
     finish_finals(sweep)
-    after = read_sweep(sweep)
+    after = read_sweep_results(sweep)
     assert after.completed == 2 and after.revisions[1].units == 5
     looks = looks_of(after, ("first", "second"), 5)
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
@@ -214,7 +213,7 @@ def test_searches_that_are_added_after_trials_of_two_arms_are_a_later_look(folde
     extend(folder, SWEEP.replace("searches: 3", "searches: 5"))
     finish_search(sweep)
     finish_finals(sweep)
-    work = read_sweep(sweep)
+    work = read_sweep_results(sweep)
     looks = looks_of(work, ("first", "second"), 5)
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
     said = "When searches were added, trials of earlier ones had ended, which is a look."
@@ -233,8 +232,8 @@ def test_methods_and_the_table_of_spaces_say_which_points_are_from_which_space(f
     extend(folder, wider.replace("seeds: 2", "seeds: 4"))
     finish_search(sweep)  # chooses the winners again
     finish_finals(sweep)
-    work = read_sweep(sweep)
-    (methods,) = methods_block(work, [], "").text
+    work = read_sweep_results(sweep)
+    (methods,) = methods_block(work, []).text
     rate = "optimizer.learning_rate log_uniform"
     assert (
         " The first plan had 4 points for first and 4 points for second, from the spaces: first:"
@@ -245,7 +244,7 @@ def test_methods_and_the_table_of_spaces_say_which_points_are_from_which_space(f
         " 12 runs of the search had a result and the winners had been chosen, added no points"
         " (final seeds: "
     ) in methods
-    table = next(each for each in cost_block(work, "").tables if each.name == "spaces")
+    table = next(each for each in cost_block(work).tables if each.name == "spaces")
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert [(row["arm"], row["revision"], row["points"], row["space"]) for row in rows] == [
@@ -260,7 +259,7 @@ def test_methods_count_the_points_and_seeds_of_each_search(folder):
     sweep, _ = begun(folder, SWEEP)
     finish_search(sweep)
     finish_finals(sweep)
-    (methods,) = methods_block(read_sweep(sweep), [], "").text
+    (methods,) = methods_block(read_sweep_results(sweep), []).text
     assert (
         "For each search the point with the largest accuracy on the validation split was run again"
         " with 2 fresh seeds, on which we report the accuracy on the test split."
@@ -278,17 +277,17 @@ def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended
     sweep, _ = begun(folder, text)
     finish_search(sweep)
     finish_finals(sweep)
-    assert looks_of(read_sweep(sweep), ("first", "second"), 2) is not None
+    assert looks_of(read_sweep_results(sweep), ("first", "second"), 2) is not None
     extend(folder, text.replace("trials: 4", "trials: 8"))
     for trial in read_plan(sweep).trials[8:]:
         best = trial.name.startswith("first/0006")
         end(sweep, trial, 0.9 if best else 0.1)
     finish_search(sweep)
-    work = read_sweep(sweep)
+    work = read_sweep_results(sweep)
     assert work.revisions[1].new_winners == ("first",) and work.completed == 1
     assert looks_of(work, ("first", "second"), 2) is None
     finish_finals(sweep)
-    looks = looks_of(read_sweep(sweep), ("first", "second"), 2)
+    looks = looks_of(read_sweep_results(sweep), ("first", "second"), 2)
     assert looks is not None and (looks.planned, looks.later) == (None, (2,))
 
 
@@ -375,7 +374,7 @@ def test_the_hyperparameters_of_a_report_are_those_of_all_winners(folder):
     for trial in trials:
         (sweep / trial.folder / "config.yaml").write_text(dump(trial.config.root))
         rates[trial.arm] += trial.values.values()
-    table = hyperparameters_table(read_sweep(sweep), "")
+    table = hyperparameters_table(read_sweep_results(sweep))
     assert table is not None and "the smallest and the largest" in table.note
     (row,) = (row for row in table.rows if row[0] == "optimizer.learning_rate")
     for cell, values in zip(row[1:], rates.values(), strict=True):

@@ -22,7 +22,7 @@ import pytest
 
 from tests.runs import LONG, ROOT
 from trainer.messages import UserError
-from trainer.sweep.slurm import SlurmSettings, Submitted, read_settings, script, submit
+from trainer.sweep.slurm import SlurmSettings, batch_script, read_slurm_settings, submit
 
 SCRIPTS = Path(os.environ.get("SLURM_SCRIPTS") or ROOT.parent / "shared" / "slurm")
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "squeue", "scancel", "runuser")
@@ -167,10 +167,12 @@ def finish(folder: Path) -> None:
     os.truncate(folder / "work", GOAL)
 
 
-def start(folder: Path, stub: Path, goal: int = GOAL, workers: int = 1, **given: str) -> Submitted:
+def start(
+    folder: Path, stub: Path, goal: int = GOAL, workers: int = 1, **given: str
+) -> tuple[str, list[str]]:
     """Submits stub workers, by default in the partition low."""
     folder.mkdir(exist_ok=True)
-    settings = read_settings(None, [f"{key}={value}" for key, value in given.items()])
+    settings = read_slurm_settings(None, [f"{key}={value}" for key, value in given.items()])
     return submit(folder, [str(stub), str(folder), str(goal)], workers, settings)
 
 
@@ -283,7 +285,7 @@ def test_the_script_has_the_settings_and_its_own_options(
         setup="module load cuda",
         warning=300,
     )
-    text = script(Path("/sweeps/50% #1"), ["-m", "trainer", "it's"], 4, settings)
+    text = batch_script(Path("/sweeps/50% #1"), ["-m", "trainer", "it's"], 4, settings)
     assert [line for line in text.splitlines() if line.startswith("#SBATCH")] == [
         '#SBATCH --job-name="sweep-50% #1"',
         "#SBATCH --partition=gpu",
@@ -373,7 +375,7 @@ def test_the_end_of_a_setup_does_not_take_the_command_of_the_worker(
     words = ["-c", "import os; print(os.getcwd(), os.environ['A'])"]
     settings = SlurmSettings({}, f"cd /\nexport A=1\necho done{end}")
     file = tmp_path / "workers.sh"
-    file.write_text(script(tmp_path, words, 1, settings))
+    file.write_text(batch_script(tmp_path, words, 1, settings))
     done = subprocess.run(["bash", file], capture_output=True, text=True)
     said = sorted(done.stdout.splitlines())
     assert said == sorted([f"{here} 1", "done\\" if end == "\\\\" else "done"]), done.stderr

@@ -8,7 +8,7 @@ import pytest
 from trainer.cli import options
 from trainer.cli.sweeps import launcher_settings
 from trainer.messages import UserError
-from trainer.sweep.slurm import SlurmSettings, read_settings
+from trainer.sweep.slurm import SlurmSettings, read_slurm_settings
 
 
 def test_flags_override_the_file_of_settings(tmp_path: Path) -> None:
@@ -17,16 +17,16 @@ def test_flags_override_the_file_of_settings(tmp_path: Path) -> None:
         "partition: low\ntime: 12:30:00\ncpus-per-task: 4\nexclusive: true\nrequeue_hint: false\n"
         "setup: |\n  module load cuda\n  . venv/bin/activate\n"
     )
-    assert read_settings(str(file), ["partition=a=b", "cpus_per_task=8", "warning=60"]) == (
+    assert read_slurm_settings(str(file), ["partition=a=b", "cpus_per_task=8", "warning=60"]) == (
         SlurmSettings(
             {"partition": "a=b", "time": "12:30:00", "cpus-per-task": "8", "exclusive": ""},
             "module load cuda\n. venv/bin/activate\n",
             60,
         )
     )
-    assert read_settings(str(file), ["exclusive=false"]).options.get("exclusive") is None
+    assert read_slurm_settings(str(file), ["exclusive=false"]).options.get("exclusive") is None
     file.write_text("setup: [module load cuda, set -e]")
-    assert read_settings(str(file)).setup == "module load cuda\nset -e"
+    assert read_slurm_settings(str(file)).setup == "module load cuda\nset -e"
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_flags_override_the_file_of_settings(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_is_refused(setting: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        read_settings(None, [setting])
+        read_slurm_settings(None, [setting])
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("time", ["4", "3:01", "0-1", "1-0:00:00", "0", "infinite"])
 def test_a_time_limit_that_leaves_time_to_work_is_accepted(time: str) -> None:
-    assert read_settings(None, [f"time={time}"]).options == {"time": time}
+    assert read_slurm_settings(None, [f"time={time}"]).options == {"time": time}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_mistake_in_the_file_of_settings_is_named_with_its_line(
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        read_settings("s.yaml")
+        read_slurm_settings("s.yaml")
     assert str(error.value).startswith(message)
 
 

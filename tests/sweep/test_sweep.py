@@ -82,7 +82,7 @@ def folders(workdir: Path) -> list[Path]:
 
 def assert_equal(trial: Path, alone: Path, steps: int) -> None:
     assert rows(trial) == rows(alone)
-    assert checkpoint.diff(trial, steps, steps, other=alone) == []
+    assert checkpoint.diff_checkpoints(trial, steps, steps, other=alone) == []
 
 
 # Slow steps.

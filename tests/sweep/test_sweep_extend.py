@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests import chaos_hosts, chaos_sweep, short
-from tests.sweep.test_sweep_plan import BASE, GOOD, METHOD, RATE, begin, defined, planned
+from tests.sweep.test_sweep_plan import (
+    BASE,
+    GOOD,
+    GROWING,
+    METHOD,
+    RATE,
+    begin,
+    defined,
+    planned,
+)
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.config import load
@@ -20,7 +29,7 @@ from trainer.sweep import extension
 from trainer.sweep.final import choose_winners
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import append, compared_known
-from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan import Plan, plan_sweep
 from trainer.sweep.plan_file import check_same, read_plan
 from trainer.writers.summary import Summary
 
@@ -80,7 +89,7 @@ def added(old: Plan, new: Plan) -> list[str]:
     return [trial.name for trial in new.trials[len(old.trials) :]]
 
 
-@short.parametrize("method", ["random", "halton", "sobol"])
+@short.parametrize("method", GROWING)
 def test_more_trials_continue_the_sequence(folder, method):
     text = SWEEP_TEXT.replace("method.random", f"method.{method}")
     _, old = begun(folder, text)
@@ -279,10 +288,10 @@ def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):
     assert extend(folder, WIDER, "trials=5")[0] == 0
     for text, count in ((SWEEP_TEXT, 4), (WIDER, 5)):
         definition = defined(folder, text, f"trials={count}")
-        assert check_same(sweep, definition, make_plan(definition))
+        assert check_same(sweep, definition, plan_sweep(definition))
     definition = defined(folder, WIDER, "trials=6")
     with pytest.raises(UserError, match="trials of first: 5 -> 6"):
-        check_same(sweep, definition, make_plan(definition))
+        check_same(sweep, definition, plan_sweep(definition))
 
 
 @pytest.mark.long
@@ -372,7 +381,7 @@ def test_an_extension_that_is_repeated_after_its_commit_is_done(folder, capsys, 
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(extension.Recorder, "add_plan", failing)  # after plan.json was replaced
+        patch.setattr(extension.LedgerWriter, "add_plan", failing)  # after plan.json was replaced
         code, new, _ = extend(folder, SWEEP_TEXT, "trials=7")
     said = capsys.readouterr().err
     assert code == 1 and "Input/output error" in said and "Traceback" not in said

@@ -20,10 +20,10 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
 from trainer.engine import memory
-from trainer.engine.loading import load as load_program
+from trainer.engine.loading import load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
-from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan import Plan, plan_sweep
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs, most_side_by_side
 from trainer.sweep.reading import Definition, read_sweep
@@ -90,19 +90,19 @@ def defined(folder: Path, text: str, *sets: str) -> Definition:
 
 def planned(folder: Path, text: str, *sets: str) -> Plan:
     """Plans a sweep, without its programs."""
-    return make_plan(defined(folder, text, *sets))
+    return plan_sweep(defined(folder, text, *sets))
 
 
 def with_programs(folder: Path, text: str, *sets: str) -> Plan:
     """Plans a sweep, and finds its programs."""
     definition = defined(folder, text, *sets)
-    return find_programs(definition, make_plan(definition))
+    return find_programs(definition, plan_sweep(definition))
 
 
 def begin(runs: Path, folder: Path, text: str, *sets: str) -> None:
     """Plans a sweep, and writes its plan with its programs into the folder `runs`."""
     definition = defined(folder, text, *sets)
-    write_plan(runs, definition, find_programs(definition, make_plan(definition)))
+    write_plan(runs, definition, find_programs(definition, plan_sweep(definition)))
 
 
 def dry_run(file: Path, capsys: pytest.CaptureFixture, *options: str) -> tuple[int, str, str]:
@@ -183,7 +183,17 @@ def test_random_points_are_outputs_of_philox():
         np.testing.assert_allclose(list(point.values()), expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["random", "halton", "sobol"])
+# The methods whose points are drawn one by one, from a seed and their number.
+GROWING = [
+    name
+    for name in methods.__all__
+    if name not in ("explicit", "halving")
+    and isinstance(method := getattr(methods, name)(), methods.Sampled)
+    and method.grows
+]
+
+
+@pytest.mark.parametrize("method", GROWING)
 def test_with_more_trials_the_first_trials_stay_the_same(folder, method):
     text = GOOD.replace("!method.random", f"!method.{method}")
     text = text.replace(RATE, f"{RATE}\n  optimizer.b2: !space.uniform {{low: 0.9, high: 0.99}}")
@@ -209,9 +219,8 @@ def test_a_method_says_whether_its_first_points_stay_with_more_of_them(name):
     space = {"a": spaces.uniform(0.0, 1.0, points=4), "b": spaces.uniform(0.0, 1.0, points=4)}
     space = {} if name == "explicit" else space
     kept = list(method.points(space, 16)[:8]) == list(method.points(space, 8)[:8])
-    assert method.chooser.grows is kept, (
-        f"write grows={kept} for {name} in trainer/sweep/methods.py"
-    )
+    assert method.grows is kept, f"write grows={kept} for {name} in trainer/sweep/methods.py"
+    assert method.kind == ("latin_hypercube" if name == "halving" else name)
 
 
 @pytest.mark.parametrize("seed", [0, 5])
@@ -331,8 +340,8 @@ def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monk
     planned(folder, GOOD)
     code = "from trainer.config import load; from trainer.config.vocabulary import SWEEP\n"
     code += "from trainer.sweep.reading import read_sweep\n"
-    code += "from trainer.sweep.plan import make_plan\n"
-    code += "print(make_plan(read_sweep(load(['sweep.yaml'], language=SWEEP))).content_digest)"
+    code += "from trainer.sweep.plan import plan_sweep\n"
+    code += "print(plan_sweep(read_sweep(load(['sweep.yaml'], language=SWEEP))).content_digest)"
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
@@ -383,7 +392,7 @@ def test_a_selector_sees_what_the_arm_and_the_sweep_set(folder):
             "adamw.b2": (groups("kernels", "b2"),),
         },
     }
-    assert make_plan(definition).of_arm("sgd")[0].config.at("optimizer.momentum") == 0.5
+    assert plan_sweep(definition).of_arm("sgd")[0].config.at("optimizer.momentum") == 0.5
 
 
 def test_a_selector_of_calls_that_are_replaced_is_refused(folder, capsys):
@@ -527,6 +536,40 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     assert sorted(folder.iterdir()) == before
 
 
+def _planned_to_start(folder: Path, capsys: pytest.CaptureFixture) -> tuple[list[str], str]:
+    """Plans as the command that then computes; returns the heading of the price, and messages."""
+    (folder / "sweep.yaml").write_text(GOOD)
+    where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'sweep'}"]
+    assert main(["sweep", *where, "--plan_only", "--timed"]) == 0
+    assert (folder / "sweep" / "plan.json").exists()
+    out, err = capsys.readouterr()
+    return out.splitlines()[0].split(), err
+
+
+def test_the_time_is_said_before_the_first_trial(folder, capsys):
+    heading, said = _planned_to_start(folder, capsys)
+    assert heading == ["runs", "steps", "FLOPs", "time"]
+    assert said == "Compiling and timing program 1 of 1 (base/0000/0).\n"
+
+
+def test_a_sweep_starts_without_a_time_that_takes_long_to_measure(folder, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.cli.sweeps._MOST_TIMING", -1.0)
+    heading, said = _planned_to_start(folder, capsys)
+    assert heading == ["runs", "steps", "FLOPs"]
+    assert said.startswith("The programs are not all timed, because that takes long")
+
+
+def test_a_program_that_cannot_be_timed_does_not_hold_a_sweep_up(folder, capsys, monkeypatch):
+    def advance(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("trainer.engine.program.Program.advance", advance)
+    heading, said = _planned_to_start(folder, capsys)
+    assert heading == ["runs", "steps", "FLOPs"]
+    assert said.endswith("It could not be timed: out of memory\n")
+    assert dry_run(folder / "sweep.yaml", capsys)[0] == 1  # which was asked for the time
+
+
 @pytest.mark.parametrize(
     ("workers", "temporary", "expected"),
     [
@@ -635,7 +678,7 @@ MISTAKES = {
     "a method": ("method.random", "method.randon", 5, "Did you mean 'method.random'?"),
     "a method's name": ("!method.random {seed: 0}", "random", 5, "sweep takes a Method"),
     "a space as a method": ("!method.random {seed: 0}", "!arm {}", 5, "method must be a call of"),
-    "a function as a method": ("!method", "!partial:method", 5, "method must be a call of"),
+    "a function as a method": ("!method", "!partial:method", 5, "call it: @method.random()"),
     "a goal as final": ("trials", "final: !goal {}\ntrials", 4, "final must be a call of"),
     "a value of the wrong type": (
         RATE,

@@ -29,7 +29,7 @@ from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep.encoding import canonical
-from trainer.sweep.plan import Plan, SharedProgram, make_plan
+from trainer.sweep.plan import Plan, SharedProgram, plan_sweep
 from trainer.sweep.plan_file import check_same, digest_of, read_plan, write_plan
 from trainer.sweep.programs import find_programs
 from trainer.sweep.reading import Definition
@@ -94,7 +94,7 @@ def with_one_program(plan: Plan) -> Plan:
 
 
 def written(sweep: Path, definition: Definition) -> Plan:
-    write_plan(sweep, definition, with_one_program(make_plan(definition)))
+    write_plan(sweep, definition, with_one_program(plan_sweep(definition)))
     return read_plan(sweep)
 
 
@@ -129,7 +129,7 @@ def test_a_plan_reads_as_it_was_written(folder, text):
 def of_mine(folder: Path) -> Plan:
     """Writes the plan of two arms whose configs name functions of a package `mine`."""
     definition = defined(folder, TWO_ARMS)
-    plan = find_programs(definition, make_plan(definition))
+    plan = find_programs(definition, plan_sweep(definition))
     plan = dataclasses.replace(plan, vocabulary=("mine",))
     write_plan(folder / "sweep", definition, plan)
     return plan
@@ -177,12 +177,12 @@ import sys
 from pathlib import Path
 from trainer.config import load
 from trainer.config.vocabulary import SWEEP
-from trainer.sweep.plan import make_plan
+from trainer.sweep.plan import plan_sweep
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs
 from trainer.sweep.reading import read_sweep
 definition = read_sweep(load(["sweep.yaml"], language=SWEEP))
-plan = find_programs(definition, make_plan(definition))
+plan = find_programs(definition, plan_sweep(definition))
 write_plan(Path(sys.argv[1]), definition, plan)
 """
     for seed in ("1", "2"):
@@ -215,12 +215,12 @@ def test_a_plan_is_read_without_jax(folder):
 
 def test_the_same_plan_passes_and_is_not_written_again(folder):
     sweep, definition = folder / "sweep", defined(folder, TWO_ARMS)
-    plan = make_plan(definition)
+    plan = plan_sweep(definition)
     assert check_same(sweep, definition, plan) is False and not sweep.exists()
     written(sweep, definition)
     before, times = content(sweep), (sweep / "plan.json").stat().st_mtime_ns
     again = defined(folder, f"{TWO_ARMS}# a comment\n")
-    assert check_same(sweep, again, make_plan(again)) is True
+    assert check_same(sweep, again, plan_sweep(again)) is True
     write_plan(sweep, definition, with_one_program(plan))
     assert content(sweep) == before and (sweep / "plan.json").stat().st_mtime_ns == times
 
@@ -252,7 +252,7 @@ def test_another_sweep_is_refused_with_the_differences(folder, name):
     before = content(sweep)
     loose = ["budgets=unequal"] * ("arm" in name)
     definition = defined(folder, TWO_ARMS, change, *loose)
-    other = with_one_program(make_plan(definition))
+    other = with_one_program(plan_sweep(definition))
     for attempt in (check_same, write_plan):
         with pytest.raises(UserError) as refused:
             attempt(sweep, definition, other)
@@ -279,7 +279,7 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(folder):
     file = folder / "file"
     file.write_text("")
     with pytest.raises(UserError, match="is a file. Choose another --workdir."):
-        check_same(file, definition, make_plan(definition))
+        check_same(file, definition, plan_sweep(definition))
 
 
 def test_a_folder_that_a_killed_process_left_is_completed(folder):
@@ -305,7 +305,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, mon
     (folder / "sweep").mkdir()
     monkeypatch.setattr(workdir, "unknown_names", late)
     assert (folder / "other" / "ledger.jsonl").exists()
-    assert check_same(folder / "sweep", definition, make_plan(definition))
+    assert check_same(folder / "sweep", definition, plan_sweep(definition))
 
 
 @pytest.mark.long

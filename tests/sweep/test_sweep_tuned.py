@@ -9,10 +9,10 @@ from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, METHOD, RATE, dry_r
 from trainer.__main__ import main
 from trainer.config import load
 from trainer.config.vocabulary import SWEEP
+from trainer.report.results import tunings
 from trainer.report.run_results import read_runs
-from trainer.report.spaces import tunings
-from trainer.report.sweep_results import read_sweep
-from trainer.sweep.plan import make_plan
+from trainer.report.sweep_results import read_sweep_results
+from trainer.sweep.plan import plan_sweep
 from trainer.sweep.reading import read_sweep as read_definition
 from trainer.sweep.tuned import tuned_text, unequally_tuned
 
@@ -69,7 +69,7 @@ def test_hyperparameters_that_take_several_values_within_a_search_are_counted(fo
 def test_a_selector_that_sets_several_paths_counts_once(folder):
     (folder / "sweep.gin").write_text(GIN.replace("adamw.learning_rate'", "adamw.b2'"))
     config = load([folder / "sweep.gin"], language=SWEEP)
-    plan = make_plan(read_definition(config))
+    plan = plan_sweep(read_definition(config))
     (paths,) = plan.tunings["base"].hyperparameters
     assert len(paths) == 2
 
@@ -79,7 +79,7 @@ def test_a_folder_and_its_report_count_as_the_plan_does(folder):
     runs, stored = begun(folder, text % f"{LINKED}, {B2}")
     want = (("optimizer.learning_rate", "optimizer.weight_decay"), ("optimizer.b2",))
     assert stored.tunings["one"].hyperparameters == want
-    assert tunings(read_sweep(runs))["one"] == stored.tunings["one"]
+    assert tunings(read_sweep_results(runs))["one"] == stored.tunings["one"]
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_an_extension_counts_the_trials_of_all_revisions(folder, capsys):
     text = "wide 3 with 6 trials (2 for each), narrow 3 with 6 trials (2 for each) and new 1 with"
     assert code == 0 and text in out
     assert tuned_text(extended.tunings).startswith(text)
-    assert tuned_text(tunings(read_sweep(runs))).startswith(text)
+    assert tuned_text(tunings(read_sweep_results(runs))).startswith(text)
 
 
 def test_paths_that_a_later_revision_links_are_tuned_apart(folder):
@@ -115,7 +115,7 @@ def test_paths_that_a_later_revision_links_are_tuned_apart(folder):
     runs, _ = begun(folder, text.replace(f"{RATE}, {B2}", f"{RATE}, {DECAY}"))
     code, extended, _ = extend(folder, text.replace(f"{RATE}, {B2}", LINKED), "trials=8")
     assert code == 0 and [r.get("linked") is None for r in extended.revisions] == [True, False]
-    assert tunings(read_sweep(runs))["wide"].count == extended.tunings["wide"].count == 2
+    assert tunings(read_sweep_results(runs))["wide"].count == extended.tunings["wide"].count == 2
 
 
 @pytest.mark.long
@@ -153,4 +153,6 @@ def test_a_path_that_was_not_searched_had_the_value_of_the_config(folder, steps,
     further = f"{RATE}, steps: !space.values {{values: [{steps}]}}"
     code, extended, _ = extend(folder, SAMPLED % further, "trials=6")
     assert code == 0
-    assert tunings(read_sweep(runs))["base"].count == extended.tunings["base"].count == count
+    assert (
+        tunings(read_sweep_results(runs))["base"].count == extended.tunings["base"].count == count
+    )

@@ -8,7 +8,7 @@ import pytest
 from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
-from trainer.engine.loading import load as load_program
+from trainer.engine.loading import load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep.plan_file import read_plan
 

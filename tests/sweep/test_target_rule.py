@@ -20,8 +20,8 @@ from trainer.sweep.target_rule import (
     Reached,
     RuleName,
     TargetRule,
-    compare,
     earliest,
+    lead_of,
     limit_of_added,
     limit_of_planned,
     reached,
@@ -69,7 +69,7 @@ def test_pairs_have_the_p_values_of_the_track(new, old, p):
     theirs = _result(old)
     if old == 14:
         theirs = Reached(3125, 3.2790, 4, math.nan, math.nan, 3125)
-    found = compare(RULE, theirs, _result(new), EXCHANGE)
+    found = lead_of(RULE, theirs, _result(new), EXCHANGE)
     if old == 14:  # its note has p = .34, from losses that were not rounded
         assert 0.2 < found.p < 0.4 and not found.passes
         return
@@ -77,7 +77,7 @@ def test_pairs_have_the_p_values_of_the_track(new, old, p):
 
 
 def test_the_pair_of_the_tracks_text_has_its_statistic():
-    found = compare(RULE, _result(6), _result(12), EXCHANGE)
+    found = lead_of(RULE, _result(6), _result(12), EXCHANGE)
     assert found.statistic == pytest.approx(0.00648, abs=5e-6) and found.passes
 
 
@@ -90,9 +90,9 @@ def test_an_error_of_the_exchange_widens_the_comparison():
     worth = 0.50 * (0.0045 + 0.0012 * draws[2])
     deviation = np.std(old.mean + means[0] - new.mean - means[1] + worth)
     z = (old.mean - new.mean + 0.5 * 0.0045) / deviation
-    found = compare(RULE, old, new, exchange)
+    found = lead_of(RULE, old, new, exchange)
     assert found.statistic / RULE.sigma == pytest.approx(z, rel=5e-3)
-    assert found.p > compare(RULE, old, new, EXCHANGE).p
+    assert found.p > lead_of(RULE, old, new, EXCHANGE).p
 
 
 def test_the_e_value_is_the_mixture_of_likelihood_ratios():
@@ -188,7 +188,7 @@ def test_the_largest_value_may_be_the_best():
     found = reached(rule, [1, 2], [[0.92, 0.96], [0.9, 0.95]], planned=2)
     assert found.step == 2 and found.mean == pytest.approx(0.955)
     old, new = (Reached(s, m, 10, 0, 0, s) for s, m in ((200, 0.92), (150, 0.93)))
-    assert compare(rule, old, new, Exchange(0.01)).passes
+    assert lead_of(rule, old, new, Exchange(0.01)).passes
 
 
 def test_a_run_that_diverged_does_not_reach_a_target():
@@ -234,4 +234,4 @@ def test_results_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 runs were planned, and 2"):
         reached(RULE, [1], [[0.0], [0.0]], planned=3)
     with pytest.raises(ValueError, match="has not reached"):
-        compare(RULE, _result(1), Reached(None, 3.3, 1, 0, 0, 1), EXCHANGE)
+        lead_of(RULE, _result(1), Reached(None, 3.3, 1, 0, 0, 1), EXCHANGE)

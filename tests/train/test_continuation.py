@@ -15,7 +15,7 @@ from tests.sweep.test_sweep import rows
 from tests.train.test_warm_start import params, stop_at_once
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.engine.metric_sums import compute_losses
 from trainer.engine.step import apply_model
 from trainer.report.comparison import read_workloads
@@ -73,7 +73,7 @@ def continued(folder: Path, run: Path, entries: str, more: str, *options: str) -
 
 
 def assert_same_end(run: Path, other: Path, after: int = 8) -> None:
-    assert checkpoint.diff(run, 20, 20, other=other) == []
+    assert checkpoint.diff_checkpoints(run, 20, 20, other=other) == []
     assert rows(run) == [row for row in rows(other) if row["step"] > after]
 
 
@@ -124,7 +124,7 @@ def test_another_seed_takes_other_batches_from_the_same_state(tmp_path, other):
     run = tmp_path / "a" / "run"
     # keep_latest is 3, and the first state is kept as well, because it cannot be computed again.
     assert [info.step for info in checkpoint.ls(run)] == [8, 12, 16, 20]
-    first = checkpoint.diff(run, 8, 8, other=other)
+    first = checkpoint.diff_checkpoints(run, 8, 8, other=other)
     assert [line.partition(":")[0] for line in first] == ["run_state/seed"]
     wanted = [row for row in rows(other) if row["step"] > 8]
     assert [row["step"] for row in rows(run)] == [row["step"] for row in wanted]
@@ -136,7 +136,7 @@ def test_another_seed_takes_other_batches_from_the_same_state(tmp_path, other):
 
 def gradients_of(run: Path, steps: range) -> list[dict[str, np.ndarray]]:
     """Differentiates the loss at the checkpoints of a run, without its step and its optimizer."""
-    program = load(config.load([str(run / "config.yaml")]), ["unruly"])
+    program = load_program(config.load([str(run / "config.yaml")]), ["unruly"])
     experiment = program.experiment
     found = []
     for step in steps:

@@ -18,7 +18,7 @@ from trainer.__main__ import main
 from trainer.config import load
 from trainer.engine.diagnostics import ALL
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load as load_program
+from trainer.engine.loading import load_program
 from trainer.engine.program import Program
 from trainer.engine.step import StepMetrics
 from trainer.train.clipping import ClippedSteps
@@ -118,7 +118,7 @@ def test_diagnostics_change_no_bit_of_a_run(tmp_path, more):
     rows = runs.lines(workdir)
     assert diagnosed(rows) == LOGGED and not diagnosed(runs.lines(plain))
     assert without(rows) == runs.lines(plain)
-    assert checkpoint.diff(workdir, 20, 20, other=plain) == []
+    assert checkpoint.diff_checkpoints(workdir, 20, 20, other=plain) == []
     # A resumed run has the same rows, wherever it was stopped: also just before a logged step.
     for until in (5, 7):
         assert runs.train(config, again, f"--until={until}") == 75
@@ -376,6 +376,6 @@ for name, ask in (("plain", ""), ("run", "experiment.diagnostics = 'all'\\n")):
     assert runs.train(runs.write_config(folder, more + ask), folder / name) == 0
 rows = runs.lines(folder / "run")
 equal = without(rows) == runs.lines(folder / "plain")
-equal &= checkpoint.diff(folder / "run", 5, 5, other=folder / "plain") == []
+equal &= checkpoint.diff_checkpoints(folder / "run", 5, 5, other=folder / "plain") == []
 print(json.dumps({"equal": equal, "diagnosed": diagnosed(rows)}), file=out)
 """

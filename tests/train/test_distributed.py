@@ -147,8 +147,8 @@ def test_an_address_without_a_port_is_a_user_error(monkeypatch, address):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
-    with pytest.raises(UserError, match="must be HOST:PORT"):
-        multihost._join(1, 1)
+    with pytest.raises(UserError, match="must be HOST:PORT"), multihost.joined_processes(1, 1):
+        pass
 
 
 def test_a_peer_timeout_below_five_seconds_is_a_user_error(tmp_path, capsys):
@@ -370,9 +370,9 @@ def test_a_run_of_three_processes_ends_with_the_same_bits_if_one_is_killed_stopp
         if what == "SIGSTOP":
             broken.all[victim].send_signal(signal.SIGCONT)
         assert broken.codes(victim) == [-signal.SIGKILL if what == "SIGKILL" else 1]
-        assert not any(checkpoint.check(workdir).values())
+        assert not any(checkpoint.check_leaves(workdir).values())
         again = train(workdir.name)
         assert again.codes(0, 1, 2) == [0, 0, 0], again.said(0)
         assert "Restored step " in again.said(0)
-        assert checkpoint.diff(tmp_path / "whole", 40, 40, other=workdir) == []
+        assert checkpoint.diff_checkpoints(tmp_path / "whole", 40, 40, other=workdir) == []
         assert runs.lines(workdir) == runs.lines(tmp_path / "whole")

@@ -48,7 +48,7 @@ def test_hooks_do_not_change_a_run_and_a_resumed_run_calls_each_once(tmp_path):
     assert runs.train(config, workdir) == 0
     assert [step for step, _, _ in noted(file)] == [3, 6, 9, 12, 15, 18, 20]
     assert runs.lines(workdir) == runs.lines(plain)
-    assert checkpoint.diff(workdir, 20, 20, other=plain) == []
+    assert checkpoint.diff_checkpoints(workdir, 20, 20, other=plain) == []
 
 
 @pytest.mark.long

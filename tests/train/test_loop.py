@@ -23,7 +23,7 @@ from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.engine.program import Program
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.rollback import (
@@ -97,7 +97,7 @@ def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
     """Makes one step a batch of those numbers, without the loop."""
     from trainer import config as configs
 
-    program = load(configs.load([config.parent / "base.gin", config]), ["unruly"])
+    program = load_program(configs.load([config.parent / "base.gin", config]), ["unruly"])
     state, data = program.init(), program.experiment.data
     for number in batches:
         state, _ = program.step(state, program.feed.to_devices(next(data.train(number, 0))))
@@ -124,7 +124,7 @@ def test_a_run_that_rolls_back_is_resumed_exactly(tmp_path, until):
     for step in until:
         assert runs.train(config, workdir, f"--until={step}") == 75
     assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -197,7 +197,7 @@ DYING = """
     }}[{moment!r}]
     inner, noted = getattr(owner, name), []
     def dying(*args, **options):
-        if name == "_read_after" and args[0]._records.rollbacks.counters_at(args[2]) is None:
+        if name == "_read_after" and args[2] not in args[0]._records.rollbacks.counters:
             return inner(*args, **options)
         if name == "remove" and 15 not in args[1]:
             return inner(*args, **options)
@@ -234,7 +234,7 @@ def test_a_run_that_is_killed_during_a_rollback_is_resumed_exactly(tmp_path, mom
     assert done.returncode == -9, done.stderr.decode()
     assert checkpoint.ls(workdir), "Something to go on from is there at any moment."
     assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -376,7 +376,7 @@ def test_a_signal_in_the_evaluation_leaves_it_for_the_next_process(tmp_path, con
     monkeypatch.setattr(unruly.Points, "evaluate", interrupted)
     codes = [runs.train(config, workdir) for _ in range(5)]
     assert codes == [75, 75, 75, 75, 0]  # after steps 5, 10, 15 and 20
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -596,7 +596,7 @@ def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
         import os, signal, sys
         from trainer.train import loop
         from trainer.__main__ import main
-        save, next_block = loop.Saves.save, loop.Boundaries.steps_to_next
+        save, next_block = loop.Loop.save, loop.Boundaries.steps_to_next
         begun = []
         def saving(self, *args):
             save(self, *args)
@@ -606,7 +606,7 @@ def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
             if len(begun) == 3:  # what followed the second step is done
                 os.kill(os.getpid(), signal.SIGKILL)
             return next_block(self, *args)
-        loop.Saves.save, loop.Boundaries.steps_to_next = saving, dying
+        loop.Loop.save, loop.Boundaries.steps_to_next = saving, dying
         sys.exit(main({runs.options(config, tmp_path / "run")}))
     """
     codes = []

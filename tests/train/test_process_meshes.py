@@ -21,8 +21,8 @@ from tests.processes import Several, explicit, free_port
 from trainer import checkpoint
 from trainer.messages import UserError
 from trainer.train import multihost
-from trainer.workdir import compare
-from trainer.workdir.changes import RunChanged, refuse_changes
+from trainer.workdir import fingerprint_differences
+from trainer.workdir.fingerprint import RunChanged, refuse_changes
 
 CONFIG = """
 experiment.data = @data.digits()
@@ -110,7 +110,7 @@ def test_processes_found_by_slurm_and_by_open_mpi_and_four_instead_of_two_have_t
     four = start("parts", explicit(4), "--allow_changed=processes")
     assert four.codes() == [0] * 4, four.said(0)
     assert "Restored step 6." in four.said(0)
-    assert checkpoint.diff(tmp_path / "whole", 12, 12, other=tmp_path / "parts") == []
+    assert checkpoint.diff_checkpoints(tmp_path / "whole", 12, 12, other=tmp_path / "parts") == []
     assert runs.lines(tmp_path / "parts") == runs.lines(tmp_path / "whole")
 
 
@@ -123,7 +123,7 @@ def test_two_processes_begin_with_the_parameters_of_another_run(
     two, one = (start(f"of {n}", explicit(n), "--set", begun) for n in (2, 1))
     assert two.codes() == [0, 0], two.said(1)
     assert one.codes() == [0], one.said(0)
-    assert checkpoint.diff(tmp_path / "of 2", 0, 0, other=tmp_path / "of 1") == []
+    assert checkpoint.diff_checkpoints(tmp_path / "of 2", 0, 0, other=tmp_path / "of 1") == []
 
 
 # Restarts: what is refused.
@@ -135,7 +135,7 @@ def _print(processes: int, shards: int, devices: str = "4 x cpu cpu") -> dict[st
 
 def test_another_number_of_processes_is_allowed_only_with_equal_parts_and_devices() -> None:
     def kinds(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
-        return {change.key: change.kind for change in compare(old, new)}
+        return {change.key: change.kind for change in fingerprint_differences(old, new)}
 
     assert kinds(_print(2, 1), _print(4, 1)) == {"processes": "bits"}
     assert kinds(_print(2, 2), _print(4, 4))["processes"] == "data"
@@ -149,7 +149,7 @@ def test_another_number_of_processes_is_allowed_only_with_equal_parts_and_device
 
 
 def test_a_refusal_of_other_processes_says_what_may_differ(tmp_path: Path) -> None:
-    changes = compare(_print(2, 2), _print(1, 1))
+    changes = fingerprint_differences(_print(2, 2), _print(1, 1))
     with pytest.raises(RunChanged) as refused:
         refuse_changes(tmp_path, changes, [])
     said = str(refused.value).splitlines()
@@ -276,5 +276,7 @@ def test_a_death_at_any_moment_ends_all_four_and_a_restart_has_the_same_bits(
                 assert "Traceback" not in broken.said(index)
             again = start(name, explicit(4))
             assert again.codes() == [0] * 4, (moment, victim, again.said(0))
-            assert checkpoint.diff(tmp_path / "whole", 12, 12, other=tmp_path / name) == []
+            assert (
+                checkpoint.diff_checkpoints(tmp_path / "whole", 12, 12, other=tmp_path / name) == []
+            )
             assert runs.lines(tmp_path / name) == runs.lines(tmp_path / "whole")

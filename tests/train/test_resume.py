@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, conf
     said = capfd.readouterr().err
     assert "Checkpoint of step 13 is damaged" in said and "Restored step 12." in said
     assert (workdir / "checkpoints" / "damaged" / "13").is_dir()
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -163,7 +163,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=13") == 75
     before, rows = sorted((workdir / "checkpoints").rglob("*")), runs.lines(workdir)
-    opened = reading.open_regular
+    opened = reading.read_regular
 
     def failing(path):
         if Path(path).name == "manifest.json":
@@ -171,7 +171,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
         return opened(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open_regular", failing)
+        patch.setattr(reading, "read_regular", failing)
         assert runs.train(config, workdir) == 1
     assert "cannot be read now: Input/output error. Nothing was changed" in capfd.readouterr().err
     assert sorted((workdir / "checkpoints").rglob("*")) == before
@@ -353,7 +353,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_change_the_run(
     assert runs.train(config, small_disk / "run", "--set=steps_per_call=1") == 0
     said = capfd.readouterr().err
     assert said.count("could not be saved") == 1 and "can be saved again" in said, said
-    assert checkpoint.diff(whole, 20, 20, other=small_disk / "run") == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=small_disk / "run") == []
     assert runs.lines(small_disk / "run") == runs.lines(whole)
 
 
@@ -380,7 +380,7 @@ def test_a_run_rolls_back_also_on_a_full_disk(tmp_path, small_disk, monkeypatch,
     monkeypatch.undo()
     monkeypatch.syspath_prepend(runs.LAB)
     assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -404,7 +404,7 @@ def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, c
     assert re.search("The state at step 20 could not be saved: .*No space left on device", said)
     assert [info.step for info in checkpoint.ls(workdir)] == [4]
     assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 
@@ -422,7 +422,7 @@ def test_a_last_state_that_cannot_be_saved_exits_1(
     monkeypatch.undo()
     monkeypatch.syspath_prepend(runs.LAB)
     assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert checkpoint.diff_checkpoints(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
 
 

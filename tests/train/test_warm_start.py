@@ -13,7 +13,7 @@ from tests import runs, short
 from tests.sweep.test_sweep import assert_equal, folders, replaced, solo, sweep, write_sweep
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.train.warm_start import count_warm_starts
 
 pytestmark = pytest.mark.usefixtures("lab")
@@ -100,7 +100,7 @@ def test_fresh_parameters_are_not_those_that_another_run_of_this_seed_began_with
             first = params(folder / "run", 0)
         else:
             read = config.load([str(file.parent / "base.gin"), str(file)])
-            first = runs.leaves(load(read, ["unruly"]).init().params)
+            first = runs.leaves(load_program(read, ["unruly"]).init().params)
         began.append(np.asarray(first["head/kernel"]))
         ended.append(params(folder / "run", 2)["head/kernel"])
     assert began[0].size == 384  # the correlation of independent numbers is 0 +- 0.05
@@ -209,7 +209,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
     assert started("lost", "--until=12") == 75
     shutil.rmtree(copy)
     assert started("run") == 0  # 15 leads back to step 9, before the one checkpoint of step 12
-    assert checkpoint.diff(tmp_path / "whole", 20, 20, other=tmp_path / "run") == []
+    assert checkpoint.diff_checkpoints(tmp_path / "whole", 20, 20, other=tmp_path / "run") == []
     assert [info.step for info in checkpoint.ls(tmp_path / "run")] == [0, 20]
     replay = ["replay", "--vocabulary=unruly", "--step=2"]
     assert main([*replay, str(tmp_path / "run")]) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from trainer.workdir import code, compare
+from trainer.workdir import code, fingerprint_differences
 
 HELPER = "import math\n\ndef peak():\n    return 0.5 * math.pi\n"
 INNER = "from .scales import scale\nimport helper\n\ndef factor():\n    return scale()\n"
@@ -166,7 +166,7 @@ class Net:
 def test_comments_docstrings_and_layout_do_not_count(lab):
     old, new = hashed(lab, CODE), hashed(lab, COMMENTED)
     assert old["the_module.py"] != new["the_module.py"]
-    assert compare({"code": old}, {"code": new}) == []
+    assert fingerprint_differences({"code": old}, {"code": new}) == []
 
 
 @pytest.mark.parametrize(
@@ -187,29 +187,29 @@ def test_comments_docstrings_and_layout_do_not_count(lab):
 )
 def test_what_is_computed_counts_and_is_named(lab, edit, lines):
     old, new = hashed(lab, CODE), hashed(lab, COMMENTED.replace(*edit))
-    (change,) = compare({"code": old}, {"code": new})
+    (change,) = fingerprint_differences({"code": old}, {"code": new})
     assert str(change) == "code: " + ", ".join(f"the_module.py{line}" for line in lines)
 
 
 def test_the_order_of_statements_counts(lab):
     old = hashed(lab, "x = 1\ndef f():\n    return x\ny = f()\n")
-    assert code.differing(old, hashed(lab, "x = 1\ny = 1\ndef f():\n    return x\n"))
+    assert code.differing_files(old, hashed(lab, "x = 1\ny = 1\ndef f():\n    return x\n"))
     twice = ["def f():\n    return 1\n", "def f():\n    return 2\n"]
     old = hashed(lab, "".join(twice))
-    assert code.differing(old, hashed(lab, "".join(twice[::-1]))) == ["the_module.py::f"]
+    assert code.differing_files(old, hashed(lab, "".join(twice[::-1]))) == ["the_module.py::f"]
 
 
 def test_records_of_earlier_versions_have_the_bytes_of_files(lab):
     now = hashed(lab, CODE)
     then = {"the_module.py": hashlib.sha256(CODE.encode()).hexdigest()[:16]}
-    assert compare({"code": then}, {"code": now}) == []
-    (change,) = compare({"code": then}, {"code": hashed(lab, COMMENTED)})
+    assert fingerprint_differences({"code": then}, {"code": now}) == []
+    (change,) = fingerprint_differences({"code": then}, {"code": hashed(lab, COMMENTED)})
     assert str(change) == "code: the_module.py differs"
 
 
 def test_a_fingerprint_without_code_counts_as_unchanged():
-    assert compare({"seed": 1}, {"seed": 1, "code": {"a.py": "1"}}) == []
-    (change,) = compare({"code": {"a.py": "1"}}, {"code": {}})
+    assert fingerprint_differences({"seed": 1}, {"seed": 1, "code": {"a.py": "1"}}) == []
+    (change,) = fingerprint_differences({"code": {"a.py": "1"}}, {"code": {}})
     assert (change.kind, str(change)) == ("program", "code: a.py is gone")
 
 

@@ -28,8 +28,8 @@ from trainer.workdir import (
     WorkdirLock,
     WorkdirTakenOver,
     check_name,
-    compare,
     fingerprint,
+    fingerprint_differences,
 )
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir.fingerprint import REFUSED, _code
@@ -113,7 +113,7 @@ def test_a_new_folder_contains_the_config_the_plan_and_the_record(
     workdir = opened()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert configs.load([workdir.config_file]).root == CONFIG
-    assert workdir.plan_file.read_text() == "the plan"
+    assert (workdir.path / "plan.txt").read_text() == "the plan"
     (entry,) = record(folder)["lineage"]
     assert record(folder)["fingerprint"] == PRINT
     assert (entry["pid"], entry["host"]) == (os.getpid(), socket.gethostname())
@@ -125,10 +125,10 @@ def test_a_new_folder_contains_the_config_the_plan_and_the_record(
 def test_every_process_adds_to_the_lineage(opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("stopped")
     second = opened()
-    second.restored(70)
+    second.record(restored=70)
     second.lock.close()  # as a kill would
     third = opened(print_=PRINT | {"cores": 4})
-    third.restored(90)
+    third.record(restored=90)
     third.close("done")
     lineage = record(folder)["lineage"]
     assert [entry["exit"] for entry in lineage] == ["stopped", "killed", "done"]
@@ -140,10 +140,8 @@ def test_every_process_adds_to_the_lineage(opened: Callable[..., Workdir], folde
 
 
 def test_an_error_is_recorded_as_failed(opened: Callable[..., Workdir], folder: Path) -> None:
-    with pytest.raises(RuntimeError), opened():
-        raise RuntimeError
-    with opened():
-        pass
+    for kind in ("failed", "done"):
+        opened().close(kind)
     assert [entry["exit"] for entry in record(folder)["lineage"]] == ["failed", "done"]
 
 
@@ -399,14 +397,14 @@ def test_anything_of_a_step_keeps_another_config_out(
 
 
 def test_compare_distinguishes_the_kinds_of_changes() -> None:
-    assert compare(PRINT, dict(reversed(PRINT.items()))) == []
+    assert fingerprint_differences(PRINT, dict(reversed(PRINT.items()))) == []
     old, new = {"cores": 2, "x64": False, "data": "a"}, {"data": "b", "cores": 3, "x64": True}
-    assert sorted(compare(old, new)) == [
+    assert sorted(fingerprint_differences(old, new)) == [
         ("bits", "cores", 2, 3),
         ("data", "data", "a", "b"),
         ("program", "x64", False, True),
     ]
-    assert compare(old, new)[-1].kind == "bits"
+    assert fingerprint_differences(old, new)[-1].kind == "bits"
     assert str(Change("bits", "flags", "", "x" * 100)).endswith("...")
 
 
@@ -426,7 +424,9 @@ def test_the_fingerprint_records_the_machine_and_the_versions() -> None:
     with jax.enable_x64(True):
         assert [
             c.key
-            for c in compare(found, fingerprint(**dict(config="c", data="d", seed=3, batch_size=8)))
+            for c in fingerprint_differences(
+                found, fingerprint(**dict(config="c", data="d", seed=3, batch_size=8))
+            )
         ] == ["x64"]
 
 
@@ -638,7 +638,7 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[s
     except OSError:
         with pytest.raises(UserError, match="cannot be (made|written): No space left"):
             Workdir(disk / "b", CONFIG, plan="", fingerprint=PRINT)
-        workdir.restored(5)
+        workdir.record(restored=5)
         assert "No space left" in log[-1]
         workdir.close("failed")
         assert record(disk / "a")["lineage"][-1]["exit"] is None, "The old record is whole."
@@ -984,17 +984,18 @@ def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder:
             assert process.poll() is None
         process.send_signal(signal.SIGSTOP)
         config = Call("experiment", {"steps": 10})
-        with Workdir(folder, config, plan="", fingerprint={}, take_over=True) as workdir:
-            checkpoints = Checkpoints(workdir.checkpoints, fence=workdir.check_fence)
-            state = checkpoints.restore({"x": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
-            step = int(state["x"][0])
-            assert step >= after - 1
-            writer = writers.create([], folder, resumed=step, fence=workdir.check_fence)
-            writer.write_scalars(step + 1, {"x": -1})
-            writer.close()
-            checkpoints.discard_after(step)
-            checkpoints.save(step + 1, {"x": state["x"] - 1})
-            checkpoints.close()
+        workdir = Workdir(folder, config, plan="", fingerprint={}, take_over=True)
+        checkpoints = Checkpoints(workdir.checkpoints, fence=workdir.check_fence)
+        state = checkpoints.restore({"x": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
+        step = int(state["x"][0])
+        assert step >= after - 1
+        writer = writers.create([], folder, resumed=step, fence=workdir.check_fence)
+        writer.write_scalars(step + 1, {"x": -1})
+        writer.close()
+        checkpoints.discard_after(step)
+        checkpoints.save(step + 1, {"x": state["x"] - 1})
+        checkpoints.close()
+        workdir.close("done")
         before = committed(folder)
         process.send_signal(signal.SIGCONT)
         _, said = process.communicate(timeout=LONG)
@@ -1016,13 +1017,13 @@ def test_a_workdir_that_was_taken_over_is_not_written(
     opened: Callable[..., Workdir], folder: Path, log: list[str]
 ) -> None:
     old = opened()
-    old.restored(10)
+    old.record(restored=10)
     new = opened(take_over=True)
     before = content(folder)
     with pytest.raises(WorkdirTakenOver, match=f"taken over by process {os.getpid()}"):
         old.write("result.json", "{}")
     with pytest.raises(WorkdirTakenOver):
-        old.restored(20)
+        old.record(restored=20)
     old.close("done")
     assert content(folder) == before
     new.close("done")

@@ -181,14 +181,14 @@ def test_later_lines_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "x": step / 7}) + "\n" for step in (10, 20, 30, 40)]
     path.write_text("".join(lines) + '{"step": 50, "x": 1.2')
-    assert writers.truncate_after(path, 20).dropped == 3
+    assert writers.truncate_after(path, 20)[1] == 3
     assert path.read_text() == "".join(lines[:2])
     before = path.stat()
-    assert writers.truncate_after(path, 20).dropped == 0
+    assert writers.truncate_after(path, 20)[1] == 0
     assert path.stat().st_ino == before.st_ino, "Nothing to drop, nothing written."
-    assert writers.truncate_after(tmp_path / "absent.jsonl", 5).dropped == 0
+    assert writers.truncate_after(tmp_path / "absent.jsonl", 5)[1] == 0
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    assert writers.truncate_after(path, 0).dropped == 2
+    assert writers.truncate_after(path, 0)[1] == 2
     assert path.read_text() == ""
 
 
@@ -203,10 +203,10 @@ def test_the_last_lines_are_dropped_on_a_full_disk_too(
     path.write_text("".join(lines))
     with monkeypatch.context() as patch:
         patch.setattr(writers.lines, "replace_file", full)
-        assert writers.truncate_after(path, 10).dropped == 2
+        assert writers.truncate_after(path, 10)[1] == 2
     assert path.read_text() == lines[0]
     path.write_text("torn\n" + "".join(lines))
-    assert writers.truncate_after(path, 20).dropped == 2, "One at each end."
+    assert writers.truncate_after(path, 20)[1] == 2, "One at each end."
     assert path.read_text() == "".join(lines[:2])
 
 
@@ -296,7 +296,7 @@ def test_files_longer_than_a_block_are_read_from_the_end(
         writer.write_scalars(30, values)
         writer.close()
     assert rows(path) == [{"step": 10, "x": 1}, {"step": 20, "x": 2}, {"step": 30, "x": 3, "y": 4}]
-    assert writers.truncate_after(path, 10).dropped == 2
+    assert writers.truncate_after(path, 10)[1] == 2
     assert rows(path) == [{"step": 10, "x": 1}]
 
 
@@ -310,7 +310,7 @@ def test_a_long_file_is_opened_in_little_memory(tmp_path: Path) -> None:
                 file.write("torn\n")
     tracemalloc.start()
     evaluated = sum(1 for _ in writers.iterate_metrics(path, "eval/"))
-    dropped = writers.truncate_after(path, 39_000).dropped
+    dropped = writers.truncate_after(path, 39_000)[1]
     writer = JsonlWriter(path)
     for step in (39_000, 39_001):
         writer.write_scalars(step, {"eval/loss": 1})
@@ -479,7 +479,7 @@ def test_tensorboard_shows_every_step_even_if_the_clock_is_set_back(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_the_written_values(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
+    writer = MultiWriter([TensorBoardWriter(tmp_path)])
     for step in (1, 2, 3):
         writer.write_scalars(step, {"train/loss": jnp.float32(1 / step), "odd": math.nan})
     writer.write_texts(0, {"plan": "# Plan\n\n| a | b |"})

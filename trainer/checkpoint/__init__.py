@@ -9,8 +9,8 @@ from trainer.checkpoint.commit import check_not_lost, holds_results
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
 from trainer.checkpoint.inspection import (
     Info,
-    check,
-    diff,
+    check_leaves,
+    diff_checkpoints,
     distances,
     leaf_names,
     leaves_digest,

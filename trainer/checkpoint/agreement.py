@@ -1,7 +1,5 @@
 """How the processes of one run exchange a few integers, to agree on what all of them do next."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -5,8 +5,7 @@ checkpoint must not be ahead of, then every file and folder of the checkpoint. O
 checkpoint get its name, which is synced before older checkpoints are removed.
 """
 
-from __future__ import annotations
-
+import contextlib
 import math
 import os
 import re
@@ -14,8 +13,8 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from trainer.checkpoint.errors import CheckpointError, one_line
-from trainer.checkpoint.reading import read_metric
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
+from trainer.checkpoint.reading import read_manifest
 from trainer.writers.files import sync, sync_tree
 
 Fence = Callable[[], None]
@@ -56,8 +55,7 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
 
 def delete_removed(directory: Path) -> None:
     """Deletes the folder of removed checkpoints, including those of a killed process."""
-    # Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
-    # save.
+    # Files that a reader on NFS has open are deleted after the next save.
     home = directory / REMOVED
     if home.is_symlink() or home.is_file():
         home.unlink()
@@ -70,7 +68,7 @@ def remove_unfinished(directory: Path, step: int | None = None) -> None:
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def set_aside(path: Path) -> Path:
+def set_step_aside(path: Path) -> Path:
     """Moves a damaged step to damaged/, or raises CheckpointError; returns its new path."""
     home = path.parent / DAMAGED
     try:
@@ -98,7 +96,6 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being 
 
 def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """Returns step -> absolute path of the committed steps in checkpoints/, oldest first."""
-    # The directory may not exist. Raises CheckpointError if it cannot be listed.
     root = Path(directory)
     try:
         root = root.absolute()  # orbax does not accept relative paths
@@ -145,8 +142,7 @@ class Retention:
             )
         if mode not in ("max", "min"):
             raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
-        self._latest = latest
-        self._best = best
+        self._latest, self._best = latest, best
         # sorted() puts the best metric first, and of two equal ones the earlier.
         self._sign = -1 if mode == "max" else 1
         self._always = frozenset(always)
@@ -155,9 +151,12 @@ class Retention:
 
     def read(self, found: Mapping[int, Path]) -> None:
         """Reads the metrics of the checkpoints on disk, given as step -> folder."""
-        self._metrics = {
-            s: self._later_metrics.get(s, read_metric(path)) for s, path in found.items()
-        }
+        self._metrics = dict.fromkeys(found, math.nan)
+        for step, path in found.items():
+            with contextlib.suppress(CorruptCheckpoint):
+                if (metric := read_manifest(path)["metric"]) is not None:
+                    self._metrics[step] = float(metric)
+        self._metrics |= {s: x for s, x in self._later_metrics.items() if s in found}
 
     def saving(self, step: int, metric: float | None) -> None:
         """Sets the metric of a checkpoint that is about to be saved; None if it has none."""

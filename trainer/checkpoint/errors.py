@@ -1,7 +1,5 @@
 """The errors of this package, and one-line descriptions of them and of errors of the disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -5,8 +5,6 @@ on disk. They raise CheckpointError if there is no such checkpoint, CorruptCheck
 read of it is damaged, and OSError if the disk cannot be read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -25,6 +23,8 @@ from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest
 from trainer.checkpoint.renaming import nested
 
+StrPath = str | os.PathLike[str]
+
 
 class Info(NamedTuple):
     """One line of `checkpoint ls`."""
@@ -34,30 +34,29 @@ class Info(NamedTuple):
     leaves: int
     nbytes: int  # of the arrays, not of the files
     saved: float  # seconds since the epoch, from the file system
-    problem: str | None  # why its manifest cannot be read; only check() reads the arrays
+    problem: str | None  # why its manifest cannot be read; only check_leaves() reads the arrays
 
 
-def ls(directory: str | os.PathLike[str]) -> list[Info]:
+def ls(directory: StrPath) -> list[Info]:
     """Lists the checkpoints of a run, oldest first, from their manifests, damaged ones too."""
-    return [_info(step, path) for step, path in _steps(directory).items()]
+    listed = []
+    for step, path in _steps(directory).items():
+        saved = path.stat().st_mtime
+        try:
+            manifest = read_manifest(path)
+        except CorruptCheckpoint as e:
+            listed.append(Info(step, None, 0, 0, saved, str(e)))
+            continue
+        metric = None if manifest["metric"] is None else float(manifest["metric"])
+        nbytes = sum(
+            int(np.prod(entry["stored_shape"])) * integrity.dtype(entry["stored_dtype"]).itemsize
+            for entry in manifest["leaves"].values()
+        )
+        listed.append(Info(step, metric, len(manifest["leaves"]), nbytes, saved, None))
+    return listed
 
 
-def _info(step: int, path: Path) -> Info:
-    saved = path.stat().st_mtime
-    try:
-        manifest = read_manifest(path)
-    except CorruptCheckpoint as e:
-        return Info(step, None, 0, 0, saved, str(e))
-    metric = manifest["metric"]
-    nbytes = sum(
-        int(np.prod(entry["stored_shape"])) * integrity.dtype(entry["stored_dtype"]).itemsize
-        for entry in manifest["leaves"].values()
-    )
-    value = None if metric is None else float(metric)
-    return Info(step, value, len(manifest["leaves"]), nbytes, saved, None)
-
-
-def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, list[str]]:
+def check_leaves(directory: StrPath, step: int | None = None) -> dict[int, list[str]]:
     """Verifies every leaf of a checkpoint, None for all: step -> a line for each problem."""
     found: dict[int, list[str]] = {}
     for number, path in _steps(directory, step).items():
@@ -69,11 +68,8 @@ def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[in
     return found
 
 
-def diff(
-    directory: str | os.PathLike[str],
-    step_a: int,
-    step_b: int,
-    other: str | os.PathLike[str] | None = None,
+def diff_checkpoints(
+    directory: StrPath, step_a: int, step_b: int, other: StrPath | None = None
 ) -> list[str]:
     """Compares two checkpoints bit for bit; a line for every leaf that differs."""
     # `other` is the directory of the second one; None for that of the first.
@@ -108,15 +104,12 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
     return f"{text}, by at most {np.nanmax(gap, initial=0.0):.3g}"
 
 
-def distances(
-    directory: str | os.PathLike[str], step: int, other: str | os.PathLike[str]
-) -> dict[str, float]:
+def distances(directory: StrPath, step: int, other: StrPath) -> dict[str, float]:
     """Measures how far the states of two checkpoints of a step are apart, for each field."""
     # That is the Euclidean norm of the difference of all floats of a field, such as "params",
     # divided by the larger of their norms; fields without a difference of bits are left out. It is
     # infinite if other values than floats differ, values are not finite, or leaves are missing.
-    paths = [_steps(each, step)[step] for each in (directory, other)]
-    one, two = (read_arrays(path, read_manifest(path)) for path in paths)
+    one, two = load_leaves(directory, step), load_leaves(other, step)
     unequal = dict[str, list[np.ndarray]]()  # field -> three squared norms of each leaf
     for name in dict.fromkeys([*one, *two]):
         unequal.setdefault(name.partition("/")[0], []).append(_norms(one.get(name), two.get(name)))
@@ -148,7 +141,7 @@ def _norms(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
     return sums
 
 
-def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:
+def misfits(directory: StrPath, step: int, abstract_state: Any) -> list[str]:
     """Returns a line for every leaf whose path, shape or dtype is not that of an abstract state."""
     try:
         manifest = read_manifest(_steps(directory, step)[step])
@@ -158,51 +151,45 @@ def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -
 
 
 def load_params(
-    workdir: str | os.PathLike[str], step: int | None = None, prefix: str = "params"
+    workdir: StrPath, step: int | None = None, prefix: str = "params"
 ) -> dict[str, Any]:
     """Reads a subtree of a state as nested dicts, and verifies it; None is the newest step."""
-    # Raises CheckpointError too if there is no leaf under the path `prefix`.
-    _, path = max(_steps(workdir, step).items())
-    tree = _subtree(path, read_manifest(path), prefix)
+    number, path = max(_steps(workdir, step).items())
+    tree = load_parts(workdir, number, [prefix])[prefix]
     if not tree:
         raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
     return tree
 
 
-def load_parts(
-    directory: str | os.PathLike[str], step: int, parts: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+def load_parts(directory: StrPath, step: int, parts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Reads fields of a state, such as "params" and "ema", as nested dicts, and verifies them."""
-    path = _steps(directory, step)[step]
+    path, found = _steps(directory, step)[step], {}
     manifest = read_manifest(path)
-    return {part: _subtree(path, manifest, part) for part in parts}
+    for part in parts:
+        arrays = read_arrays(path, manifest, f"{part}/")
+        found[part] = nested({name.removeprefix(f"{part}/"): x for name, x in arrays.items()})
+    return found
 
 
-def _subtree(path: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Reads the leaves of a checkpoint under a path; an empty dict if there is none."""
-    arrays = read_arrays(path, manifest, prefix + "/")
-    return nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
-
-
-def leaves_digest(directory: str | os.PathLike[str], step: int) -> str:
+def leaves_digest(directory: StrPath, step: int) -> str:
     """Returns the SHA-256 of the path, shape, dtype and checksum of each leaf of a checkpoint."""
     leaves = read_manifest(_steps(directory, step)[step])["leaves"]
     text = json.dumps(leaves, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_leaves(directory: str | os.PathLike[str], step: int) -> dict[str, np.ndarray]:
+def load_leaves(directory: StrPath, step: int) -> dict[str, np.ndarray]:
     """Reads every leaf of a checkpoint by its path, a typed key as its data, and verifies them."""
     path = _steps(directory, step)[step]
     return read_arrays(path, read_manifest(path))
 
 
-def leaf_names(directory: str | os.PathLike[str], step: int) -> list[str]:
+def leaf_names(directory: StrPath, step: int) -> list[str]:
     """Returns the paths of the leaves of a checkpoint, such as "params/head/kernel"."""
     return list(read_manifest(_steps(directory, step)[step])["leaves"])
 
 
-def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, Path]:
+def _steps(directory: StrPath, step: int | None = None) -> dict[int, Path]:
     root = Path(directory)
     home = root / "checkpoints" if (root / "checkpoints").is_dir() else root
     found = step_directories(home)

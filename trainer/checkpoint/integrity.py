@@ -1,22 +1,24 @@
-"""The manifest of a checkpoint: names, shapes, dtypes and checksums of its leaves.
+"""The leaves that a checkpoint saves, its manifest with their checksums, and a list of its files.
 
-This module depends on numpy and jax, not on the storage. The manifest is a JSON object, sealed with
-the SHA-256 of its own text. Every leaf has a CRC-32 of its *global* logical bytes (C order, little
-endian), so that a checkpoint can be verified on any number of devices.
+Steps that orbax wrote have a list of their files with sizes and checksums, too, so that orbax never
+parses a damaged file. The manifest is a JSON object, sealed with the SHA-256 of its own text. Every
+leaf has a CRC-32 of its *global* logical bytes (C order, little endian), so that a checkpoint can
+be verified on any number of devices.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from optim.paths import flatten
+from trainer.writers.files import raise_error
 
 MANIFEST = "manifest.json"
 # How a step is stored: by orbax, with a list of its files; or with its leaves in one file.
@@ -42,7 +44,6 @@ def is_key(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
 
 def spec(name: str, leaf: Any) -> Spec:
     """Returns the Spec of an array or ShapeDtypeStruct; ValueError for any other leaf."""
-    # ValueError is raised for dtype object too. `name` is the path of the leaf, for the error.
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ValueError(
             f"The leaf {name!r} of the state is a Python {type(leaf).__name__}. "
@@ -90,6 +91,73 @@ def digests(tree: Any) -> dict[str, str]:
         digest = hashlib.sha256(as_bytes(np.asarray(data))).hexdigest()  # type: ignore[arg-type]
         result[name] = f"{spec(name, leaf)}:{digest}"
     return result
+
+
+Index = list[list[int]]  # [[start, stop], ...], a shard's position in its leaf
+
+
+class HostLeaf(NamedTuple):
+    """A leaf that is being saved."""
+
+    spec: Spec
+    # the whole leaf; the jax.Array itself if this process does not have all of its shards
+    data: np.ndarray | jax.Array
+    # what this process computes checksums of: [([], whole array)], or (position, data) of each
+    # shard that this process saves
+    pieces: list[tuple[Index, np.ndarray]]
+
+
+def to_host(tree: Any) -> dict[str, HostLeaf]:
+    """Fetches every leaf, by path; raises ValueError for one of dtype object or no array."""
+    # The arrays stay valid when the state is donated afterwards. On a CPU they may be views, and
+    # jax does not reuse a buffer while a view of it exists; on other devices they are copies.
+    leaves = flatten(tree, verbatim=True)
+    known = {name: spec(name, leaf) for name, leaf in leaves.items()}
+    arrays = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
+    for array in arrays.values():  # start all transfers before waiting for the first
+        if isinstance(array, jax.Array) and array.is_fully_addressable:
+            array.copy_to_host_async()
+    return {name: _host_leaf(known[name], array) for name, array in arrays.items()}
+
+
+def _host_leaf(known: Spec, array: np.ndarray | jax.Array) -> HostLeaf:
+    if not isinstance(array, jax.Array):
+        return _whole(known, np.array(array))  # copied, because its owner may write into it
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return _whole(known, np.asarray(array))
+    pieces = [
+        (_bounds(shard.index, array.shape), np.asarray(shard.data))
+        for shard in array.addressable_shards
+        # Save one of the copies that a shard has on several devices.
+        if shard.replica_id == 0
+    ]
+    return HostLeaf(known, array, pieces)
+
+
+def _whole(known: Spec, data: np.ndarray) -> HostLeaf:
+    if data.dtype.isbuiltin != 1 and data.dtype.name != "bfloat16":
+        # Orbax cannot store all dtypes of ml_dtypes, such as float8_e4m3fn.
+        data = np.ascontiguousarray(data).view(np.uint8)
+    return HostLeaf(known, data, [([], data)])
+
+
+def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
+    return [list(part.indices(n)[:2]) for part, n in zip(index, shape, strict=True)]
+
+
+def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
+    """Computes the checksums of leaves, and returns their entries of the manifest, by path."""
+    # The "crc32" of an entry is a list of [position, checksum], one for each piece of the leaf.
+    return {
+        name: {
+            "shape": list(leaf.spec.shape),
+            "dtype": leaf.spec.dtype,
+            "stored_shape": list(leaf.data.shape),
+            "stored_dtype": str(leaf.data.dtype),
+            "crc32": [[index, checksum(piece)] for index, piece in leaf.pieces],
+        }
+        for name, leaf in leaves.items()
+    }
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
@@ -148,3 +216,58 @@ def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
     if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
         return array
     return array.view(dtype(entry["dtype"]))
+
+
+FILES = "integrity/files.json"
+ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
+COMMITTED = "commit_success.txt"
+STEP_METADATA = "_CHECKPOINT_METADATA"
+_LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are not listed
+
+SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list when read from JSON
+
+
+def write_file_list(directory: Path, final: Path) -> None:
+    """Writes the list of the files of a step that gets the path `final`, and orbax's last mark."""
+    # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
+    if not (directory / ARRAYS).is_file():
+        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {directory}")
+    (directory / FILES).write_text(seal({"format": ORBAX, "files": file_list(directory)}))
+    (directory / COMMITTED).write_text(f"Committed as {final.name}.\n")
+
+
+def file_list(directory: Path) -> dict[str, SizeAndCrc]:
+    """Returns the size and CRC-32 of every file of a step, by path relative to its folder."""
+    listing = {}
+    for folder, _, names in os.walk(directory, onerror=raise_error):  # rglob() ignores errors
+        for path in (Path(folder, name) for name in names):
+            name = path.relative_to(directory).as_posix()
+            if name not in (FILES, *_LATER) and path.is_file():
+                listing[name] = size_and_crc(path)
+    return listing
+
+
+def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[str]:
+    """Returns a line for each listed file that is missing or differs from what was saved."""
+    # A damaged listing may name any path: its names are compared, and never opened.
+    present = file_list(directory)
+    problems = [
+        f"the file {name} is missing" for name in _LATER if not (directory / name).is_file()
+    ]
+    for name, (size, crc) in listing.items():
+        if name not in present:
+            problems.append(f"the file {name} is missing")
+        elif present[name][0] != size:
+            problems.append(f"the file {name} has {present[name][0]} bytes instead of {size}")
+        elif present[name][1] != crc:
+            problems.append(f"the file {name} was changed: its checksum differs")
+    return problems
+
+
+def size_and_crc(path: Path) -> SizeAndCrc:
+    """Reads a file, and returns its size in bytes and its CRC-32."""
+    size, crc = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 18):  # small enough for a cache of the processor
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return size, f"{crc:08x}"

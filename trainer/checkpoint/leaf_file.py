@@ -5,8 +5,6 @@ bytes, the header (JSON: name -> dtype, shape, position), and the leaves one aft
 lies between them, so the checksums of the header and of all leaves are those of the whole file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -19,7 +17,7 @@ import numpy as np
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line
-from trainer.checkpoint.host_copy import HostLeaf, manifest_entries
+from trainer.checkpoint.integrity import HostLeaf, manifest_entries
 from trainer.writers.files import open_regular, replace_file
 
 LEAVES = "state.safetensors"
@@ -55,7 +53,12 @@ def write_step(
             for at in range(0, content.size, _PART):
                 unsynced += file.write(content[at : at + _PART])  # type: ignore[arg-type]
                 if unsynced >= _PART:
-                    _drop_from_memory(file)
+                    # Write it to the disk, and free the memory that caches it: the file of a large
+                    # checkpoint would otherwise evict the data that the steps read.
+                    file.flush()
+                    os.fsync(file.fileno())
+                    if hasattr(os, "posix_fadvise"):  # not on macOS
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                     unsynced = 0
             entries[name]["start"] = starts[name]
     whole = {
@@ -84,16 +87,7 @@ def _header(arrays: Mapping[str, np.ndarray | Any]) -> tuple[bytes, dict[str, in
     return header, {name: len(header) + at for name, at in zip(arrays, ends, strict=False)}
 
 
-def _drop_from_memory(file: BinaryIO) -> None:
-    """Writes a file through to the disk, and frees the memory that caches it."""
-    # The file of a large checkpoint would otherwise evict the data that the steps read.
-    file.flush()
-    os.fsync(file.fileno())
-    if hasattr(os, "posix_fadvise"):  # not on macOS
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def read(
+def read_leaves(
     directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields leaves of a step as they were stored; their checksums are not compared."""
@@ -119,8 +113,7 @@ def _check_layout(file: BinaryIO, manifest: Mapping[str, Any]) -> None:
     # A leaf cannot be larger than the file after this, whatever its entry says.
     length, crc = manifest["header"]
     size = length + sum(_nbytes(entry) for entry in manifest["leaves"].values())
-    found = os.fstat(file.fileno()).st_size
-    if found != size:
+    if (found := os.fstat(file.fileno()).st_size) != size:
         raise CorruptCheckpoint(f"the file {LEAVES} has {found} bytes instead of {size}")
     if f"{zlib.crc32(file.read(length)):08x}" != crc:
         raise CorruptCheckpoint(

@@ -1,7 +1,6 @@
 """Saves checkpoints in the background, restores them exactly, and removes superfluous ones."""
 
-from __future__ import annotations
-
+import contextlib
 import math
 import os
 import tempfile
@@ -18,19 +17,17 @@ from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.commit import (
     DAMAGED,
     TEMPORARY,
-    Fence,
     Retention,
     commit,
     delete_removed,
     remove,
     remove_unfinished,
-    set_aside,
+    set_step_aside,
     step_directories,
 )
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
-from trainer.checkpoint.file_list import write_file_list
-from trainer.checkpoint.host_copy import HostLeaf, to_host
-from trainer.checkpoint.reading import read_manifest, read_state, storage
+from trainer.checkpoint.integrity import HostLeaf, to_host, write_file_list
+from trainer.checkpoint.reading import read_state, storage
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage
 
@@ -44,12 +41,12 @@ class Checkpoints:
     # A save that fails, for example on a full disk, does not raise: the first of several failures
     # is logged, `error` has the reason until a later save succeeds, and older checkpoints stay. A
     # damaged checkpoint is moved to checkpoints/damaged/, and the previous intact one is used. If
-    # the disk cannot be read at the moment, nothing is moved.
-    # The directory is made when the first checkpoint is saved. A metric that is not finite is never
-    # best. `fence` is called just before a checkpoint is committed, moved or removed: an exception
-    # of it prevents that, and is raised by the next save, wait or close. `before_commit` is called
-    # in a background thread of process 0; it syncs the files that no checkpoint may be ahead of,
-    # and if it raises OSError, the save fails.
+    # the disk cannot be read at the moment, nothing is moved. The directory is made when the first
+    # checkpoint is saved. A metric that is not finite is never best. `fence` is called just before
+    # a checkpoint is committed, moved or removed: an exception of it prevents that, and is raised
+    # by the next save, wait or close. `before_commit` is called in a background thread of process
+    # 0; it syncs the files that no checkpoint may be ahead of, and if it raises OSError, the save
+    # fails. One process writes with `leaf_file`; several, with orbax, wait for each other.
 
     def __init__(
         self,
@@ -69,10 +66,14 @@ class Checkpoints:
         self._log = log
         self._outage = Outage(log)
         self._fence = fence or (lambda: None)
+        # What the fence raised in a background thread, until it is raised in the main thread.
+        self._fence_error: BaseException | None = None
+        self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
-        self._saver = BackgroundSaver(
-            self.directory, before_commit or (lambda: None), self._fence, self._remove_superfluous
-        )
+        self._is_open = False  # whether `_open` was called, and `_close_manager` not since
+        self._manager: CheckpointManager | None = None  # None if there is one process
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._pending: tuple[int, Future[None]] | None = None
 
     @property
     def error(self) -> str | None:
@@ -86,10 +87,6 @@ class Checkpoints:
     def latest(self) -> int | None:
         """Returns the newest committed step, or None."""
         return max(self.steps(), default=None)
-
-    def names(self, step: int) -> list[str]:
-        """Returns the paths of the leaves of a checkpoint; raises CorruptCheckpoint."""
-        return list(read_manifest(step_directories(self.directory)[step])["leaves"])
 
     def save(self, step: int, state: Any, *, metric: float | None = None) -> bool:
         """Starts to save a state, after the previous save; returns whether it was started."""
@@ -112,9 +109,17 @@ class Checkpoints:
             "processes": jax.process_count(),
         }
         try:
-            self._open()
+            if not self._is_open:
+                self._open()
             self._retention.saving(step, value)
-            self._saver.start(step, manifest, leaves)
+            if self._manager is None:
+                written = partial(self._write, step, manifest, leaves)
+            else:
+                # force: this class decides which steps are saved, not orbax's own policy.
+                self._manager.save(step, args=storage().save_args(manifest, leaves), force=True)
+                written = self._manager.wait_until_finished
+            # A second thread waits for orbax's, to remove older checkpoints in the background too.
+            self._pending = step, self._thread.submit(self._finish, written)
         except Exception as e:
             self._failed(step, e)
             return False
@@ -137,13 +142,13 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the save in progress, if there is one, is committed or has failed."""
-        outcome = self._saver.wait()
-        if outcome is None:
+        if self._pending is None:
             return
-        step, problem = outcome
+        (step, finished), self._pending = self._pending, None
+        problem = finished.exception()
         # The folder tells whether the step was committed. The exception does not: removing older
         # checkpoints, after the commit, may have raised it.
-        if self._saver.fence_error is not None or step not in step_directories(self.directory):
+        if self._fence_error is not None or step not in step_directories(self.directory):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
@@ -155,9 +160,10 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._saver.close()
+            self._close_manager()
+            self._thread.shutdown()
 
-    def __enter__(self) -> Checkpoints:
+    def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -196,7 +202,7 @@ class Checkpoints:
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
         if later:
-            self._saver.close_manager()  # it would still list them
+            self._close_manager()  # it would still list them
         why = ""
         if jax.process_index() == 0:
             try:
@@ -208,8 +214,6 @@ class Checkpoints:
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
         return later
 
-    # -- private
-
     def _set_aside(self, step: int, path: Path, why: str) -> None:
         line, problem = f"Checkpoint of step {step} is damaged: {why}.", None
         if self._read_only:
@@ -218,31 +222,67 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._fence()
             try:
-                self._log(f"{line} It was moved to {set_aside(path)}; the previous one is used.")
+                self._log(
+                    f"{line} It was moved to {set_step_aside(path)}; the previous one is used."
+                )
             except CheckpointError as e:
                 problem = e
-        self._saver.close_manager()
+        self._close_manager()
         if not all_agree(problem is None):
             raise problem or CheckpointError(f"{line} Another process cannot move it.")
 
     def _open(self) -> None:
-        if not self._saver.is_open:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._retention.read(step_directories(self.directory))
-            if jax.process_index() == 0:
-                delete_removed(self.directory)
-            self._saver.open()
-
-    def _remove_superfluous(self) -> None:
-        """Removes superfluous checkpoints after a commit; called in a background thread."""
+        """Makes the directory, and deletes the files of a killed save."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._retention.read(step_directories(self.directory))
         if jax.process_index() == 0:
-            superfluous = self._retention.superfluous(self.steps())
-            remove(self.directory, superfluous, self._saver.check_fence)
+            delete_removed(self.directory)
+        if jax.process_count() == 1:
+            remove_unfinished(self.directory)
+        else:
+            self._manager = storage().open_manager(self.directory, self._commit_with_list)
+        self._is_open = True
+
+    def _close_manager(self) -> None:
+        """Closes orbax's manager; the next save needs a new one, which reads the folder again."""
+        manager, self._manager, self._is_open = self._manager, None, False
+        if manager is not None:
+            with contextlib.suppress(Exception):  # of a failed save, which was logged already
+                manager.close()
+
+    # In a background thread.
+
+    def _write(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
+        """Writes and commits a step of a run of one process."""
+        # A unique name: a process that lost the workdir may still write into its own folder.
+        temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self.directory))
+        leaf_file.write_step(temporary, manifest, leaves)
+        commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
+
+    def _commit_with_list(self, temporary: Path, final: Path) -> None:
+        write_file_list(temporary, final)
+        commit(temporary, final, self._before_commit, self._check_fence)
+
+    def _finish(self, written: Callable[[], None]) -> None:
+        """Removes superfluous checkpoints once a step is `written` and committed."""
+        written()
+        if jax.process_index() == 0:
+            remove(self.directory, self._retention.superfluous(self.steps()), self._check_fence)
+
+    def _check_fence(self) -> None:
+        """Calls the fence, and keeps its exception for the main thread."""
+        try:
+            self._fence()
+        except BaseException as e:
+            self._fence_error = e
+            raise
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Logs a failed save, and removes its temporary files."""
-        self._saver.close_manager()  # orbax's manager would list the step as saved
-        self._saver.raise_fence_error()
+        self._close_manager()  # orbax's manager would list the step as saved
+        if self._fence_error is not None:
+            raised, self._fence_error = self._fence_error, None
+            raise raised
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
             remove_unfinished(self.directory, step)
@@ -252,108 +292,3 @@ class Checkpoints:
             f"The checkpoint of step {step} could not be saved: {one_line(error)}",
             f"{kept}; training continues and the next save tries again.",
         )
-
-
-class BackgroundSaver:
-    """Writes checkpoints, commits them, and then calls a function, in background threads."""
-
-    # One process writes with `leaf_file`; several write with orbax, which makes them wait for each
-    # other. Exceptions of these threads are not raised there: `wait` returns them to the main
-    # thread.
-    # Process 0 calls `before_commit` and `fence`, which prevents the commit by an exception; every
-    # process calls `after_commit`.
-
-    def __init__(
-        self,
-        directory: Path,
-        before_commit: Callable[[], None],
-        fence: Fence,
-        after_commit: Callable[[], None],
-    ) -> None:
-        self._directory = directory
-        self._before_commit = before_commit
-        self._fence = fence
-        self._after_commit = after_commit
-        self._manager: CheckpointManager | None = None  # None if there is one process
-        self.is_open = False  # whether `open` was called, and `close_manager` not since
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._pending: tuple[int, Future[None]] | None = None
-        # What the fence raised in a background thread, until it is raised in the main thread.
-        self.fence_error: BaseException | None = None
-
-    def open(self) -> None:
-        """Deletes the files of a killed save; opens orbax's manager if several processes save."""
-        if jax.process_count() == 1:
-            remove_unfinished(self._directory)
-        else:
-            self._manager = storage().open_manager(self._directory, self._commit_with_list)
-        self.is_open = True
-
-    def start(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
-        """Starts a save; `wait` must have been called for the previous one."""
-        # `manifest` is without its leaves, and the arrays of the leaves must stay valid. Raises any
-        # error of orbax or of the disk with which the save fails at once.
-        if not self.is_open:
-            raise ValueError("The saver must be opened before it saves.")
-        if self._manager is None:
-            written = partial(self._write, step, manifest, leaves)
-        else:
-            # force: `Checkpoints` decides which steps are saved, not orbax's own policy.
-            self._manager.save(step, args=storage().save_args(manifest, leaves), force=True)
-            written = self._manager.wait_until_finished
-        # A second thread waits for orbax's, so that older checkpoints are removed in the background
-        # too.
-        self._pending = step, self._thread.submit(self._finish, written)
-
-    def _write(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
-        """Writes and commits a step of a run of one process."""
-        # A unique name: a process that lost the workdir may still write into its own folder.
-        temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self._directory))
-        leaf_file.write_step(temporary, manifest, leaves)
-        commit(temporary, self._directory / str(step), self._before_commit, self.check_fence)
-
-    def _commit_with_list(self, temporary: Path, final: Path) -> None:
-        write_file_list(temporary, final)
-        commit(temporary, final, self._before_commit, self.check_fence)
-
-    def _finish(self, written: Callable[[], None]) -> None:
-        written()
-        self._after_commit()
-
-    def check_fence(self) -> None:
-        """Calls the fence in a background thread, and keeps its exception for the main thread."""
-        try:
-            self._fence()
-        except BaseException as e:
-            self.fence_error = e
-            raise
-
-    def wait(self) -> tuple[int, BaseException | None] | None:
-        """Waits for the save; returns its step and the exception that ended it, or None."""
-        # The exception may be one of `after_commit`, when the step is committed already. Returns
-        # None if no save was started since the last call.
-        if self._pending is None:
-            return None
-        (step, finished), self._pending = self._pending, None
-        return step, finished.exception()
-
-    def raise_fence_error(self) -> None:
-        """Raises the exception of the fence, if there was one, in the main thread."""
-        if self.fence_error is not None:
-            error, self.fence_error = self.fence_error, None
-            raise error
-
-    def close_manager(self) -> None:
-        """Closes orbax's manager; the next save needs a new one, which reads the folder again."""
-        manager, self._manager = self._manager, None
-        self.is_open = False
-        if manager is not None:
-            try:
-                manager.close()
-            except Exception:  # the error of a failed save, which was logged already
-                pass
-
-    def close(self) -> None:
-        """Closes the manager, and ends the thread."""
-        self.close_manager()
-        self._thread.shutdown()

@@ -1,10 +1,7 @@
 """Reads checkpoints, and verifies their checksums; start with `read_state`."""
 
-from __future__ import annotations
-
 import importlib
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +19,8 @@ from trainer.checkpoint.errors import (
     means_absent,
     one_line,
 )
-from trainer.checkpoint.file_list import FILES, file_problems
-from trainer.writers.files import open_regular
+from trainer.checkpoint.integrity import FILES, file_problems
+from trainer.writers.files import read_regular
 
 
 def storage() -> ModuleType:
@@ -40,28 +37,20 @@ def read_arrays(
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
     if manifest["format"] == integrity.ONE_FILE:
-        arrays = dict(leaf_file.read(step_directory, manifest, wanted))
+        arrays = dict(leaf_file.read_leaves(step_directory, manifest, wanted))
     else:
-        arrays = _read_with_orbax(step_directory, every, wanted)
+        # The checksums of the files are verified first: orbax must not parse a damaged file.
+        _check_file_list(step_directory)
+        # Orbax does not store empty leaves.
+        stored = [name for name in every if 0 not in every[name]["stored_shape"]]
+        kept = set(wanted).intersection(stored)
+        read = storage().load_step(step_directory, stored, kept) if kept else {}
+        for name in set(wanted) - kept:
+            entry = every[name]
+            read[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
+        arrays = {name: np.asarray(read[name]) for name in wanted}
     _raise_if_damaged(integrity.verify(manifest, arrays))
     return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
-
-
-def _read_with_orbax(
-    step_directory: Path, every: Mapping[str, Any], wanted: Collection[str]
-) -> dict[str, np.ndarray]:
-    """Reads leaves of a step of orbax; `every` has the entries of all of its leaves."""
-    # The checksums of the files are verified first, so that orbax never parses a damaged file.
-    _check_file_list(step_directory)
-    empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # not stored
-    arrays = {}
-    if len(wanted) > len(empty):
-        stored = [name for name in every if 0 not in every[name]["stored_shape"]]
-        arrays = storage().load(step_directory, stored, set(wanted) - set(empty))
-    for name in empty:
-        entry = every[name]
-        arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
-    return {name: np.asarray(arrays[name]) for name in wanted}
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
@@ -84,7 +73,15 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     targets = flatten(abstract_state, verbatim=True)
     problem, arrays = None, {}
     try:
-        arrays = _read_matching(step_directory, targets)
+        manifest = read_manifest(step_directory)
+        if wrong := mismatches(manifest, targets):
+            more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
+            shown = wrong[: 4 if more else 5] + more
+            raise UnlikeCheckpoint(
+                f"The checkpoint {step_directory} does not fit this program:\n  "
+                + "\n  ".join(shown)
+            )
+        arrays = read_arrays(step_directory, manifest)
     except (CorruptCheckpoint, OSError) as e:
         problem = e
     # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
@@ -97,38 +94,22 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     if not all_agree(problem is None):
         raise problem or CorruptCheckpoint("another process found it damaged")
     # Pop each array, so that host memory is freed as leaves reach the devices.
-    leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
+    leaves = [place_on_devices(arrays.pop(name), target) for name, target in targets.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
-def _read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads a step, by path; its leaves must have the paths, shapes and dtypes of the targets."""
-    # A typed key is its key data. Raises UnlikeCheckpoint, which names the leaves that differ, or
-    # CorruptCheckpoint; OSError if the disk cannot be read.
-    manifest = read_manifest(step_directory)
-    wrong = mismatches(manifest, targets)
-    if wrong:
-        more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
-        shown = wrong[: 4 if more else 5] + more
-        raise UnlikeCheckpoint(
-            f"The checkpoint {step_directory} does not fit this program:\n  " + "\n  ".join(shown)
-        )
-    return read_arrays(step_directory, manifest)
-
-
-def check_files(step_directory: Path) -> None:
+def check_saved_files(step_directory: Path) -> None:
     """Raises CorruptCheckpoint if a file of a step is not as it was saved, and OSError."""
     manifest = read_manifest(step_directory)
     if manifest["format"] != integrity.ONE_FILE:
         return _check_file_list(step_directory)
     # One leaf at a time: the memory of all of them may be missing.
-    for name, array in leaf_file.read(step_directory, manifest, manifest["leaves"]):
+    for name, array in leaf_file.read_leaves(step_directory, manifest, manifest["leaves"]):
         _raise_if_damaged(integrity.verify(manifest, {name: array}))
 
 
 def _check_file_list(step_directory: Path) -> None:
-    listing = _sealed(step_directory / FILES)["files"]
-    _raise_if_damaged(file_problems(step_directory, listing))
+    _raise_if_damaged(file_problems(step_directory, _sealed(step_directory / FILES)["files"]))
 
 
 def _raise_if_damaged(problems: list[str]) -> None:
@@ -144,11 +125,10 @@ def _key_impl(target: Any) -> Any:
     return found[0]
 
 
-def place(array: np.ndarray, target: Any) -> jax.Array:
+def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
     """Puts a whole host array, or the key data of a typed key, on the target's devices."""
     # Without a sharding, it is put on the first device. The result is committed.
-    sharding = getattr(target, "sharding", None)
-    if sharding is None:
+    if (sharding := getattr(target, "sharding", None)) is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     if integrity.is_key(target):
         keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_key_impl(target))
@@ -164,8 +144,7 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
     """Reads the manifest of a step; CorruptCheckpoint if it is missing or was changed."""
-    # It has the checksums that all processes of the run wrote. Raises OSError if the disk cannot be
-    # read.
+    # It has the checksums that all processes of the run wrote.
     by_orbax = step_directory / "integrity"
     if not by_orbax.is_dir():
         return _sealed(step_directory / integrity.MANIFEST)
@@ -183,21 +162,10 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 def _sealed(path: Path) -> dict[str, Any]:
     name = f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
     try:
-        with open_regular(path) as file:
-            return integrity.unseal(file.read().decode())
+        return integrity.unseal(read_regular(path).decode())
     except OSError as e:
         if not means_absent(e):
             raise
         raise CorruptCheckpoint(f"the file {name} is missing") from e
     except (ValueError, RecursionError) as e:
         raise CorruptCheckpoint(f"the file {name} cannot be used: {one_line(e)}") from e
-
-
-def read_metric(path: Path) -> float:
-    """Returns the metric that a step was saved with; NaN if it has none or is damaged."""
-    # Raises OSError if the disk cannot be read.
-    try:
-        metric = read_manifest(path)["metric"]
-    except CorruptCheckpoint:
-        return math.nan
-    return math.nan if metric is None else float(metric)

@@ -1,7 +1,5 @@
 """Renames the parameters of a checkpoint for a warm start, by regular expressions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +24,7 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
     for path, value in paths.items():
         target: str | None = path
         for pattern, replacement in compiled:
-            match = fullmatch(pattern, path)
-            if match:
+            if match := fullmatch(pattern, path):
                 unused.discard(pattern.pattern)
                 target = None if replacement is None else _expand(match, replacement)
                 break

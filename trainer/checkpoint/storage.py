@@ -4,8 +4,6 @@ Orbax writes the arrays and the manifest into a temporary folder, which a functi
 commits. A run of one process writes one file (`leaf_file`), which takes a fraction of the time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import dataclasses
@@ -23,9 +21,8 @@ from etils import epath
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
-from trainer.checkpoint.file_list import ARRAYS
-from trainer.checkpoint.host_copy import HostLeaf, arrays_to_write, manifest_entries
-from trainer.writers.files import open_regular, sync
+from trainer.checkpoint.integrity import ARRAYS, HostLeaf, manifest_entries
+from trainer.writers.files import read_regular, sync
 
 Commit = Callable[[Path, Path], None]
 
@@ -58,8 +55,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         self._write(Path(directory), args)
 
     def restore(self, directory: epath.Path, args: object = None) -> dict[str, Any]:
-        with open_regular(Path(directory) / integrity.MANIFEST) as file:
-            return integrity.unseal(file.read().decode())
+        return integrity.unseal(read_regular(Path(directory) / integrity.MANIFEST).decode())
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -69,15 +65,17 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         leaves = args.leaves
         if process > 0:  # these add only the shards that process 0 cannot address
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        entries = manifest_entries(leaves)
-        manifest = {**args.manifest, "format": integrity.ORBAX, "leaves": entries}
+        entries = {"format": integrity.ORBAX, "leaves": manifest_entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
-        (directory / name).write_text(integrity.seal(manifest))
+        (directory / name).write_text(integrity.seal({**args.manifest, **entries}))
         # Synced by the process that writes it: process 0, which commits, may be on another machine.
         sync(directory / name)
 
 
 ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
+
+# Without orbax's log lines: its errors are raised, and this package logs them once.
+logging.getLogger("absl").addFilter(lambda x: f"{os.sep}orbax{os.sep}" not in x.pathname)
 
 
 class _HostArrays(ocp.type_handlers.NumpyHandler):
@@ -117,18 +115,16 @@ def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
+def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
+    """Opens orbax's manager on a directory, and removes the files that a killed save left."""
+    # `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
+    # step's temporary folder and its final path. The manager removes no checkpoint: it would delete
+    # file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
+    # be read or written.
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
+    registry.add("integrity", _ManifestSave, _ManifestHandler())
 
-
-def _silence_orbax() -> None:
-    """Drops orbax's log lines: its errors are raised, and this package logs them once."""
-    logging.getLogger("absl").addFilter(_is_not_of_orbax)  # has no effect if it was added before
-
-
-def _committed_by(
-    commit: Commit, directory: Path
-) -> type[ocp.path.atomicity.AtomicRenameTemporaryPath]:
     class Step(ocp.path.atomicity.AtomicRenameTemporaryPath):
         """A step that is being written; orbax's own commit renames it without syncing it."""
 
@@ -139,25 +135,12 @@ def _committed_by(
                 self._checkpoint_metadata_store.wait_until_finished()
             commit(Path(self.get()), Path(self.get_final()))
 
-    return Step
-
-
-def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
-    """Opens orbax's manager on a directory, and removes the files that a killed save left."""
-    # `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
-    # step's temporary folder and its final path. The manager removes no checkpoint: it would delete
-    # file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
-    # be read or written.
-    _silence_orbax()
-    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
-    registry.add("integrity", _ManifestSave, _ManifestHandler())
     options = ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
         save_root_metadata=False,  # which is a file beside the steps
         lightweight_initialize=True,  # does not read steps, which may be damaged
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        temporary_path_class=_committed_by(commit, directory),
+        temporary_path_class=Step,
         file_options=ocp.options.FileOptions(path_permission_mode=0o700),  # as that of the workdir
     )
     return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
@@ -165,18 +148,22 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
 
 def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.args.Composite:
     """Returns the arguments of a save by orbax's manager; `manifest` is without its leaves."""
+    # Empty leaves are left out, because orbax cannot store them.
+    stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
+    stored = stored or {"nothing": np.zeros(1, np.uint8)}  # orbax refuses an item without leaves
     return ocp.args.Composite(
-        state=ocp.args.PyTreeSave(arrays_to_write(leaves)),
+        state=ocp.args.PyTreeSave(stored),
         integrity=_ManifestSave(manifest, leaves),
     )
 
 
-def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
+def load_step(
+    directory: Path, names: Collection[str], wanted: Collection[str]
+) -> dict[str, np.ndarray]:
     """Reads the leaves `wanted` of a step, whole; the others become placeholders."""
     # `names` must be the paths of all stored leaves. Raises CorruptCheckpoint if the arrays are
     # damaged, and OSError if the disk cannot be read.
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
-    _silence_orbax()
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:

@@ -6,13 +6,14 @@ Commands about one run, and the short ones, are here; `find` imports the others 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import config as configs
 from trainer.cli import resolving
 from trainer.cli.terminal import log, show
+from trainer.cli.values import NOT_HERE
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 from trainer.train import runtime
@@ -20,30 +21,28 @@ from trainer.train import runtime
 # Modules that import jax are imported by the commands that need them: jax takes long to import, and
 # the memory of a process must be configured before.
 if TYPE_CHECKING:
+    from trainer.engine.explanation import Elsewhere, Explanation
+    from trainer.engine.program import Program
     from trainer.train.loop_interface import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function of a command, from its name on the command line."""
     match command:
-        case "challenge" | "claim" | "coordinate_check" | "rate_test" | "shadow":
-            from trainer.cli import studies
+        case (
+            "challenge" | "claim" | "coordinate_check" | "plot" | "rate_test" | "report" | "shadow"
+        ):
+            from trainer.cli import reporting
 
-            return getattr(studies, command)
+            return getattr(reporting, command)
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
         case "compare":
             from trainer.cli.comparing import run
-        case "explain":
-            from trainer.cli.explaining import run
         case "new":
             from trainer.cli.new import run
         case "optimizers":
             from trainer.cli.optimizers import run
-        case "plot" | "report":
-            from trainer.cli import reporting
-
-            return getattr(reporting, command)
         case "sweep":
             from trainer.cli.sweeps import run
         case _:
@@ -68,7 +67,7 @@ def train(arguments: argparse.Namespace) -> int:
         join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
         if peer < 5:
             raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
-        with multihost.joined(join, peer) as leave:
+        with multihost.joined_processes(join, peer) as leave:
             code = _train(arguments, config, workdir, began)
             leave(code)
             return code
@@ -122,15 +121,15 @@ def _train(arguments: argparse.Namespace, config: Config, workdir: str, began: f
 
 def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     """Returns the function that observes every block for --trace and --kill_after, or None."""
-    from trainer.diagnose.verify import KillAfterCheckpoint, Trace
+    from trainer.diagnose.verify import kill_after_checkpoint, trace
 
     observers = []
     if arguments.trace or arguments.trace_blocks:
-        observers.append(Trace(workdir))
+        observers.append(trace(workdir))
     if arguments.kill_after is not None:
         # Kill it before the last step, after which the run could end first.
         latest = (arguments.until or 2 * arguments.kill_after) - 1
-        observers.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
+        observers.append(kill_after_checkpoint(workdir, arguments.kill_after, latest))
 
     def observe(*block) -> None:
         for observer in observers:
@@ -139,12 +138,115 @@ def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     return observe if observers else None
 
 
+def explain(arguments: argparse.Namespace) -> int:
+    """Prints the plan and draws the schedules; compiles the step with --compile."""
+    # Data of known shapes need not be on this machine, nor the devices of --devices or --target.
+    if arguments.target == "list":
+        from trainer.engine.targets import listed
+
+        show(listed(), end="")
+        return DONE
+    elsewhere = _elsewhere(arguments)
+    from trainer.engine import explanation as explanations
+    from trainer.engine.plan_text import compiled_text, explained_text
+    from trainer.report.plots import Line, draw_in_terminal, save_figure
+    from trainer.train.continuation import begin_with
+
+    config = resolving.read_config(arguments)
+    devices = None if elsewhere is None else elsewhere.devices
+    program = resolving.make_program(config, arguments.vocabulary, declared=True, devices=devices)
+    explanation = explanations.explain(program, config, elsewhere)
+    # Read the other run's checkpoint now, so that `explain` also finds mistakes in the warm start.
+    if program.experiment.warm_start:
+        begin_with(program, config, arguments.vocabulary)
+    show(explained_text(explanation))
+    if arguments.devices_figure:
+        from trainer.report.mesh_figure import save_mesh_figure
+
+        save_mesh_figure(explanation.holdings, explanation.memory.limit, arguments.devices_figure)
+        show(f"What a device holds is drawn in {arguments.devices_figure}.\n")
+    if not (schedules := explanation.plan.schedules):
+        show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
+    else:
+        show(draw_in_terminal(schedules, "learning rate by step"), end="")
+        if arguments.figure:
+            lines = {name: Line(*curve) for name, curve in schedules.items()}
+            save_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
+            show(f"The schedules are drawn in {arguments.figure}.")
+    if arguments.compile:
+        explanation = explanations.with_compiled(explanation, program)
+        show("\n" + compiled_text(explanation), end="")
+        if arguments.target and not explanation.fits:
+            said = _what_fits(config, arguments.vocabulary, program, explanation)
+            raise UserError(f"The step does not fit. {said}")
+    if arguments.explanation:
+        # For `lockstep.explain`.
+        Path(arguments.explanation).write_text(explanations.to_json(explanation), encoding="utf-8")
+    return DONE
+
+
+def _elsewhere(arguments: argparse.Namespace) -> "Elsewhere | None":
+    """Returns the devices of --target or --devices; None for those of this machine."""
+    # Raises UserError for options that do not belong together.
+    count, target, memory = arguments.devices, arguments.target, arguments.device_memory
+    if target is not None:
+        for name, given in (("devices", count), ("device_memory", memory)):
+            if given is not None:
+                raise UserError(
+                    f"--target has the number of devices, as in h100:8, and their memory: leave out"
+                    f" --{name}."
+                )
+        from trainer.engine.targets import elsewhere_of
+
+        return elsewhere_of(target)
+    if count is None:
+        for name in ("device_memory", "devices_figure"):
+            if (given := getattr(arguments, name)) is not None:
+                what = "SIZE" if name == "device_memory" else given
+                raise UserError(NOT_HERE.format(f"--{name}", f"--devices=N --{name}={what}"))
+        return None
+    from trainer.engine.explanation import Elsewhere
+    from trainer.engine.memory import planned_memory
+    from trainer.engine.mesh import keep_to_cpu
+
+    keep_to_cpu(count, f"--devices={count}")
+    return Elsewhere(count, "simulated device", planned_memory(memory))
+
+
+def _what_fits(
+    config: Config, vocabulary: Sequence[str], program: "Program", explanation: "Explanation"
+) -> str:
+    """Says with how many microbatches the step fits, which is compiled until it does."""
+    from trainer.engine.explanation import with_compiled
+    from trainer.engine.memory import in_words
+    from trainer.engine.mesh import batch_parts
+
+    size, now = program.experiment.data.batch_size, program.experiment.microbatches
+    most = size // batch_parts(program.mesh)
+    tried = [f"{now}: {in_words(explanation.needed)}"]
+    devices = list(program.mesh.devices.flat)
+    for count in (n for n in range(now + 1, most + 1) if n % now == 0 and most % n == 0):
+        edited = configs.override(config, [f"microbatches={count}"])
+        program = resolving.make_program(edited, vocabulary, declared=True, devices=devices)
+        explanation = with_compiled(explanation, program)
+        if explanation.fits:
+            return (
+                f"With --set microbatches={count} it needs {in_words(explanation.needed)} and fits;"
+                " that was compiled, too."
+            )
+        tried.append(f"{count}: {in_words(explanation.needed)}")
+    return (
+        f"Nor does it with more microbatches ({', '.join(tried)}). Split the parameters and the"
+        " state of the optimizer over more devices with the axis fsdp of mesh, have the backward"
+        " pass compute more again with the model's argument remat, or make the model smaller."
+    )
+
+
 def verify(arguments: argparse.Namespace) -> int:
     """Checks on a config that a killed and restarted run has the same bits."""
     from trainer.diagnose.verify import verify
 
-    config = resolving.read_config(arguments)
-    program = resolving.make_program(config, arguments.vocabulary)
+    program = resolving.make_program(resolving.read_config(arguments), arguments.vocabulary)
     lines, same = verify(
         program,
         config_options=resolving.config_options(arguments),
@@ -187,7 +289,9 @@ def sample(arguments: argparse.Namespace) -> int:
         sampling = generation.Sampling(
             length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
         )
-        continuation = generation.Continuation(language, tokenizer, tokens, sampling, precision)
+        continuation = generation.PromptContinuation(
+            language, tokenizer, tokens, sampling, precision
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
     found = trained.read_trained(folder, arguments.step, arguments.vocabulary)
@@ -206,30 +310,26 @@ def sample(arguments: argparse.Namespace) -> int:
 
 def _prompt(arguments: argparse.Namespace) -> str:
     """Returns the prompt, without one newline at the end of a file or of stdin."""
-    try:
-        if arguments.prompt_file is not None:
-            text = Path(arguments.prompt_file).read_text(encoding="utf-8")
-        elif arguments.prompt == "-":
-            text = sys.stdin.read()
-        else:
-            return arguments.prompt
-    except (OSError, UnicodeError) as error:
-        raise UserError(_unreadable(arguments.prompt_file, error)) from error
-    return text.removesuffix("\n")
-
-
-def _unreadable(file: str | None, error: OSError | UnicodeError) -> str:
-    """Returns why a prompt cannot be read, and what to do; `file` is None for stdin."""
+    if (file := arguments.prompt_file) is None and arguments.prompt != "-":
+        return arguments.prompt
     where, name = ("stdin", "--prompt=-") if file is None else (file, f"--prompt_file={file}")
-    if isinstance(error, FileNotFoundError):
-        return f"The prompt cannot be read: there is no file {where}. Name a file of text."
-    if isinstance(error, UnicodeDecodeError):
-        return (
+    try:
+        text = sys.stdin.read() if file is None else Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"The prompt cannot be read: there is no file {where}. Name a file of text."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
             f"The prompt in {where} is not text in UTF-8: its byte {error.start + 1} is "
             f"0x{error.object[error.start]:02x}. Convert it to UTF-8."
-        )
-    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return f"The prompt of {name} cannot be read: {why}. Name a file of text that can be read."
+        ) from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"The prompt of {name} cannot be read: {why}. Name a file of text that can be read."
+        ) from error
+    return text.removesuffix("\n")
 
 
 def config(arguments: argparse.Namespace) -> int:
@@ -249,8 +349,8 @@ def config(arguments: argparse.Namespace) -> int:
 
 def schema(arguments: argparse.Namespace) -> int:
     """Prints the JSON schema of YAML configs, or the list of tags, for editors."""
-    from trainer.config.schema import custom_tags, text
+    from trainer.config.schema import custom_tags, schema_text
 
-    made = custom_tags if arguments.custom_tags else text
+    made = custom_tags if arguments.custom_tags else schema_text
     show(made(arguments.vocabulary).rstrip("\n"))
     return DONE

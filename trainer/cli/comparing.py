@@ -47,7 +47,12 @@ def differences(
     # lines of their difference are shown, and the file `diff` gets all. `metrics` None draws those
     # that differ first.
     compare.check_sides(a, b)
-    yield "\n".join(table([("A", *_described(a)), ("B", *_described(b))]))
+    sides = []
+    for letter, side in (("A", a), ("B", b)):
+        kind = "config of a sweep" if side.is_sweep else "run" if side.is_run else "config"
+        rows = f", rows up to step {side.rows[-1]['step']:,}" if side.rows else ""
+        sides.append((letter, side.path, kind + rows))
+    yield "\n".join(table(sides))
     yield _section("Config", _config_lines(a, b, vocabulary))
     if a.fingerprint and b.fingerprint:
         changes = compare.compare_fingerprints(a, b)
@@ -64,12 +69,6 @@ def differences(
 
 def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"\n{title}", *(f"  {line}".rstrip() for line in lines)])
-
-
-def _described(side: compare.Side) -> tuple[str, str]:
-    kind = "config of a sweep" if side.is_sweep else "run" if side.is_run else "config"
-    rows = f", rows up to step {side.rows[-1]['step']:,}" if side.rows else ""
-    return side.path, kind + rows
 
 
 def _config_lines(a: compare.Side, b: compare.Side, vocabulary: Sequence[str]) -> list[str]:
@@ -108,7 +107,7 @@ def _program_lines(
     head = [("", "A", "B", "B - A")]
     counted = [
         (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
-        for name, x, y in compare.counts(first, second)
+        for name, x, y in compare.count_differences(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
     return lines + _diff_lines(compare.unified_diff(first, second), longest, diff)
@@ -136,7 +135,12 @@ def _row_lines(found: compare.RowDifferences) -> list[str]:
         if count and found.shared:
             lines.append(f"Only {name} has rows of {count:,} more steps.")
     head = ("metric", "A, last", "at step", "B, last", "at step", "B - A", "differs from step")
-    rows = [head, *(_final_cells(each) for each in found.metrics)]
+    rows: list[Sequence[str]] = [head]
+    for each in found.metrics:
+        pairs = [(f"{x[1]:.6g}", f"{x[0]:,}") if x else ("-", "-") for x in (each.a, each.b)]
+        difference = f"{each.b[1] - each.a[1]:+.3g}" if each.a and each.b else "-"
+        first = "-" if each.first is None else f"{each.first:,}"
+        rows.append((each.name, *pairs[0], *pairs[1], difference, first))
     return [*lines, "", *table(rows, right=range(1, 7))]
 
 
@@ -152,15 +156,6 @@ def _rows_sentence(found: compare.RowDifferences) -> str:
     if equal is None:
         return f"The rows differ from the first common one, of {at}."
     return f"The rows are equal bit for bit up to step {equal:,}, and differ at {at}."
-
-
-def _final_cells(final: compare.LastValues) -> tuple[str, ...]:
-    cells = []
-    for side in (final.a, final.b):
-        cells += [f"{side[1]:.6g}", f"{side[0]:,}"] if side else ["-", "-"]
-    both = final.a and final.b
-    difference = f"{final.b[1] - final.a[1]:+.3g}" if both else "-"  # type: ignore[index]
-    return final.name, *cells, difference, "-" if final.first is None else f"{final.first:,}"
 
 
 def _drawings(

@@ -1,11 +1,9 @@
 """Reads docstrings in Google's style, ours and optax's: the formulas and the references."""
 
-import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _HEADER = re.compile(
     r"^(Args|Arguments|Returns?|Raises|Examples?|References?|Notes?|Attributes|Yields|Usage"
@@ -34,29 +32,21 @@ _UPRIGHT = ("text", "texttt", "textbf", "mathrm", "mathcal", "boldsymbol", "oper
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[{}]|[^\\{}]+")
 
 
-class Reference(NamedTuple):
+class PaperReference(NamedTuple):
     """A work that a docstring refers to."""
 
     text: str  # the reference on one line, with its address
     short: str  # its first authors, and its number in arXiv or its year
 
 
-def docstring(call: Any) -> str:
-    """Returns the docstring of a function, or of that of a partial; "" if it has none."""
-    while isinstance(call, partial):
-        call = call.func
-    return inspect.getdoc(call) or ""
-
-
-def summary(doc: str) -> str:
+def summary_of(doc: str) -> str:
     r"""Returns the first sentence of a docstring, without marks, on one line.
 
     Example:
-        >>> summary("The Lion optimizer.\n\nLion is discovered by symbolic program search.")
+        >>> summary_of("The Lion optimizer.\n\nLion is discovered by symbolic program search.")
         'The Lion optimizer.'
     """
-    first = without_marks(doc.partition("\n\n")[0])
-    return re.split(r"(?<=[\w)]\.) (?=[A-Z])", first)[0]
+    return re.split(r"(?<=[\w)]\.) (?=[A-Z])", without_marks(doc.partition("\n\n")[0]))[0]
 
 
 def rule(doc: str) -> str:
@@ -74,8 +64,7 @@ def rule(doc: str) -> str:
     header = _HEADER.search(doc)
     body = doc[: header.start()] if header else doc
     _, _, body = body.partition("\n\n")
-    formulas = list(_formulas(body))
-    if formulas:
+    if formulas := list(_formulas(body)):
         return "\n\n".join(formulas)
     first = next((each for each in body.split("\n\n") if each.strip()), "")
     return textwrap.fill(without_marks(first), 96)
@@ -111,51 +100,42 @@ def plain_math(text: str) -> str:
         'u_t <- -alpha_t (hat(m)_t) / (sqrt(v_t) + epsilon)'
     """
     text = re.sub(r"\\(?:begin|end)\{[^}]*\}(?:\{[^}]*\})?", "", text).replace("&", "")
-    plain = _until_brace(_TOKEN.findall(" ".join(text.split()))[::-1])
+    plain = _plain(_TOKEN.findall(" ".join(text.split()))[::-1])
     plain = re.sub(r"(?<=[a-z]) (?=[_^'])", "", plain)
     lines = (re.sub(r" {2,}", " ", line).strip() for line in plain.split("\n"))
     return "\n".join(line for line in lines if line)
 
 
-# The next token of a formula is the last one of the list `tokens`, from which it is taken away.
-
-
-def _group(tokens: list[str]) -> str | None:
-    """Takes a group in braces and returns it as plain text; None if the next token begins none."""
-    if tokens and not tokens[-1].strip():
-        tokens.pop()
-    if not tokens or tokens[-1] != "{":
-        return None
-    tokens.pop()
-    return _until_brace(tokens).strip()
-
-
-def _until_brace(tokens: list[str]) -> str:
+def _plain(tokens: list[str]) -> str:
     """Takes the tokens up to a closing brace, or all, and returns them as plain text."""
+    # The next token is the last one of the list, from which it is taken away.
+
+    def group() -> str | None:  # in braces; None if the next token begins none
+        if tokens and not tokens[-1].strip():
+            tokens.pop()
+        if not tokens or tokens[-1] != "{":
+            return None
+        tokens.pop()
+        return _plain(tokens).strip()
+
     found = ""
     while tokens and (token := tokens.pop()) != "}":
+        name = token[1:]
         if token == "{":
-            inner = _until_brace(tokens).strip()
+            inner = _plain(tokens).strip()
             found += inner if len(inner) <= 1 or _is_wrapped(inner) else f"({inner})"
-        elif token.startswith("\\"):
-            found += _command(token[1:], tokens)
-        else:
+        elif not token.startswith("\\"):
             found += token
+        elif name in _SYMBOLS or not name.isalpha():  # or an escaped character
+            found += _SYMBOLS.get(name, name)
+        elif (first := group()) is None:
+            found += f"{name} "
+        elif name == "frac":
+            parts = first, group() or ""
+            found += " / ".join(part if _is_wrapped(part) else f"({part})" for part in parts)
+        else:
+            found += first if name in _UPRIGHT else f"{name}({first})"
     return found
-
-
-def _command(name: str, tokens: list[str]) -> str:
-    if name in _SYMBOLS:
-        return _SYMBOLS[name]
-    if not name.isalpha():  # an escaped character
-        return name
-    first = _group(tokens)
-    if first is None:
-        return f"{name} "
-    if name == "frac":
-        second = _group(tokens) or ""
-        return " / ".join(x if _is_wrapped(x) else f"({x})" for x in (first, second))
-    return first if name in _UPRIGHT else f"{name}({first})"
 
 
 def _is_wrapped(text: str) -> bool:
@@ -168,7 +148,7 @@ def _is_wrapped(text: str) -> bool:
     return False
 
 
-def references(doc: str) -> list[Reference]:
+def references(doc: str) -> list[PaperReference]:
     r"""Returns what a docstring refers to in its section of references, the first one first.
 
     Example:
@@ -179,24 +159,22 @@ def references(doc: str) -> list[Reference]:
         >>> found.short
         'Chen et al. arXiv:2302.06675'
     """
-    found = _REFERENCES.search(doc)
-    if found is None:
+    if (found := _REFERENCES.search(doc)) is None:
         return []
     # optax separates works by empty lines, and we by semicolons.
     works = [each for each in re.split(r"\n[ ]*\n|;\s+(?=[A-Z])", found[1]) if each.strip()]
-    return [_reference(without_marks(each)) for each in works]
-
-
-def _reference(text: str) -> Reference:
-    named = re.sub(r"^Algorithms?\b.*?\bof\s+", "", text)  # of a book
-    authors = re.split(r"[,:(]|\bet al\b", named)[0].strip(" .")
-    several = re.search(r"\bet al\b", text) is not None
-    name = f"{authors} et al." if several else authors
-    number, years = _ARXIV.search(text), _YEAR.findall(text)
-    if number:
-        # Some name the address only.
-        return Reference(text, f"{'' if name.startswith('http') else f'{name} '}arXiv:{number[1]}")
-    return Reference(text, f"{name} {years[-1]}" if years else name)
+    listed = []
+    for text in map(without_marks, works):
+        named = re.sub(r"^Algorithms?\b.*?\bof\s+", "", text)  # of a book
+        name = re.split(r"[,:(]|\bet al\b", named)[0].strip(" .")
+        name += " et al." if re.search(r"\bet al\b", text) else ""
+        number, years = _ARXIV.search(text), _YEAR.findall(text)
+        if number:
+            name = "" if name.startswith("http") else f"{name} "  # some name the address only
+            listed.append(PaperReference(text, f"{name}arXiv:{number[1]}"))
+        else:
+            listed.append(PaperReference(text, f"{name} {years[-1]}" if years else name))
+    return listed
 
 
 def without_marks(text: str) -> str:

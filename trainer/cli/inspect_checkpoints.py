@@ -34,7 +34,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    found = checkpoint.check(arguments.workdir, arguments.step)
+    found = checkpoint.check_leaves(arguments.workdir, arguments.step)
     for step, problems in found.items():
         show(f"step {step}: {'damaged' if problems else 'intact'}")
         for problem in problems:
@@ -47,17 +47,15 @@ def _diff(arguments: argparse.Namespace) -> int:
     ours = [info.step for info in checkpoint.ls(arguments.workdir)]
     theirs = [info.step for info in checkpoint.ls(other)]
     a = max(ours) if arguments.step is None else arguments.step
-    b = arguments.other_step
-    if b is None:
+    if (b := arguments.other_step) is None:
         # Default: in the same run the checkpoint before `a`, in another run the newest one.
-        before = [step for step in theirs if arguments.other or step < a]
-        if not before:
+        if not (before := [step for step in theirs if arguments.other or step < a]):
             raise UserError(
                 f"{arguments.workdir} has no checkpoint before step {a} to compare it with; there "
                 f"are {ours}. Name another WORKDIR, or a step with --other_step."
             )
         b = max(before)
-    lines = checkpoint.diff(arguments.workdir, a, b, other=other)
+    lines = checkpoint.diff_checkpoints(arguments.workdir, a, b, other=other)
     show(f"step {a} of {arguments.workdir}, step {b} of {other}:")
     show("".join(f"  {line}\n" for line in lines) or "  equal, bit for bit\n", end="")
     return FAILED if lines else DONE

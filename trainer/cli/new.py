@@ -7,6 +7,7 @@ optimizers that it names.
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from trainer.messages import DONE, UserError, joined, plural
 from trainer.sweep.confounders import SCALES
 
 _TEMPLATES = Path(__file__).parent.parent / "shipped" / "new"
+_RUNS = _TEMPLATES / "run"  # configs of runs on some data, digits.yaml and text.yaml
 _PACKAGE = "my_lab"  # in the templates
 _REACH = 10  # a space reaches from a tenth of a rate to ten times it
 _EXAMPLE = 0.02  # what `relevant` is in an example, nats
@@ -38,17 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "comparison":
         _comparison(folder, arguments)
     elif arguments.action == "run":
-        _write(folder, {"run.yaml": _template(arguments.on).read_text()})
+        _write(folder, {"run.yaml": (_RUNS / f"{arguments.on}.yaml").read_text()})
         show(f"{folder}/run.yaml is the config of a run.")
         _next(["explain {0}", "{0}"], f"--config={quote(str(folder / 'run.yaml'))}")
     else:
         _package(folder, getattr(arguments, "kind", None) or arguments.action)
     return DONE
-
-
-def _template(on: str) -> Path:
-    """Returns the config of a run on some data, digits or text."""
-    return _TEMPLATES / "run" / f"{on}.yaml"
 
 
 def _package(folder: Path, kind: str) -> None:
@@ -66,25 +63,18 @@ def _package(folder: Path, kind: str) -> None:
     }
     _write(folder, {"__init__.py": "", **files})
     if kind == "images":
-        _draw_digits(folder / "images")
+        from PIL import Image
+        from sklearn.datasets import load_digits
+
+        digits: Any = load_digits()
+        for label in range(10):  # thirty of each class
+            of_class = folder / "images" / str(label)
+            of_class.mkdir(parents=True)
+            for number, pixels in enumerate(digits.images[digits.target == label][:30]):
+                image = Image.fromarray((pixels * 15.9375).astype("uint8"))
+                image.save(of_class / f"{number:02d}.png")
     show(f"The package {name} has {joined([*files])}.")
     _next(["explain {0}", "{0}"], f"--config={name}/run.yaml --vocabulary={name}")
-
-
-def _draw_digits(folder: Path) -> None:
-    """Writes thirty of scikit-learn's digits of each class as images, one folder for a class."""
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    found: Any = load_digits()
-    for label in range(10):
-        (folder / str(label)).mkdir(parents=True)
-        for number, pixels in enumerate(found.images[found.target == label][:30]):
-            image = Image.fromarray((pixels * 15.9375).astype("uint8"))
-            image.save(folder / str(label) / f"{number:02d}.png")
-
-
-# A comparison.
 
 
 class _Compared(NamedTuple):
@@ -93,22 +83,25 @@ class _Compared(NamedTuple):
     base: Config
     path: str  # of the optimizer that is compared
     group: str  # that it updates; "" if it updates all parameters
-
-    @property
-    def call(self) -> Call:
-        """The optimizer of the base."""
-        return self.base.at(self.path)
+    call: Call  # the optimizer of the base
 
     @property
     def rate(self) -> Tree:
         """The learning rate of the base, or the schedule of it."""
         return self.call.kwargs.get("learning_rate")
 
-    def schedule(self, peak: float) -> Tree:
-        """Returns the schedule of the base with another peak."""
-        if not isinstance(self.rate, Call):
-            return peak
-        return Call(self.rate.name, {**self.rate.kwargs, _scale(self.rate): peak})
+    def others(self) -> list[str]:
+        """Returns a comment on the groups that no arm changes."""
+        groups = self.base.at("optimizer.groups") if self.group else {}
+        names = [repr(str(name)) for name in groups if name != self.group]
+        alike = "optimizer of {} is that of the base in all arms, at a rate that is not searched"
+        if len(names) > 1:
+            alike = "optimizers of {} are those of the base in all arms, at rates not searched"
+        return _comment(f"The {alike.format(joined(names))}.") if names else []
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
 
 
 def _scale(rate: Tree) -> str:
@@ -127,7 +120,7 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     searches = _ask(arguments.searches, "How many searches of each?", "8", values.positive)
     trials = _ask(arguments.trials, "How many trials in each search?", "4", values.positive)
     own = arguments.base is not None
-    base = arguments.base if own else str(_template(arguments.on))
+    base = arguments.base if own else str(_RUNS / f"{arguments.on}.yaml")
     compared = _compared(configs.load([base]), base if own else "run.yaml", arguments.group)
     found = [_arm(name, compared, arguments.vocabulary) for name in dict.fromkeys(names)]
     short = [arm.name.rpartition(".")[2] for arm in found]
@@ -137,8 +130,7 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     }
     if len(arms) < 2:
         raise UserError(f"--optimizers={','.join(names)} names one optimizer twice.")
-    relevant = arguments.relevant
-    if relevant is None and not own:
+    if (relevant := arguments.relevant) is None and not own:
         relevant = _EXAMPLE
     named = "run.yaml"
     if own:
@@ -190,9 +182,10 @@ def _compared(config: Config, base: str, group: str | None) -> _Compared:
         path = f"optimizer.groups.{group}.optimizer"
     elif group is not None:
         raise UserError(f"--group={group}: the optimizer of {base} has no groups. Leave it out.")
-    if not isinstance(config.at(path), Call):
+    call = config.at(path)
+    if not isinstance(call, Call):
         raise UserError(f"{base} has no optimizer at {path} that an arm can replace.")
-    found = _Compared(config, path, group or "")
+    found = _Compared(config, path, group or "", call)
     if isinstance(found.rate, Call) and not _scale(found.rate):
         raise UserError(
             f"The learning rate of {path} in {base} is {found.rate.name}, which has none of the"
@@ -210,14 +203,9 @@ class _Arm(NamedTuple):
     remark: str
 
 
-def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
-    """Composes an arm: the optimizer with the base's schedule and weight decay, and a space."""
-    from trainer.cli.optimizer_facts import find
-
-    facts, others = find(name, packages)
-    if facts.is_part and others:  # of which an arm is made as well
-        facts, _ = find(others[0], packages)
-    if facts.example is None or facts.cost is None or facts.is_part:
+def _check_can_be_arm(facts: Any, name: str, compared: _Compared) -> None:
+    """Raises UserError for an optimizer that cannot train what the base's one trains."""
+    if facts.optimizer is None or facts.cost is None or facts.is_part:
         raise UserError(
             f"{facts.name} cannot be an arm by itself:"
             f" {facts.failure or 'python -m trainer optimizers ' + name + ' says what it takes'}."
@@ -228,9 +216,19 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
             " Give the base two groups, each with an optimizer like the one that it has:\n"
             "optimizer: !optim.optimizer\n"
             "  groups:\n"
-            "    matrices: !optim.group {match: .*/kernel, optimizer: ...}\n"
+            "    matrices: !optim.group {match: blocks/.*/kernel, optimizer: ...} # hidden layers\n"
             "    rest: !optim.group {match: .*, optimizer: ...}"
         )
+
+
+def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
+    """Composes an arm: the optimizer with the base's schedule and weight decay, and a space."""
+    from trainer.cli.optimizer_facts import calls, find_optimizer
+
+    facts, others = find_optimizer(name, packages)
+    if facts.is_part and others:  # of which an arm is made as well
+        facts, _ = find_optimizer(others[0], packages)
+    _check_can_be_arm(facts, name, compared)
     same = facts.name == compared.call.name
     config, path = compared.base, compared.path
     if not same:
@@ -241,8 +239,7 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     rate = rates[0]
     holder = config.at(join(path, rate).rpartition(".")[0])  # the call whose argument the rate is
     parameters = Vocabulary(packages).function(holder.name).parameters
-    value = holder.kwargs.get("learning_rate")
-    if value is None and "learning_rate" in parameters:
+    if (value := holder.kwargs.get("learning_rate")) is None and "learning_rate" in parameters:
         value = parameters["learning_rate"].default
     scale, changed = _scale(value), {}
     if isinstance(value, Call):
@@ -253,11 +250,22 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
             f" hand: python -m trainer optimizers {name} prints what it has."
         )
     if not scale and (rate != "learning_rate" or facts.schedules().get(rate, True)):
-        scale = _scale(compared.rate)
-        changed[rate] = compared.schedule(value)
+        scale, schedule = _scale(compared.rate), compared.rate
+        changed[rate] = value
+        if isinstance(schedule, Call):  # that of the base with another peak
+            changed[rate] = Call(schedule.name, {**schedule.kwargs, scale: value})
     if not same and "weight_decay" in parameters:
         decay = compared.call.kwargs.get("weight_decay", 0.0)
         changed[rate.removesuffix("learning_rate") + "weight_decay"] = decay
+    for inner, call in () if same else calls(config.at(path)):
+        if call.name == "parts.decay":
+            changed[join(inner, "rate")] = compared.call.kwargs.get("weight_decay", 0.0)
+        if "peak" in call.kwargs:
+            raise UserError(
+                f"{facts.name} has the largest learning rate in {inner}.peak as well, and a search"
+                " would change one of the two. Write its arm by hand, with pairs of both as its"
+                f" values: python -m trainer optimizers {name} prints what it has."
+            )
     found = {join(path, inner): tree for inner, tree in changed.items()}
     low, high = (float(f"{value * x:.3g}") for x in (1 / _REACH, _REACH))
     around = "that of the base" if same else f"that of `python -m trainer optimizers {name}`"
@@ -266,11 +274,11 @@ def _arm(name: str, compared: _Compared, packages: Sequence[str]) -> _Arm:
     if not same and facts.spaces and facts.spaces[0].source:
         around = "the middle of a published space"
     return _Arm(
-        facts.name,
+        re.sub(r"[^\w.]+", "_", facts.name if facts.composition is None else facts.name.lower()),
         None if same else configs.replace(config, found, Source(name)).at(path),
         join(rate, scale) if scale else rate,
         f"!space.log_uniform {{low: {low:g}, high: {high:g}}}",
-        f"two decades around {around}",
+        f"around {around}",
     )
 
 
@@ -289,13 +297,11 @@ class _Sweep(NamedTuple):
         """Returns it with its comments."""
         what = f"the group {self.compared.group!r}" if self.compared.group else "all parameters"
         lines = [
-            *textwrap.wrap(
+            *_comment(
                 f"Which of {joined([*self.arms])}, for {what}, reaches the smallest loss on data"
-                " that were not trained on, if the learning rate of each is searched equally long?",
-                100,
-                initial_indent="# ",
-                subsequent_indent="# ",
+                " that were not trained on, if the learning rate of each is searched equally long?"
             ),
+            *self.compared.others(),
             f"base: {yaml_writer.scalar_text(self.base)}",
             "arms:  # what each changes in the base, by its path, and what is searched",
         ]
@@ -322,39 +328,32 @@ class _Sweep(NamedTuple):
         else:
             value = yaml_writer.value_text(arm.set).rstrip("\n").split("\n")
             lines += ["    set:", f"      {path}:{value[0]}", *(f"      {x}" for x in value[1:])]
-        return [
-            *lines,
-            f"    space:  # {arm.remark}",
-            f"      {join(path, arm.rate)}: {arm.space}",
-        ]
+        return [*lines, f"    space:  # {arm.remark}", f"      {join(path, arm.rate)}: {arm.space}"]
 
     def _goal(self) -> str:
         if self.relevant is None:
             return (
-                "# Of the validation split. Add relevant: the smallest difference that would change"
-                " what you use.\ngoal: {metric: loss}"
+                "# Of the validation split, after the last step. Add relevant: the smallest"
+                " difference that would\n# change what you use.\ngoal: {metric: loss}"
             )
         return (
-            "# Of the validation split; a difference below `relevant` would not change what you"
-            f" use.\ngoal: {{metric: loss, relevant: {self.relevant:g}}}"
+            "# Of the validation split, after the last step; a difference below `relevant` would"
+            " not change\n# what you use.\n"
+            f"goal: {{metric: loss, relevant: {self.relevant:g}}}"
         )
 
 
 def _differences(file: Path, packages: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns in what the arms of a file differ that it does not name, and what it can find."""
     from trainer.report.planned_power import power_of_plan
-    from trainer.sweep.plan import make_plan
+    from trainer.sweep.plan import plan_sweep
     from trainer.sweep.plan_text import differences_on
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
 
-    config = configs.load([str(file)], language=SWEEP)
-    definition = read_sweep(config, packages)
-    plan = find_programs(definition, make_plan(definition), packages)
+    definition = read_sweep(configs.load([str(file)], language=SWEEP), packages)
+    plan = find_programs(definition, plan_sweep(definition), packages)
     return differences_on(plan, "").unnamed(()), power_of_plan(plan, None)
-
-
-# All of them.
 
 
 def _ask(given: Any, question: str, default: str, convert: Callable[[str], Any]) -> Any:

@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli.docstrings import summary
+from trainer.cli.docstrings import summary_of
 from trainer.cli.optimizer_families import PIECES
 from trainer.cli.resolving import ignore_optimizer_warnings
 from trainer.cli.terminal import show
 from trainer.config import gin_writer, join, yaml_writer
 from trainer.config.schema import argument_docs
-from trainer.config.signatures import Function, Parameter
+from trainer.config.signatures import Parameter
 from trainer.messages import DONE
 
 if TYPE_CHECKING:
     from trainer.cli.optimizer_facts import Facts
+    from trainer.cli.published import Published
 
 _WIDTH = 100
 _NAME = 40
@@ -37,18 +38,15 @@ NEEDS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the list, or the page of the optimizer that is named."""
-    from trainer.cli.optimizer_facts import find
+    from trainer.cli.optimizer_facts import find_optimizer
 
     ignore_optimizer_warnings()
     if arguments.name is None:
         show("\n".join(_list(arguments.vocabulary)))
     else:
-        facts, others = find(arguments.name, arguments.vocabulary)
+        facts, others = find_optimizer(arguments.name, arguments.vocabulary)
         show("\n".join(_page(facts, others)))
     return DONE
-
-
-# The list.
 
 
 def _list(packages: Sequence[str]) -> Iterator[str]:
@@ -68,7 +66,7 @@ def _list(packages: Sequence[str]) -> Iterator[str]:
             state, flops, why = figures(facts)
             inside = f"with {', '.join(facts.inside)}" if facts.inside else ""
             paper = facts.references[0].short if facts.references else ""
-            remarks = "; ".join(filter(None, (needs(facts), inside, paper)))
+            remarks = "; ".join(filter(None, (needs_in_words(facts), inside, paper)))
             yield f"  {facts.name:{_NAME - 2}}{state:>9}{flops:>9}  {remarks}".rstrip()
             if why:
                 unknown.setdefault(why, []).append(facts.name)
@@ -82,19 +80,15 @@ def _list(packages: Sequence[str]) -> Iterator[str]:
 
 def figures(facts: "Facts") -> tuple[str, str, str]:
     """Returns the bytes of state and the FLOPs of each element, "-" if not known, and why not."""
-    cost = facts.cost
-    if cost is None:
+    if (cost := facts.cost) is None:
         return "-", "-", facts.failure or "its arguments have no default"
     state = f"{cost.state_bytes:.3g}"
     return state, "-" if cost.flops is None else f"{cost.flops:,.0f}", cost.why
 
 
-def needs(facts: "Facts") -> str:
+def needs_in_words(facts: "Facts") -> str:
     """Returns what an optimizer needs besides gradients, in few words; "" if nothing."""
     return ", ".join(facts.cost.needs) if facts.cost else ""
-
-
-# The page of one optimizer.
 
 
 def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
@@ -107,17 +101,48 @@ def _page(facts: "Facts", others: Sequence[str]) -> Iterator[str]:
     yield from _costs(facts)
     for reference in facts.references:
         yield from _wrapped(f"Paper: {reference.text}", "  ", first="")
-    if facts.rule:
-        yield "\nUpdate rule" if re.search("<-|=", facts.rule) else "\nDescription"
-        yield from textwrap.indent(facts.rule, "  ").split("\n")
-    yield "\nArguments"
-    yield from _arguments(facts)
+    if facts.composition is not None:
+        yield from _composition(facts.composition)
+    else:
+        if facts.rule:
+            yield "\nUpdate rule" if re.search("<-|=", facts.rule) else "\nDescription"
+            yield from textwrap.indent(facts.rule, "  ").split("\n")
+        yield "\nArguments"
+        yield from _arguments(facts)
     if facts.config is None:
         yield ""
         yield from _wrapped(f"There is no config to paste: {_why_no_config(facts)}.")
         return
-    yield from _config(facts)
-    yield from _spaces(facts)
+    for title, text in (
+        ("A config to paste, in YAML", yaml_writer.dump(facts.config.root)),
+        ("The same in Gin", gin_writer.dump_gin(facts.config.root)),
+    ):
+        yield f"\n{title}"
+        yield from textwrap.indent(text.rstrip("\n"), "  ").split("\n")
+    for space in facts.spaces:
+        source = f"from {space.source}" if space.source else "ours: none is published"
+        yield ""
+        yield from _wrapped(f"A search space, {source}")
+        yield from space_block(facts, space)
+        if space.remark:
+            yield from _wrapped(f"# {space.remark}", "  # ", first="  ")
+
+
+def _composition(given: "Published") -> Iterator[str]:
+    """Yields how a published composition was compared, and what its config below is made of."""
+    from trainer.config.tree import functions
+    from trainer.config.vocabulary import Vocabulary
+
+    compared = "Compared with no other program as a whole."
+    if given.compared:
+        compared = f"Compared with another program: row {given.compared!r} of docs/references.md."
+    yield from _wrapped(compared, "  ", first="")
+    if given.remark:
+        yield from _wrapped(f"Remark: {given.remark}.", "  ", first="")
+    yield "\nMade of (the command optimizers describes each of them, with its arguments)"
+    for name in dict.fromkeys(functions(given.optimizer)):
+        text = summary_of(inspect.getdoc(Vocabulary().function(name).call) or "")
+        yield from _wrapped(f"{name}: {text}", "      ", first="  ")
 
 
 def _costs(facts: "Facts") -> Iterator[str]:
@@ -135,35 +160,25 @@ def _costs(facts: "Facts") -> Iterator[str]:
 
 
 def _arguments(facts: "Facts") -> Iterator[str]:
+    from optim.factories import kind_of
+
     if not facts.function.parameters:
         yield "  none"
     schedules = facts.schedules()
     call = facts.function.call
     described = argument_docs(call.func if isinstance(call, partial) else call)
     for name, parameter in facts.function.parameters.items():
-        kind = _kind(facts.function, name, schedules)
+        if kind := {"float": "; a float", "floats": "; floats"}.get(kind_of(call, name) or "", ""):
+            scheduled = schedules.get(name, True)
+            kind += f", for a sweep{' or a schedule' if scheduled else '; no schedule'}"
         default = "required" if parameter.required else f"default {_default(parameter)}"
-        yield f"  {name}: {default}{f'; {kind}' if kind else ''}"
+        yield f"  {name}: {default}{kind}"
         if text := described.get(name):
-            yield from _wrapped(summary(text), "      ")
-
-
-def _kind(function: Function, name: str, schedules: dict[str, bool]) -> str:
-    """Returns what a sweep and a schedule can do with an argument; "" if it is not a float."""
-    from optim.factories import takes_float, takes_floats
-
-    floats = takes_floats(function.call, name)
-    if not (floats or takes_float(function.call, name)):
-        return ""
-    what = "floats" if floats else "a float"
-    if schedules.get(name, True):
-        return f"{what}, for a sweep or a schedule"
-    return f"{what}, for a sweep; no schedule"
+            yield from _wrapped(summary_of(text), "      ")
 
 
 def _default(parameter: Parameter) -> str:
-    value = parameter.default
-    if value is inspect.Parameter.empty:
+    if (value := parameter.default) is inspect.Parameter.empty:
         return "[]"
     if type(value) is tuple:  # and not a finished transformation
         return f"[{', '.join(map(str, value))}]"
@@ -179,26 +194,6 @@ def _why_no_config(facts: "Facts") -> str:
         return facts.failure
     given = [name for name, each in facts.function.parameters.items() if each.required]
     return f"the values of {' and '.join(given)} are for you to choose"
-
-
-def _config(facts: "Facts") -> Iterator[str]:
-    assert facts.config is not None
-    for title, text in (
-        ("A config to paste, in YAML", yaml_writer.dump(facts.config.root)),
-        ("The same in Gin", gin_writer.dump(facts.config.root)),
-    ):
-        yield f"\n{title}"
-        yield from textwrap.indent(text.rstrip("\n"), "  ").split("\n")
-
-
-def _spaces(facts: "Facts") -> Iterator[str]:
-    for space in facts.spaces:
-        source = f"from {space.source}" if space.source else "ours: none is published"
-        yield ""
-        yield from _wrapped(f"A search space, {source}")
-        yield from space_block(facts, space)
-        if space.remark:
-            yield from _wrapped(f"# {space.remark}", "  # ", first="  ")
 
 
 def space_block(facts: "Facts", space: Any) -> Iterator[str]:

@@ -86,7 +86,15 @@ def _add(parser: Parser, rows: list[str]) -> None:
     group = None
     for row in rows:
         if row == "@vocabulary":
-            _add_vocabulary(parser)
+            parser.add_argument(
+                "--vocabulary",
+                action="extend",
+                type=values.names,
+                default=values.names(os.environ.get("LOCKSTEP_VOCABULARY", "")),
+                metavar="PACKAGE,...",
+                help="packages of yours whose functions the config may name, besides those of the"
+                " variable LOCKSTEP_VOCABULARY; may be given several times",
+            )
             continue
         found = _ROW.fullmatch(row.removeprefix("| "))
         assert found, f"This is no row of an option: {row}"
@@ -115,18 +123,6 @@ def _add(parser: Parser, rows: list[str]) -> None:
             group.add_argument(*names.split(", "), **given)
         else:
             parser.add_argument(*names.split(", "), **given)
-
-
-def _add_vocabulary(parser: Parser) -> None:
-    parser.add_argument(
-        "--vocabulary",
-        action="extend",
-        type=values.names,
-        default=values.names(os.environ.get("LOCKSTEP_VOCABULARY", "")),
-        metavar="PACKAGE,...",
-        help="packages of yours whose functions the config may name, besides those of the variable"
-        " LOCKSTEP_VOCABULARY; may be given several times",
-    )
 
 
 def _accept_vocabulary(parser: Parser) -> None:
@@ -257,7 +253,7 @@ entry ENTRY  the folder CHALLENGE/entries/NAME
 
 challenge table  write the history of all entries as a report
 folder CHALLENGE  the folder with challenge.yaml
---output OUTPUT  the folder of the report; default CHALLENGE/report
+--output DIR:folder  the folder of the report; default CHALLENGE/report
 --formats FORMATS:report_formats  as in report
 @vocabulary
 
@@ -328,7 +324,8 @@ b B:folder  a config file, or the folder of a run or of a trial
 {_SEARCH_PATHS}
 @vocabulary
 
-# The command also starts itself with --plan_only, to plan a sweep in a process of its own.
+# The command also starts itself with --plan_only, to plan a sweep in a process of its own, and with
+# --timed, if it then computes on the same machine.
 sweep  compute many runs from one file
 @config
 @actions
@@ -360,6 +357,7 @@ sweep  compute many runs from one file
     a node. May be given several times
 --ray_file FILE  with --launcher=ray: a YAML file of such settings, which --ray overrides
 {_WATCHED}
+--timed
 
 # The workers of one command are watched, which shows how far they are.
 sweep work  compute trials of a sweep that was begun

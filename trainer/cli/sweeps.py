@@ -1,6 +1,7 @@
 """The command sweep: plans a sweep, starts its workers, and looks at its folder."""
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.cli import resolving
 from trainer.cli.terminal import Redrawn, log, show
@@ -18,18 +19,20 @@ from trainer.config.wording import listing
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep import local, plan_file, ray, slurm
 from trainer.sweep.code_changes import import_code, refuse_changed_code
-from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan import Plan, plan_sweep
 from trainer.sweep.ray import RaySettings
 from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
 from trainer.sweep.status import Status, SweepReader, counts, progress_line, render
-from trainer.sweep.trial_text import describe
+from trainer.sweep.trial_text import describe_trial
 from trainer.train import runtime
 
 if TYPE_CHECKING:  # it needs jax, which is imported once it is known for which devices
     from trainer.engine.explanation import Elsewhere
+    from trainer.sweep.programs import ProgramCost
 
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
+_MOST_TIMING = 60.0  # seconds for which a sweep waits until it is known how long it takes
 _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 
@@ -43,11 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
         case "extend":
             return _extend(arguments)
         case "check":
-            return _check_results(Path(arguments.folder))
+            from trainer.sweep.evidence import examine, report_of
+
+            evidence = examine(Path(arguments.folder))
+            show("\n".join(report_of(evidence)))
+            return MISTAKE if evidence.faults else DONE
         case "status":
             show(_status_of(Path(arguments.folder))[1], end="")
         case "show":
-            show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
+            show(describe_trial(SweepReader(Path(arguments.folder)), arguments.trial), end="")
         case _:
             return _start(arguments)
     return DONE
@@ -57,34 +64,61 @@ def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
     elsewhere = _elsewhere(arguments)  # before jax is imported
     from trainer.report.planned_power import power_of_plan, read_pilot
+    from trainer.workdir import code
 
     config = resolving.read_config(arguments, SWEEP)
     definition = read_sweep(config, arguments.vocabulary, resolving.search_paths(arguments))
-    plan = make_plan(definition)
+    plan = plan_sweep(definition)
     settings = launcher_settings(arguments)
     power = power_of_plan(plan, read_pilot(arguments.pilot, plan) if arguments.pilot else None)
     if arguments.check:
-        return _check(arguments, definition, plan, power)
+        from trainer.sweep.plan_text import render_check
+        from trainer.sweep.programs import find_programs
+
+        resolving.ignore_optimizer_warnings()
+        plan = find_programs(definition, plan, arguments.vocabulary)
+        show(render_check(arguments.files[-1], plan, power), end="")
+        return DONE
     if arguments.dry_run:
         return _dry_run(arguments, definition, plan, power, elsewhere)
     name = resolving.folder_name(arguments.files, plan.content_digest)
     folder = Path(arguments.workdir or f"sweeps/{name}").absolute()
     planned = plan_file.check_same(folder, definition, plan)
-    if planned:
-        _refuse_changed_code(folder, arguments)
+    if planned:  # each worker would refuse changed code, too
+        configs = [arm.config for arm in plan_file.read_plan(folder).arms.values()]
+        import_code(configs, arguments.vocabulary)
+        refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
     submitted = isinstance(settings, SlurmSettings)
     if arguments.plan_only or submitted:
         if not planned:
-            show(_write(arguments, definition, plan, folder, power), end="")
+            from trainer.sweep import plan_text
+            from trainer.sweep.programs import find_programs
+
+            resolving.ignore_optimizer_warnings()
+            plan = find_programs(definition, plan, arguments.vocabulary)
+            hashes = code.hashes(arguments.vocabulary)
+            plan_file.write_plan(folder, definition, plan, arguments.locks, hashes)
+            needs = _measured(plan, at_most=_MOST_TIMING) if arguments.timed else []
+            show(plan_text.render_sweep_plan(definition, plan, needs, power), end="")
         if submitted:
             words = _worker_words(folder, arguments)
             for line in slurm.submit(folder, words, arguments.workers, settings)[1]:
                 log(line)
         return DONE
-    if not planned and (code := _plan_in_subprocess(arguments, folder)) != DONE:
-        return code
+    if not planned and (exit_code := _plan_in_subprocess(arguments, folder)) != DONE:
+        return exit_code
+    return _compute(folder, arguments, settings)
+
+
+def _compute(folder: Path, arguments: argparse.Namespace, settings: RaySettings | None) -> int:
+    """Computes trials in workers of a Ray cluster, or of this machine if settings is None."""
+    words, count, signals = _worker_words(folder, arguments), arguments.workers, arguments.signals
     with LiveView(folder) as view:
-        code = _compute_in_workers(folder, arguments, settings, view)
+        if settings is not None:
+            code = ray.run_tasks(words, folder, count, settings, signals, view.log)
+        else:
+            command = [sys.executable, *words, "--watched"]
+            code = local.run_workers(command, count, signals, view.log)
     try:
         status, text = _status_of(folder)
         show(f"\n{text}", end="")
@@ -117,37 +151,16 @@ def _elsewhere(arguments: argparse.Namespace) -> "Elsewhere | None":
     return elsewhere_of(arguments.target)
 
 
-def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
-    """Refuses changed code here, before workers are started, each of which would refuse it."""
-    from trainer.workdir import code
-
-    configs = [arm.config for arm in plan_file.read_plan(folder).arms.values()]
-    import_code(configs, arguments.vocabulary)
-    refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
-
-
 def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     """Plans a sweep in another process, and returns the exit code of that process."""
     # Its memory and GPU are then free for the workers.
     options = [f"--workdir={folder}", "--plan_only", f"--locks={arguments.locks}"]
+    options += ["--timed"] if arguments.launcher == "local" else []  # Ray's tasks are elsewhere
     options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
     options = [*resolving.config_options(arguments), *options]
     command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
-
-
-def _check(
-    arguments: argparse.Namespace, definition: Definition, plan: Plan, power: Sequence[str]
-) -> int:
-    """Checks a plan by shapes alone, and prints what was checked."""
-    from trainer.sweep.plan_text import render_check
-    from trainer.sweep.programs import find_programs
-
-    resolving.ignore_optimizer_warnings()
-    plan = find_programs(definition, plan, arguments.vocabulary)
-    show(render_check(arguments.files[-1], plan, power), end="")
-    return DONE
 
 
 def _dry_run(
@@ -160,20 +173,13 @@ def _dry_run(
     """Prints a plan with the memory and the time that its programs need, which it measures."""
     from trainer.engine.memory import in_words
     from trainer.sweep import plan_text
-    from trainer.sweep.programs import find_programs, measure
+    from trainer.sweep.programs import find_programs
 
-    runtime.use_openblas_threads()
-    if elsewhere is None:
-        runtime.keep_compiled_programs()  # the sweep then finds them compiled
     resolving.ignore_optimizer_warnings()
     plan = find_programs(definition, plan, arguments.vocabulary, elsewhere)
-    needs = []
-    for number, program in enumerate(plan.programs, 1):
-        what = "Compiling and timing" if elsewhere is None else "Compiling"
-        log(f"{what} program {number:,} of {len(plan.programs):,} ({program.first}).")
-        needs.append(measure(plan, program, elsewhere))
+    needs = _measured(plan, elsewhere)
     memory = None if elsewhere is None else elsewhere.memory
-    show(plan_text.render(definition, plan, needs, power, memory), end="")
+    show(plan_text.render_sweep_plan(definition, plan, needs, power, memory), end="")
     for program, need in zip(plan.programs, needs, strict=True):
         if memory is not None and memory.limit is not None and need.too_much is not None:
             raise UserError(
@@ -184,23 +190,31 @@ def _dry_run(
     return DONE
 
 
-def _write(
-    arguments: argparse.Namespace,
-    definition: Definition,
-    plan: Plan,
-    folder: Path,
-    power: Sequence[str],
-) -> str:
-    """Builds the programs of a plan, writes it to a folder, and returns it as text."""
-    from trainer.sweep import plan_text
-    from trainer.sweep.programs import find_programs
-    from trainer.workdir import code
+def _measured(
+    plan: Plan, elsewhere: "Elsewhere | None" = None, at_most: float = math.inf
+) -> list["ProgramCost"]:
+    """Returns what each program needs; nothing if that is not known after `at_most` seconds."""
+    from trainer.sweep.programs import measure
 
-    resolving.ignore_optimizer_warnings()
-    plan = find_programs(definition, plan, arguments.vocabulary)
-    found = code.hashes(arguments.vocabulary)
-    plan_file.write_plan(folder, definition, plan, arguments.locks, found)
-    return plan_text.render(definition, plan, power=power)
+    runtime.use_openblas_threads()
+    if elsewhere is None:
+        runtime.keep_compiled_programs()  # the sweep then finds them compiled
+    needs, start = [], time.perf_counter()
+    for number, program in enumerate(plan.programs, 1):
+        if time.perf_counter() - start > at_most:
+            log("The programs are not all timed, because that takes long; --dry_run times them.")
+            return []
+        what = "Compiling and timing" if elsewhere is None else "Compiling"
+        log(f"{what} program {number:,} of {len(plan.programs):,} ({program.first}).")
+        try:
+            needs.append(measure(plan, program, elsewhere))
+        except Exception as error:
+            if at_most == math.inf:
+                raise
+            # The sweep will tell which of its runs fail, and why.
+            log(f"It could not be timed: {error}")
+            return []
+    return needs
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -242,7 +256,7 @@ def _extend(arguments: argparse.Namespace) -> int:
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = resolving.read_config(arguments, SWEEP)
     definition = read_sweep(config, vocabulary, resolving.search_paths(arguments))
-    plan = make_plan(definition)
+    plan = plan_sweep(definition)
     if stored.revision > 1 and stored.revisions[-1].get("plan") == plan.content_digest:
         show(f"The sweep in {folder} is already revision {stored.revision}, which this file makes.")
         return DONE
@@ -256,8 +270,7 @@ def _extend(arguments: argparse.Namespace) -> int:
             folder, definition, plan, arguments.locks, found, allowed
         )
     power = power_of_extension(folder, stored, revision)
-    unlike = difference_lines(plan)
-    show(render_extension(folder, stored, revision, power, unlike), end="")
+    show(render_extension(folder, stored, revision, power, difference_lines(plan)), end="")
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:
@@ -265,18 +278,6 @@ def _extend(arguments: argparse.Namespace) -> int:
         command = join([*words, *_allowed_changes(arguments)])
         show(f"Workers of this sweep compute it; to start one: python {command}")
     return DONE
-
-
-def _compute_in_workers(
-    folder: Path, arguments: argparse.Namespace, settings: RaySettings | None, view: "LiveView"
-) -> int:
-    """Computes trials in workers of a Ray cluster, or of this machine if settings is None."""
-    words, count = _worker_words(folder, arguments), arguments.workers
-    if settings is not None:
-        return ray.run_workers(words, folder, count, settings, arguments.signals, view.log)
-    return local.run_workers(
-        [sys.executable, *words, "--watched"], count, arguments.signals, view.log
-    )
 
 
 def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
@@ -299,19 +300,6 @@ def _status_of(folder: Path) -> tuple[Status, str]:
     return status, render(status, reader.plan, folder, reader.code_changes())
 
 
-def _check_results(folder: Path) -> int:
-    """Prints which files of a sweep disagree; returns MISTAKE if any does."""
-    from trainer.sweep.evidence import examine, report_of
-
-    try:
-        evidence = examine(folder)
-    except OSError as error:
-        name = error.filename or folder
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
-    show("\n".join(report_of(evidence)))
-    return MISTAKE if evidence.faults else DONE
-
-
 def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:
     """Returns the settings of Slurm or Ray; None stands for the workers of this machine."""
     # Raises UserError if a setting is wrong or of another launcher, or that is not installed.
@@ -320,10 +308,10 @@ def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySetti
         if arguments.launcher != name and (given or file is not None):
             raise UserError(f"--{name} and --{name}_file are read with --launcher={name} only.")
     if arguments.launcher == "slurm":
-        return slurm.read_settings(arguments.slurm_file, arguments.slurm)
+        return slurm.read_slurm_settings(arguments.slurm_file, arguments.slurm)
     if arguments.launcher == "ray":
         ray.check_installed()
-        return ray.read_settings(arguments.ray_file, arguments.ray)
+        return ray.read_ray_settings(arguments.ray_file, arguments.ray)
     return None
 
 
@@ -344,7 +332,9 @@ class LiveView:
         quiet: bool = False,
     ):
         self._folder = folder
-        table = _is_terminal() if table is None else table
+        if table is None:
+            stream: Any = sys.stderr  # None if the process was started without it
+            table = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
         self._table = Redrawn(sys.stderr) if table else None
         self._every = every or (_REDRAWN if table else _REPORTED)
         self._quiet = quiet
@@ -393,7 +383,3 @@ class LiveView:
                 pause = max(self._every, (time.perf_counter() - start) / _MOST)
         except Exception as error:
             self.log(f"The table of the sweep is not shown any more: {error}")
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

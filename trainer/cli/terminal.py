@@ -29,12 +29,15 @@ class Redrawn:
     # The terminal must understand the control sequences of ECMA-48.
 
     def __init__(self, stream: TextIO):
-        self._stream = stream
-        self._drawn = 0
+        self._stream, self._drawn = stream, 0
 
     def draw(self, lines: Sequence[str], above: str = "") -> None:
         """Replaces the lines drawn before, as many as fit; `above` stays above them for good."""
-        width, height = _size(self._stream)
+        width, height = 80, 24
+        # shutil.get_terminal_size would ask stdout, which may be a file.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if all(size := os.get_terminal_size(self._stream.fileno())):
+                width, height = size
         # Leave out the last column and row, where a terminal would wrap a line, or scroll.
         lines = [printable(line)[: width - 1] for line in lines[: height - 1]]
         text = f"{printable(above, keep=_KEPT)}\n" if above else ""
@@ -43,16 +46,6 @@ class Redrawn:
         # A single write, so that the terminal never shows lines that are half drawn.
         print(f"{up}\r\x1b[J{text}", file=self._stream, end="", flush=True)
         self._drawn = len(lines)
-
-
-def _size(stream: TextIO) -> tuple[int, int]:
-    """Returns columns and rows of a terminal."""
-    # shutil.get_terminal_size would ask stdout, which may be a file.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        size = os.get_terminal_size(stream.fileno())
-        if size.columns and size.lines:
-            return size.columns, size.lines
-    return 80, 24
 
 
 class BestEffortStream:

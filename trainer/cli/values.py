@@ -30,8 +30,7 @@ def _refused(text: str, why: str) -> argparse.ArgumentTypeError:
 
 def positive(text: str) -> int:
     """Converts an argument to an integer of at least 1."""
-    number = step(text)
-    if number < 1:
+    if (number := step(text)) < 1:
         raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
     return number
 
@@ -88,8 +87,7 @@ def integers(text: str) -> list[int]:
         raise _refused(
             text, "is not a list of whole numbers of at least 1; write one such as 64,128"
         )
-    twice = next((x for x in found if found.count(x) > 1), None)
-    if twice is not None:
+    if (twice := next((x for x in found if found.count(x) > 1), None)) is not None:
         raise _refused(text, f"has {twice} twice; write each number once")
     return sorted(map(int, found))
 

@@ -56,8 +56,7 @@ def union_members(hint: Any) -> list[Any]:
         [<class 'int'>, <class 'str'>, <class 'NoneType'>]
     """
     while True:
-        origin = typing.get_origin(hint)
-        if origin is typing.Annotated:
+        if (origin := typing.get_origin(hint)) is typing.Annotated:
             hint = typing.get_args(hint)[0]
         elif isinstance(hint, typing.NewType):
             hint = hint.__supertype__
@@ -84,12 +83,11 @@ def accepts_anything(hint: Any) -> bool:
 
 def takes_optimizer(hint: Any) -> bool:
     """Returns whether an annotation accepts an optax transformation or a partial of one."""
-    # The builder passes the optimizer as a factory (a partial), which is called when the step is
-    # traced.
-    return any(is_optimizer(part) for part in union_members(hint))
+    # The builder passes the optimizer as a factory (a partial), called when the step is traced.
+    return any(names_optimizer(part) for part in union_members(hint))
 
 
-def is_optimizer(part: Any) -> bool:
+def names_optimizer(part: Any) -> bool:
     """Returns whether an annotation names an optimizer: an optax transformation or a partial."""
     # By name: this package imports none of the packages whose functions a config names.
     part = typing.get_origin(part) or part
@@ -131,7 +129,7 @@ def takes_function(hint: Any) -> bool:
 
 def _takes_function(part: Any) -> bool:
     origin = typing.get_origin(part) or part
-    if origin in (type, collections.abc.Callable, functools.partial) or is_optimizer(part):
+    if origin in (type, collections.abc.Callable, functools.partial) or names_optimizer(part):
         return True
     if not inspect.isclass(origin):
         return not is_literal(part)
@@ -173,11 +171,11 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def describe(hint: Any) -> str:
+def describe_annotation(hint: Any) -> str:
     """Describes in a message what an annotation accepts.
 
     Example:
-        >>> describe(float | None)
+        >>> describe_annotation(float | None)
         'a float or null'
     """
     found: list[str] = ["a number of steps"] if is_steps(hint) else []
@@ -191,7 +189,7 @@ def describe(hint: Any) -> str:
             word = " or ".join(map(repr, typing.get_args(part)))
         elif part is functools.partial and takes_callable(hint):
             continue
-        elif is_optimizer(part):
+        elif names_optimizer(part):
             word = "an optimizer"
         else:
             name = getattr(origin, "__name__", str(origin))
@@ -209,7 +207,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
     parts = union_members(hint)
     if accepts_anything(hint) or accepts_anything(returns):
         return True
-    if all(is_optimizer(part) for part in union_members(returns)):
+    if all(names_optimizer(part) for part in union_members(returns)):
         # Arguments that take an optimizer are left to `returns_optimizer`.
         return any(is_protocol(part) for part in parts)
     if not all(is_scalar(part) for part in parts):
@@ -220,14 +218,13 @@ def takes_result(hint: Any, returns: Any) -> bool:
 
 def returns_optimizer(hint: Any, returns: Any) -> bool:
     """Returns whether a function may return an optimizer, or another value that fits."""
-    # `hint` is the annotation of the argument, which accepts an optimizer.
     if accepts_anything(returns):
         return True
     wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
     if any(is_protocol(part) for part in wanted):
         return True
     return any(
-        is_optimizer(part) or (inspect.isclass(part) and issubclass(part, wanted))
+        names_optimizer(part) or (inspect.isclass(part) and issubclass(part, wanted))
         for part in union_members(returns)
     )
 

@@ -1,12 +1,14 @@
 """Checks a tree against the functions that it names, and builds objects from it."""
 
+import difflib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from trainer.config import annotations, build_errors, signatures, wording
+from trainer.config import annotations, signatures, wording
 from trainer.config.signatures import Function, Slot, TypeMismatch
 from trainer.config.tree import (
     Call,
@@ -22,6 +24,8 @@ from trainer.config.tree import (
 )
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import LANGUAGES, Language, Vocabulary
+from trainer.config.wording import brief, describe, known_names, listing, nearest
+from trainer.config.yaml_reader import PARTIAL
 
 
 class Floats(NamedTuple):
@@ -84,7 +88,7 @@ class Builder:
             with mistakes.collected():
                 functions = self._vocabulary.ending_with(unused.function, unused.source)
                 if not any(unused.argument in each.parameters for each in functions):
-                    text = build_errors.unknown_argument(functions[0], unused.argument)
+                    text = unknown_argument(functions[0], unused.argument)
                     raise ConfigError(text, unused.source)
         mistakes.raise_all()
 
@@ -195,8 +199,7 @@ class _Traversal:
                 return self.floats.replace(path, leaf, slot.hint)
             return leaf
         except TypeMismatch:
-            text = build_errors.type_mismatch(tree, slot)
-            raise ConfigError(text, self.config.sources[path]) from None
+            raise ConfigError(type_mismatch(tree, slot), self.config.sources[path]) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
         if slot.takes_dtype and value is not None and not annotations.exists(value):
@@ -240,8 +243,8 @@ class _Traversal:
         try:
             return self._leaf(key, slot, join(path, key))
         except TypeMismatch:
-            text = f"{slot.owner} takes {annotations.describe(slot.hint)} as a key of"
-            text += f" {slot.argument!r}, and was given {wording.describe(key)}."
+            text = f"{slot.owner} takes {annotations.describe_annotation(slot.hint)} as a key of"
+            text += f" {slot.argument!r}, and was given {describe(key)}."
             raise ConfigError(text, self.config.argument_source(join(path, key))) from None
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
@@ -294,7 +297,7 @@ class _Traversal:
             raise
         # A function may reject its arguments with any exception, and a script's helper may exit.
         except (Exception, SystemExit) as error:
-            said = build_errors.exception_text(error)
+            said = exception_text(error)
             source = self.config.source_of_error(path, said)
             if not self.vocabulary.language.has(name):
                 if not isinstance(error, ValueError):  # its sentence needs no type before it
@@ -315,13 +318,143 @@ class _Traversal:
         for name in call.kwargs:
             if name not in function.parameters:
                 if path:
-                    text = build_errors.unknown_argument(function, name)
+                    text = unknown_argument(function, name)
                 else:
-                    text = build_errors.unknown_at_root(call, function, name, self.config.sources)
+                    text = unknown_at_root(call, function, name, self.config.sources)
                 unknown.append(ConfigError(text, self.config.argument_source(join(path, name))))
         _Mistakes(unknown).raise_all()  # without what is missing: its name may be misspelt
         required = [name for name, each in function.parameters.items() if each.required]
         missing = [name for name in required if name not in call.kwargs]
         if slot is not None and missing:
-            text = build_errors.missing_arguments(function, missing, slot)
+            text = missing_arguments(function, missing, slot)
             raise ConfigError(text, self.config.sources[path])
+
+
+# Messages about calls that do not fit: what was given, what exists, what to do.
+
+_UNKNOWN_DTYPE = re.compile(r"data type '([^']*)' not understood")  # a message of numpy
+
+
+def exception_text(error: BaseException) -> str:
+    """Returns the message of an exception on one line, with its type unless a ValueError."""
+    text = " ".join(str(error).split())
+    if unknown := _UNKNOWN_DTYPE.search(text):
+        text = f"{text.rstrip('.')}. {annotations.dtype_advice(unknown[1])}"
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def call_hint(call: Call) -> str:
+    """Returns advice for a config that names a function where its result is expected."""
+    return f" To pass what {call.name} returns, call it: @{call.name}() or !{call.name}."
+
+
+def unknown_argument(function: Function, name: str) -> str:
+    """Returns the message for an argument that a function does not have."""
+    names = list(function.parameters)
+    text = f"{function.name} has no argument {name!r}. "
+    text += known_names(name, names, "It has") if names else "It takes no arguments."
+    if function.open_ended:
+        text += " It takes **kwargs, but a config names only arguments that its signature names."
+    return text
+
+
+def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[str]) -> str:
+    """Returns the message for an argument that the root of a config does not have."""
+    text = unknown_argument(function, name)
+    below = [path for path in paths if path.endswith(f".{name}")]
+    elsewhere = f" This config has {name} at {listing(below, 4)}." if below else ""
+    own = LANGUAGES[root.name]
+    for other in LANGUAGES.values():
+        if other is own or name not in Vocabulary(language=other).function(other.root).parameters:
+            continue
+        if not difflib.get_close_matches(name, function.parameters, 1, 0.85):
+            text = f"{function.name} has no argument {name!r}."
+        if not root.kwargs.keys().isdisjoint(own.marks):
+            return f"{text}{elsewhere} {name!r} belongs to {other.what}: {other.place}."
+        return f"{text}{elsewhere} This is the config of {other.what}: {other.command}."
+    return text + elsewhere
+
+
+def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) -> str:
+    """Returns the message for required arguments that are missing."""
+    what, them = ("the arguments", "them") if len(missing) > 1 else ("the argument", "it")
+    text = f"{function.name} needs {what} {listing(missing)}"
+    if "rngs" in missing:  # of flax's nnx
+        return (
+            f"{text}, and a config cannot provide rngs. models.from_nnx builds nnx modules: name"
+            f" the module there without calling it, constructor = @{function.name} in Gin or"
+            f" constructor: !partial:{function.name} {{}} in YAML."
+        )
+    hint = slot.hint
+    called = annotations.takes_optimizer(hint) or annotations.accepts_anything(hint)
+    if called or not annotations.takes_function(hint):
+        return f"{text}: add {them}."
+    return (
+        f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
+        f" @{function.name} in Gin and !{PARTIAL}{function.name} {{}} in YAML."
+    )
+
+
+def type_mismatch(tree: Tree, slot: Slot) -> str:
+    """Returns the message for a value that does not fit its argument, with advice."""
+    words = "a mask" if slot.takes_mask else annotations.describe_annotation(slot.hint)
+    words = "the name of a dtype" if slot.takes_dtype else words
+    text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."
+    parts, anything = annotations.union_members(slot.hint), annotations.accepts_anything(slot.hint)
+    if isinstance(tree, Call):
+        if tree.name == "optim.optimizer":
+            text += (
+                " optim.optimizer updates all parameters of a run, so it cannot be part of another"
+                " optimizer: name a single optimizer here, and add groups at the root for other"
+                " parameters."
+            )
+        elif words == "a Group" and tree.name != "optim.group":
+            text += f" Call optim.group to make a group, with {tree.name} as its optimizer."
+        elif tree.partial and not annotations.takes_optimizer(slot.hint):
+            text += call_hint(tree)
+    elif slot.takes_mask:
+        text += (
+            " A mask is a function of the parameters, or a tree of booleans like theirs. To select"
+            " parameters by path, use a group: optim.group(match, optimizer)."
+        )
+    elif slot.takes_dtype:
+        text += f" {annotations.dtype_advice(tree)}"
+    elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
+        text += f" Did you mean {near!r}?"
+    elif isinstance(tree, str) and _is_number(tree) and not anything and {int, float} & {*parts}:
+        text += " A number is written without quotes."
+    elif isinstance(tree, float) and annotations.takes_int(slot.hint) and tree.is_integer():
+        text += f" Write it as {int(tree):_}." if abs(tree) < 1e15 else ""
+    elif isinstance(tree, float) and slot.takes_steps and 0 < tree < 1:
+        text += f" A share of the steps of the run is written with a sign, as in '{100 * tree:g}%'."
+    elif isinstance(tree, str | float) and slot.takes_steps:
+        text += " A number of steps may also be '5%', '3 epochs', '1_000 examples' or '10M tokens'."
+    elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
+        text += (
+            " Only numbers of steps have units: arguments that are named like warmup_steps, or"
+            " annotated like Annotated[int, 'steps']."
+        )
+    elif isinstance(tree, str) and tree.lower() == "none" and (anything or type(None) in parts):
+        text += " The value None is written None in Gin and null in YAML."
+    elif words == "a Space" and isinstance(tree, list):
+        text += (
+            f" Values to choose from are written !space.values {{values: {brief(tree)}}} in YAML,"
+            " and as the argument values of @space.values() in Gin."
+        )
+    elif words == "a Space" and isinstance(tree, dict):
+        text += " An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}, in YAML."
+    elif words == "a Space":
+        text += " A value that all trials have is written under set, not under space."
+    elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
+        text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
+    elif annotations.takes_function(slot.hint) or not any(map(annotations.is_scalar, parts)):
+        text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
+    return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

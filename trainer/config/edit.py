@@ -1,6 +1,6 @@
 """Edits a resolved config: replaces values by path, and merges two trees."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from trainer.config import nodes
@@ -15,6 +15,7 @@ from trainer.config.tree import (
     join,
     longest_key,
     split_path,
+    walk,
 )
 from trainer.config.wording import describe, known_names, listing, nearest, shorten
 
@@ -46,7 +47,7 @@ def override(config: Config, sets: Sequence[str], option: str = "--set") -> Conf
         except ConfigError as error:
             hint = _hint_for_function_path(root, path.strip(), value.strip())
             raise ConfigError(hint, source) if hint else error from None
-    return nodes.edited(config, root)
+    return nodes.edited_config(config, root)
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
@@ -61,7 +62,7 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
     root = nodes.to_node(config)
     for path, value in values.items():
         root = _replace(root, path, _with_source(value, source), source, "")
-    return nodes.edited(config, root)
+    return nodes.edited_config(config, root)
 
 
 def without(config: Config, path: str) -> Config:
@@ -73,10 +74,9 @@ def without(config: Config, path: str) -> Config:
         >>> "best_metric" in without(read, "best_metric").root.kwargs
         False
     """
-    keys = split_path(config.root, path)
-    if not keys:
+    if not (keys := split_path(config.root, path)):
         raise KeyError(path)
-    return nodes.edited(config, _without(nodes.to_node(config), keys))
+    return nodes.edited_config(config, _without(nodes.to_node(config), keys))
 
 
 def _without(node: Node, keys: Sequence[Key]) -> Node:
@@ -88,7 +88,6 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
 
 def config_of_tree(root: Call, source: Source) -> Config:
     """Returns the config of a tree that was not read from a file; raises ConfigError."""
-    # `source` says in messages where the tree comes from.
     return nodes.to_config(_with_source(root, source))
 
 
@@ -150,15 +149,13 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
 
 def _hint_for_function_path(root: Node, path: str, value: str) -> str:
     """Returns advice for a path that begins with the name of a function; "" for others."""
-    # The path is that of a setting, such as "optim.muon.learning_rate", and does not exist in the
-    # tree.
     from trainer.config.vocabulary import RUN
 
     path = path[path.rfind("/", 0, path.find(".")) + 1 :]  # the tree contains no scopes of Gin
     head, _, below = path.partition(".")
-    calls = list(_calls(root, ""))
+    calls = [(x.name, at) for at, x in walk(nodes.plain(root)) if isinstance(x, Call)]
     in_tree = head in children(root)
-    told = f"A setting takes a path in the config tree, and {path!r} begins with a function."
+    message = f"A setting takes a path in the config tree, and {path!r} begins with a function."
     found: dict[str, str] = {}  # the right path -> the function that is called there
     for name, place in calls:
         parts = name.split(".")
@@ -173,31 +170,22 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
         settings = [f"--set {quote(f'{each}={value[:60]}')}" for each in found]
         names, count = listing(list(dict.fromkeys(found.values()))), len(settings)
         if count == 1:
-            return f"{told} This config calls {names} in one place: write {settings[0]}."
+            return f"{message} This config calls {names} in one place: write {settings[0]}."
         shown = "\n  ".join(settings[:4] + [f"and {count - 4} more"] * (count > 4))
-        return f"{told} This config calls {names} in {count} places; write one of:\n  {shown}"
+        return f"{message} This config calls {names} in {count} places; write one of:\n  {shown}"
     packages = {*RUN.modules, *(name.split(".")[0] for name, _ in calls)}
     packages -= {"data", "metrics"}  # also arguments of the root
     if below and not in_tree and head in packages:
         name = path.rpartition(".")[0]
         names = listing(sorted({name for name, _ in calls}))
-        return f"{told} This config does not call {name}. It calls: {names}."
+        return f"{message} This config does not call {name}. It calls: {names}."
     return ""
-
-
-def _calls(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the function name and the path of every call in a tree."""
-    if isinstance(node.value, Call):
-        yield node.value.name, path
-    for key, child in children(node).items():
-        yield from _calls(child, join(path, key))
 
 
 def merge(base: Node, over: Node) -> Node:
     """Merges two trees; values of `over` replace those of `base`."""
     # Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged
-    # key by key; anything else is replaced. New keys are added at the end. Each value keeps its
-    # source.
+    # key by key; all else is replaced. New keys come last. Each value keeps its source.
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):
         if (old.name, old.partial) != (new.name, new.partial):

@@ -22,92 +22,30 @@ EMPTY = "is empty: a config names a model, data, an optimizer and more"
 _KINDS = {".gin": "gin", ".yaml": "yaml", ".yml": "yaml"}
 
 
-# Finding and reading files.
-
-
-class SearchPath:
-    """Finds the files of a config, and decides which files messages may quote."""
-
-    # `folders` are those of the files that the command names, and of `--gin_search_paths`.
-
-    def __init__(self, search_paths: Sequence[str]):
-        for folder in search_paths:
-            if not os.path.isdir(folder):
-                source = Source(f"--gin_search_paths={folder}")
-                raise ConfigError("This is not an existing folder.", source)
-        self._search_paths = list(search_paths)
-        self.folders = [os.path.realpath(folder) for folder in search_paths]
-
-    def find_file(self, file: str) -> str:
-        """Returns the path of a file of the command line, and lets messages quote its folder."""
-        # A relative path that does not exist is looked up in the search paths; if it is not there
-        # either, it is returned unchanged. Raises ConfigError if two search paths contain different
-        # files of this name, or if there is no such shipped config.
-        found = shipped_file(file, Source(file)) or file
-        # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
-        if not os.path.lexists(found) and not os.path.isabs(found):
-            found = self._only([os.path.join(each, file) for each in self._search_paths], file)
-        self.allow_quotes(os.path.dirname(found))
-        return found
-
-    def find_include(self, file: str, beside: str, included_at: Source) -> str:
-        """Returns the path of an included file; raises ConfigError as `find_file` does."""
-        # `beside` is the folder of the including file, "" the current one.
-        if found := shipped_file(file, included_at):
-            self.allow_quotes(os.path.dirname(found))
-            return found
-        first = os.path.join(beside, file)
-        if os.path.isabs(file):
-            return first
-        places = [first, *(os.path.join(each, file) for each in ["", *self._search_paths])]
-        return self._only(places, first, included_at)
-
-    def allow_quotes(self, folder: str) -> None:
-        """Allows messages to quote the files below a folder; "" is the current one."""
-        if "\0" not in folder:  # no folder has such a name, and realpath would raise ValueError
-            self.folders.append(os.path.realpath(folder or "."))
-
-    def may_quote(self, file: str) -> bool:
-        """Returns whether the command names a folder above a file, with links followed first."""
-        real = os.path.realpath(file)
-        return any(os.path.commonpath([real, folder]) == folder for folder in self.folders)
-
-    def describe_search(self) -> str:
-        """Returns a sentence about the other places in which an included file was looked up."""
-        if not self._search_paths:
-            return (
-                "The current folder has no such file either. Name further folders with"
-                " --gin_search_paths."
-            )
-        shown = listing(self._search_paths)
-        return f"The current folder and the search paths ({shown}) have no such file either."
-
-    def _only(self, paths: Sequence[str], otherwise: str, included_at: Source | None = None) -> str:
-        found = [path for path in paths if "\0" not in path and os.path.exists(path)]
-        for other in found[1:]:
-            if not _same(found[0], other):
-                raise ConfigError(
-                    f"There are two different files of this name: {found[0]} and {other}."
-                    " Rename one, or include it by its absolute path.",
-                    included_at or Source(otherwise),
-                )
-        return found[0] if found else otherwise
-
-
 def shipped_file(name: str, source: Source) -> str | None:
     """Returns the path of "lockstep:muon_vit.gin", say; None without this prefix."""
-    # Raises ConfigError if there is no such shipped config.
     if not name.startswith(SHIPPED):
         return None
     folder = Path(__file__).parent.parent / "shipped"
     files = [file for file in sorted(folder.rglob("*.*")) if file.suffix in _KINDS]
     names = [file.relative_to(folder).as_posix() for file in files]
     names = [name for name in names if not name.startswith("new/")]  # of the command new
-    wanted = name.removeprefix(SHIPPED)
-    if wanted not in names:
+    if (wanted := name.removeprefix(SHIPPED)) not in names:
         hint = known_names(wanted, names, "There are")
         raise ConfigError(f"No shipped config is called {wanted!r}. {hint}", source)
     return str(folder / wanted)
+
+
+def _only(paths: Sequence[str], otherwise: str, included_at: Source | None = None) -> str:
+    found = [path for path in paths if "\0" not in path and os.path.exists(path)]
+    for other in found[1:]:
+        if not _same(found[0], other):
+            raise ConfigError(
+                f"There are two different files of this name: {found[0]} and {other}."
+                " Rename one, or include it by its absolute path.",
+                included_at or Source(otherwise),
+            )
+    return found[0] if found else otherwise
 
 
 def _same(one: str, other: str) -> bool:
@@ -126,19 +64,13 @@ def _read(path: str) -> bytes:
 
 def _kind_of(path: str, source: Source) -> str:
     """Returns "gin" or "yaml" by the suffix of a config; raises ConfigError."""
-    # The file need not exist.
-    kind = _KINDS.get(_suffix(path))
-    if kind is None:
+    if (kind := _KINDS.get(Path(path).suffix.lower())) is None:
         raise ConfigError(
             f"The format of {os.path.basename(path)!r} is unknown: the name of a config ends in"
             " .gin, .yaml or .yml.",
             source,
         )
     return kind
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
 
 
 def read_text(path: str, included_at: Source | None, searched: str = "") -> tuple[str, str]:
@@ -150,8 +82,8 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
     try:
         file = Path(path)
         if not file.exists():
-            told = [f"{which} does not exist.", _hint(file, included_at), searched]
-            raise ConfigError(" ".join(filter(None, told)), source)
+            message = [f"{which} does not exist.", _hint(file, included_at), searched]
+            raise ConfigError(" ".join(filter(None, message)), source)
         if not file.is_file():
             kind = "a directory" if file.is_dir() else "not a regular file"
             raise ConfigError(f"{which} is {kind}: name a .gin or .yaml file.", source)
@@ -179,10 +111,8 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
 
 def check_text(text: str, source: Source) -> None:
     """Raises ConfigError for a text that is too long, or has NUL or half of a surrogate pair."""
-    # Python decodes bytes of an option that are not UTF-8 to half surrogates, which config.yaml
-    # cannot contain.
-    match = re.search("[\0\ud800-\udfff]", text)
-    if match is not None:
+    # Python decodes bytes of an option that are not UTF-8 to half surrogates, which YAML refuses.
+    if (match := re.search("[\0\ud800-\udfff]", text)) is not None:
         raise ConfigError(f"The text contains {match[0]!r}, which is not allowed.", source)
     if len(text) > MAX_BYTES:
         raise ConfigError(f"The text is larger than {MAX_BYTES // 1024} KiB, the limit.", source)
@@ -226,8 +156,7 @@ def load(
     # Later files override earlier ones, `bindings` of Gin override the files, and `sets`, of the
     # form path=value in YAML, all else. An included file is looked up in the folder of the
     # including file, then in the current folder, then in the search paths.
-    paths = [os.fspath(file) for file in files]
-    if not paths:
+    if not (paths := [os.fspath(file) for file in files]):
         raise ConfigError("No config is given: name one with --config=configs/muon_vit.gin.")
     kinds = [_kind_of(path, Source(path)) for path in paths]
     if len(set(kinds)) > 1:
@@ -235,11 +164,27 @@ def load(
             f"The files {', '.join(paths[:4])} are Gin and YAML: use files of one format, and"
             " change single values with --set path=value, which works for both."
         )
-    places = SearchPath(search_paths)
-    paths = [places.find_file(path) for path in paths]
-    reader = _FileReader(kinds[0], places, language)
-    read = reader.load_gin if kinds[0] == "gin" else reader.load_yaml
-    root, unused = read(paths, bindings)
+    reader = _FileReader(kinds[0], search_paths, language)
+    paths = [reader.find_file(path) for path in paths]
+    unused: Sequence[Unused] = ()
+    if kinds[0] == "gin":
+        from trainer.config import gin_scopes
+
+        for path in paths:
+            reader.gin(path, None)
+        for text in bindings:
+            source = _binding_source(text, 1 if "\n" in text.strip() else 0)
+            check_text(text, source)
+            reader.gin_text(text, source, "", included_at=None)
+        root, unused = gin_scopes.resolve(reader.statements, Source(paths[0]), language)
+    elif bindings:
+        raise ConfigError(
+            "Gin's bindings change Gin files, and this config is YAML: use --set path=value, as in"
+            " --set optimizer.clip_norm=1.0.",
+            _binding_source(bindings[0], 0),
+        )
+    else:
+        root = reduce(merge, [reader.yaml(path, None) for path in paths])
     for text in sets:
         check_text(text, Source("--set"))
     config = dataclasses.replace(to_config(root), files=tuple(reader.read), unused=tuple(unused))
@@ -253,37 +198,23 @@ def _binding_source(text: str, line: int) -> Source:
 
 
 class _FileReader:
-    """Reads files and the files that they include; `statements` and `read` are in order."""
+    """Finds and reads files and what they include, and decides which files messages may quote."""
 
-    def __init__(self, kind: str, places: SearchPath, language: Language):
-        self.language = language
-        self._kind = kind
-        self._places = places
+    # `statements` and `read` are in order. `_quotable` are the folders of the files that the
+    # command names, and of `--gin_search_paths`.
+
+    def __init__(self, kind: str, search_paths: Sequence[str], language: Language):
+        for folder in search_paths:
+            if not os.path.isdir(folder):
+                source = Source(f"--gin_search_paths={folder}")
+                raise ConfigError("This is not an existing folder.", source)
+        self.language, self._kind = language, kind
+        self._search_paths = list(search_paths)
+        self._quotable = [os.path.realpath(folder) for folder in search_paths]
         self._open: list[str] = []
-        self._count = 0
-        self._section = 0
+        self._count, self._section = 0, 0
         self.statements: list = []
         self.read: list[ConfigFile] = []
-
-    def load_yaml(self, paths: Sequence[str], bindings: Sequence[str]) -> tuple[Node, list[Unused]]:
-        if bindings:
-            raise ConfigError(
-                "Gin's bindings change Gin files, and this config is YAML: use --set path=value, as"
-                " in --set optimizer.clip_norm=1.0.",
-                _binding_source(bindings[0], 0),
-            )
-        return reduce(merge, [self.yaml(path, None) for path in paths]), []
-
-    def load_gin(self, paths: Sequence[str], bindings: Sequence[str]) -> tuple[Node, list[Unused]]:
-        from trainer.config import gin_scopes
-
-        for path in paths:
-            self.gin(path, None)
-        for text in bindings:
-            source = _binding_source(text, 1 if "\n" in text.strip() else 0)
-            check_text(text, source)
-            self.gin_text(text, source, "", included_at=None)
-        return gin_scopes.resolve(self.statements, Source(paths[0]), self.language)
 
     def gin(self, path: str, included_at: Source | None) -> None:
         with self._opened(path, included_at) as text:
@@ -296,18 +227,17 @@ class _FileReader:
 
         self._section += 1
         first: dict = {}
-        for statement in gin_reader.read(text, source):
+        for statement in gin_reader.read_statements(text, source):
             if isinstance(statement, gin_reader.Include):
                 at = statement.source
                 if source.file.startswith("--"):  # the command line names it
-                    self._places.allow_quotes(os.path.dirname(statement.file))
-                self.gin(self._places.find_include(statement.file, directory, at), at)
+                    self._allow_quotes(os.path.dirname(statement.file))
+                self.gin(self._find_include(statement.file, directory, at), at)
                 # Statements after an include may override it, so they are a section of their own.
                 self._section += 1
                 continue
             if isinstance(statement, gin_reader.Binding):
-                # Within one file a second binding is a slip. Gin itself silently lets the last one
-                # win.
+                # In one file a second binding is a slip. Gin itself silently takes the last one.
                 if statement.key in first:
                     raise ConfigError(
                         f"This binds {statement} for the second time; the first is at"
@@ -320,15 +250,14 @@ class _FileReader:
 
     def yaml(self, path: str, included_at: Source | None) -> Node:
         with self._opened(path, included_at) as text:
-            root, include = self._yaml_root(text, path)
-            bases = [
-                self.yaml(self._places.find_include(name, os.path.dirname(path), at), at)
-                for name, at in _included(include)
-            ]
+            root, included = self._yaml_root(text, path)
+            bases = []
+            for name, at in included:
+                bases.append(self.yaml(self._find_include(name, os.path.dirname(path), at), at))
         return reduce(merge, [*bases, root])
 
-    def _yaml_root(self, text: str, path: str) -> tuple[Node, Node | None]:
-        """Returns the tree of a file, and the value of its key `include`."""
+    def _yaml_root(self, text: str, path: str) -> tuple[Node, list[tuple[str, Source]]]:
+        """Returns the tree of a file, and the files that its key `include` names."""
         from trainer.config import yaml_reader
 
         document = yaml_reader.read(text, Source(path, 1))
@@ -342,8 +271,7 @@ class _FileReader:
                 document.source,
             )
         items = dict(document.value)
-        root = self.language.root
-        if root in items:
+        if (root := self.language.root) in items:
             raise ConfigError(
                 f"The root of a YAML config is the {root} itself: write {self.language.keys} and"
                 " the rest without this key. If this is Gin, name the file .gin.",
@@ -352,10 +280,22 @@ class _FileReader:
         include = items.pop("include", None)
         for key, item in items.items():
             check_argument(key, item.argument_source)
-        return Node(Call(root, items), document.source), include
+        named = [] if include is None else [include]
+        if include is not None and isinstance(include.value, list):
+            named = include.value
+        for node in named:
+            if not isinstance(node.value, str):
+                given = describe(plain(node))
+                text = f"include names a file or a list of files, not {given}."
+                raise ConfigError(text, node.source)
+        included = [(node.value, node.source) for node in named]
+        return Node(Call(root, items), document.source), included
 
-    def _enter(self, path: str, included_at: Source | None) -> str:
-        """Returns the text of a file, and adds it to `_open`; `_opened` removes it."""
+    @contextmanager
+    def _opened(self, path: str, included_at: Source | None) -> Iterator[str]:
+        """Gives a file's text, which messages quote only if the command names its folder."""
+        # A config written by somebody else can include any file that the user can read, and
+        # messages are copied into logs and mails.
         if included_at is not None and _kind_of(path, included_at) != self._kind:
             raise ConfigError(
                 f"A {self._kind} file cannot include {path!r}: use one format.", included_at
@@ -370,47 +310,70 @@ class _FileReader:
                 f"The files include each other: {' -> '.join(names[-6:])}.", included_at
             )
         # A folder of somebody else may contain a link to any file of the user's.
-        if included_at is not None and not self._places.may_quote(path):
-            if _KINDS.get(_suffix(real)) != self._kind:
+        if included_at is not None and not self._may_quote(path):
+            if _KINDS.get(Path(real).suffix.lower()) != self._kind:
                 raise ConfigError(
                     f"The included file {path} is a symbolic link to {real}, whose name is not the"
                     f" name of a {self._kind} file. It is not read.",
                     included_at,
                 )
-        text, sha256 = read_text(
-            path, included_at, self._places.describe_search() if included_at else ""
-        )
+        searched = ""
+        if included_at is not None:
+            searched = "The current folder has no such file either. Name further folders with"
+            searched += " --gin_search_paths."
+            if self._search_paths:
+                shown = listing(self._search_paths)
+                searched = f"The current folder and the search paths ({shown}) have no such file"
+                searched += " either."
+        text, sha256 = read_text(path, included_at, searched)
         self.read.append(ConfigFile(path, real, sha256, included_at is not None))
         self._open.append(real)
-        return text
-
-    @contextmanager
-    def _opened(self, path: str, included_at: Source | None) -> Iterator[str]:
-        """Gives a file's text, which messages quote only if the command names its folder."""
-        # A config written by somebody else can include any file that the user can read, and
-        # messages are copied into logs and mails.
-        text = self._enter(path, included_at)
         try:
             yield text
         except ConfigError as error:
             at = error.source
-            if included_at is None or at is None or at.file != path or self._places.may_quote(path):
+            if included_at is None or at is None or at.file != path or self._may_quote(path):
                 raise
             raise ConfigError(
-                f"This cannot be read as {self._kind}. The file is {os.path.realpath(path)},"
+                f"This cannot be read as {self._kind}. The file is {real},"
                 " outside of the folders of the files that the command names, so its text is not"
                 " shown here. Open it to see what is wrong.",
                 at,
             ) from None
         self._open.pop()  # not in `finally`: an error ends the reading
 
+    # The paths of files.
 
-def _included(include: Node | None) -> list[tuple[str, Source]]:
-    if include is None:
-        return []
-    nodes = include.value if isinstance(include.value, list) else [include]
-    for node in nodes:
-        if not isinstance(node.value, str):
-            given = describe(plain(node))
-            raise ConfigError(f"include names a file or a list of files, not {given}.", node.source)
-    return [(node.value, node.source) for node in nodes]
+    def find_file(self, file: str) -> str:
+        """Returns the path of a file of the command line, and lets messages quote its folder."""
+        # A relative path that does not exist is looked up in the search paths; if it is not there
+        # either, it is returned unchanged. Raises ConfigError if two search paths contain different
+        # files of this name, or if there is no such shipped config.
+        found = shipped_file(file, Source(file)) or file
+        # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
+        if not os.path.lexists(found) and not os.path.isabs(found):
+            found = _only([os.path.join(each, file) for each in self._search_paths], file)
+        self._allow_quotes(os.path.dirname(found))
+        return found
+
+    def _find_include(self, file: str, beside: str, included_at: Source) -> str:
+        """Returns the path of an included file; raises ConfigError as `find_file` does."""
+        # `beside` is the folder of the including file, "" the current one.
+        if found := shipped_file(file, included_at):
+            self._allow_quotes(os.path.dirname(found))
+            return found
+        first = os.path.join(beside, file)
+        if os.path.isabs(file):
+            return first
+        places = [first, *(os.path.join(each, file) for each in ["", *self._search_paths])]
+        return _only(places, first, included_at)
+
+    def _allow_quotes(self, folder: str) -> None:
+        """Allows messages to quote the files below a folder; "" is the current one."""
+        if "\0" not in folder:  # no folder has such a name, and realpath would raise ValueError
+            self._quotable.append(os.path.realpath(folder or "."))
+
+    def _may_quote(self, file: str) -> bool:
+        """Returns whether the command names a folder above a file, with links followed first."""
+        real = os.path.realpath(file)
+        return any(os.path.commonpath([real, folder]) == folder for folder in self._quotable)

@@ -4,12 +4,12 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config import annotations, signatures
 from trainer.config.build import Builder
-from trainer.config.signatures import Function, Slot, TypeMismatch
+from trainer.config.signatures import Slot, TypeMismatch
 from trainer.config.tree import Call, Config, Tree, join
 from trainer.config.units import quantity
 from trainer.config.yaml_writer import dump
@@ -60,9 +60,15 @@ class _Completion:
             name: self._tree(x, slot.of_argument(function, name, is_factory), join(path, name))
             for name, x in call.kwargs.items()
         }
-        for name, default in _defaults(function):
-            if name in kwargs:
+        # The default of a field of a dataclass may come from its `default_factory`.
+        called: Any = function.call
+        fields = dataclasses.fields(called) if dataclasses.is_dataclass(called) else ()
+        makers = {x.name: x.default_factory for x in fields}
+        for name, parameter in function.parameters.items():
+            if name in kwargs or parameter.default is inspect.Parameter.empty:
                 continue
+            make = makers.get(name, dataclasses.MISSING)
+            default = parameter.default if make is dataclasses.MISSING else make()
             argument = slot.of_argument(function, name, is_factory)
             try:
                 # Whoever calls a partial may pass an argument by position, which must be free then.
@@ -88,17 +94,6 @@ class _Completion:
         except TypeMismatch:  # the builder was given an object in place of this value
             pass
         return tree
-
-
-def _defaults(function: Function) -> Iterator[tuple[str, Any]]:
-    """Yields the defaults; that of a field of a dataclass may come from its `default_factory`."""
-    call = function.call
-    fields = dataclasses.fields(call) if dataclasses.is_dataclass(call) else ()
-    makers = {x.name: x.default_factory for x in fields}
-    for name, parameter in function.parameters.items():
-        if parameter.default is not inspect.Parameter.empty:
-            make = makers.get(name, dataclasses.MISSING)
-            yield name, parameter.default if make is dataclasses.MISSING else make()
 
 
 def _spelled(default: Any, slot: Slot) -> Tree:

@@ -70,7 +70,7 @@ class Include:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockHead:
     """The head of an indented block, `scope/name:`, whose bindings follow."""
 
     name: str
@@ -120,7 +120,7 @@ class _Parser(config_parser.ConfigParser):
         return _Located(value, line)
 
 
-def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
+def read_statements(text: str, source: Source) -> Iterator[Binding | Include | BlockHead]:
     """Yields the statements of a Gin text in order; raises ConfigError."""
     parser = None
     while True:
@@ -152,36 +152,32 @@ def _unreadable(reason: str, line: int, text: str, source: Source) -> ConfigErro
     lines = text.split("\n")
     shown = lines[min(line, len(lines)) - 1].strip()[:80]
     reason, hint = wording.in_gin(shown, " ".join(reason.split())[:200].rstrip("."))
-    told = f"Gin cannot read {shown!r}: {reason}. {hint}".rstrip()
-    return ConfigError(told, source.below(line - 1))
+    message = f"Gin cannot read {shown!r}: {reason}. {hint}".rstrip()
+    return ConfigError(message, source.below(line - 1))
 
 
-def _statement(statement: Any, source: Source) -> Binding | Include | Block:
+def _statement(statement: Any, source: Source) -> Binding | Include | BlockHead:
     at = source.below(statement.location.line_num - 1)
     if isinstance(statement, config_parser.BindingStatement):
-        return _binding(statement, at, source)
+        scope, name, argument, located, _ = statement
+        scopes = tuple(scope.split("/")) if scope else ()
+        if not argument:
+            # `name = value` is Gin's spelling of `name/gin.macro.value = value`.
+            scopes, name, argument = (*scopes, name), MACRO, "value"
+        elif name == "macro":
+            name = MACRO
+        check_argument(argument, at)
+        return Binding(scopes, name, argument, _node(located, source), at)
     if isinstance(statement, config_parser.IncludeStatement):
         return Include(statement.filename, at)
     if isinstance(statement, config_parser.BlockDeclaration):
-        return Block(statement.selector, at)
+        return BlockHead(statement.selector, at)
     raise ConfigError(
         f"A config cannot import ({statement.format()!r}), and need not: functions of optim, optax,"
         " schedules, models, data, losses, metrics, hooks and parts are known. For a package"
         " of yours, remove the line and add --vocabulary=your.package to the command.",
         at,
     )
-
-
-def _binding(statement: Any, at: Source, source: Source) -> Binding:
-    scope, name, argument, located, _ = statement
-    scopes = tuple(scope.split("/")) if scope else ()
-    if not argument:
-        # `name = value` is Gin's spelling of `name/gin.macro.value = value`.
-        scopes, name, argument = (*scopes, name), MACRO, "value"
-    elif name == "macro":
-        name = MACRO
-    check_argument(argument, at)
-    return Binding(scopes, name, argument, _node(located, source), at)
 
 
 def _node(located: _Located, source: Source) -> Node:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from trainer.config.gin_reader import MACRO, Binding, Block, Pairs, Reference
+from trainer.config.gin_reader import MACRO, Binding, BlockHead, Pairs, Reference
 from trainer.config.nodes import Budget, Node, check_key, plain
 from trainer.config.tree import Call, ConfigError, Key, Source, Unused
 from trainer.config.vocabulary import LANGUAGES, Language
@@ -28,17 +28,17 @@ Calls = Mapping[str, set[Scope]]
 """The scopes in which each function is called. The key MACRO has the macros that are read."""
 
 
-def references(value: Node) -> Iterator[Reference]:
+def references_in(value: Node) -> Iterator[Reference]:
     """Yields the references and macros in the value of a binding, also inside lists and dicts."""
     if isinstance(value.value, Reference):
         yield value.value
     elif isinstance(value.value, list):
         for item in value.value:
-            yield from references(item)
+            yield from references_in(item)
     elif isinstance(value.value, Pairs):
         for pair in value.value.items:
             for item in pair:
-                yield from references(item)
+                yield from references_in(item)
 
 
 def suffixes(name: str) -> Iterator[str]:
@@ -53,29 +53,20 @@ def suffixes(name: str) -> Iterator[str]:
         yield name
 
 
-class Bindings:
-    """All bindings of a config, in the order of the text; `root` names the call at its root."""
-
-    # `full` has the names that a reference spells in full. A binding of another name applies to the
-    # called function whose name ends with it.
-
-    def __init__(self, statements: Sequence[Binding | Block], root: str):
-        self.bindings = [each for each in statements if isinstance(each, Binding)]
-        self.blocks = [each for each in statements if isinstance(each, Block)]
-        named = {found.name for each in self.bindings for found in references(each.value)}
-        self.full = {root, MACRO, *named}
-
-
-class Table:
+class BindingTable:
     """The bindings that are in force up to a section, and else the first of those after it."""
 
-    # None is the end of the text. `in_force` is in the order of the text. Two bindings that spell
-    # the name of one function differently are both listed, though only one is read.
+    # The section None is the end of the text. `root` names the call at the root of the config, and
+    # `full` has the names that a reference spells in full. A binding of another name applies to the
+    # called function whose name ends with it. `in_force` is in the order of the text. Two bindings
+    # that spell the name of one function differently are both listed, though only one is read.
 
-    def __init__(self, all_bindings: Bindings, last: int | None = None):
-        self._full = all_bindings.full
+    def __init__(self, bindings: Sequence[Binding], root: str, last: int | None = None):
+        self.bindings, self.root = bindings, root
+        named = {found.name for each in bindings for found in references_in(each.value)}
+        self.full = {root, MACRO, *named}
         self._entries: dict[tuple[Scope, str], dict[str, tuple[int, Binding]]] = {}
-        for position, binding in enumerate(all_bindings.bindings, 1):
+        for position, binding in enumerate(bindings, 1):
             # The highest rank wins. Up to the section `last` that is the last binding; later ones
             # have negative ranks, of which the first is the highest, and count only if there is no
             # earlier one.
@@ -94,7 +85,7 @@ class Table:
         # function's name, as in adamw.b2. Raises ConfigError if two bindings of one section bind
         # the same argument.
         if name not in self._spellings:
-            short = [each for each in suffixes(name) if each not in self._full]
+            short = [each for each in suffixes(name) if each not in self.full]
             self._spellings[name] = [each for each in [name, *short] if each in self._names]
         found: dict[str, tuple[int, Binding]] = {}
         for spelling in self._spellings[name]:
@@ -122,14 +113,11 @@ _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 
 def resolve(
-    statements: Sequence[Binding | Block], where: Source, language: Language
+    statements: Sequence[Binding | BlockHead], where: Source, language: Language
 ) -> tuple[Node, list[Unused]]:
     """Returns the tree of the statements, and the bindings that have no effect on it."""
-    # Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
-    # effect is a mistake; see `UnusedBindings`. `where` is the place to name if the root has no
-    # binding.
-    bindings = Bindings(statements, language.root)
-    table = Table(bindings)
+    # `where` is the place to name if the root has no binding.
+    table = BindingTable([x for x in statements if isinstance(x, Binding)], language.root)
     bound = {each.name for each in table.in_force}
     if language.root not in bound:
         others = [each for each in LANGUAGES.values() if each.root in bound]
@@ -139,14 +127,15 @@ def resolve(
             f" {language.example}, and so on.{found}",
             where,
         )
-    resolver = _Resolver(table, language.root)
+    resolver = _Resolver(table)
     root = resolver.resolve(where)
-    unused_bindings = UnusedBindings(bindings, resolver)
-    for statement in [*table.in_force, *bindings.blocks]:
+    unused_bindings = UnusedBindings(resolver)
+    blocks = [each for each in statements if isinstance(each, BlockHead)]
+    for statement in [*table.in_force, *blocks]:
         unused_bindings.refuse_ambiguous(statement)
     idle = [each for each in table.in_force if id(each) not in resolver.read]
     unused = [unused_bindings.classify(binding) for binding in idle]
-    for block in bindings.blocks:
+    for block in blocks:
         unused_bindings.refuse_block(block)
     return root, unused
 
@@ -154,9 +143,8 @@ def resolve(
 class _Resolver:
     """Follows the references of one table from the root; calls no function."""
 
-    def __init__(self, table: Table, root: str):
+    def __init__(self, table: BindingTable):
         self.table = table
-        self.root = root
         self._budget = Budget()
         self._open: list[tuple[Scope, str]] = []
         self.read: set[int] = set()  # the ids of the bindings that were read
@@ -164,8 +152,9 @@ class _Resolver:
         self.where: dict[str, Source] = {}  # where each function was called first
 
     def resolve(self, where: Source) -> Node:
-        own = (each.source for each in self.table.in_force if each.name == self.root)
-        return self._call(Reference((), self.root, True), (), (), next(own, where), 0)
+        root = self.table.root
+        own = (each.source for each in self.table.in_force if each.name == root)
+        return self._call(Reference((), root, True), (), (), next(own, where), 0)
 
     def _bound(self, name: str, scope: Scope) -> dict[str, Binding]:
         bound: dict[str, Binding] = {}
@@ -204,8 +193,7 @@ class _Resolver:
         if not reference.evaluate:
             raise ConfigError(f"A macro is read with %{name}, not with @.", source)
         bound = self._bound(MACRO, scope)
-        extra = [argument for argument in bound if argument != "value"]
-        if extra:
+        if extra := [argument for argument in bound if argument != "value"]:
             raise ConfigError(f"A macro has a value, not {extra[0]!r}.", bound[extra[0]].source)
         if bound:
             return self._value(bound["value"].value, scope, caller, depth + 1)
@@ -255,21 +243,19 @@ class _Resolver:
 
 
 class UnusedBindings:
-    """Classifies the bindings of a config that no call reads."""
+    """Classifies the bindings of a config that no call reads, after a resolver followed it."""
 
-    # The bindings and calls are those of `resolver`, which has followed the table at the end.
-
-    def __init__(self, bindings: Bindings, resolver: _Resolver):
-        self._bindings = bindings
+    def __init__(self, resolver: _Resolver):
+        self._table = resolver.table
         self._called: Calls = resolver.called
         self._resolver = resolver
-        self._functions: dict[str, list[str]] = {name: [name] for name in bindings.full}
+        self._functions: dict[str, list[str]] = {name: [name] for name in self._table.full}
         for name in sorted(self._called):
             for short in suffixes(name):
-                if short not in bindings.full:
+                if short not in self._table.full:
                     self._functions.setdefault(short, []).append(name)
 
-    def refuse_ambiguous(self, statement: Binding | Block) -> None:
+    def refuse_ambiguous(self, statement: Binding | BlockHead) -> None:
         """Raises ConfigError for a short name that several functions have that the config calls."""
         functions = self._functions.get(statement.name, [])
         if len(functions) > 1:
@@ -279,7 +265,7 @@ class UnusedBindings:
                 statement.source,
             )
 
-    def refuse_block(self, block: Block) -> None:
+    def refuse_block(self, block: BlockHead) -> None:
         """Raises ConfigError for a block, even an empty one, of a function never called."""
         # A block of an included file may be for a function that the config does not call.
         if not block.included and not self._scopes_since(block):
@@ -319,7 +305,7 @@ class UnusedBindings:
     def _scopes(self, name: str) -> set[Scope]:
         return self._called.get(self._full_name(name), set())
 
-    def _scopes_since(self, statement: Binding | Block) -> set[Scope]:
+    def _scopes_since(self, statement: Binding | BlockHead) -> set[Scope]:
         """Returns the scopes of the calls, including calls that later sections replaced."""
         earlier = [calls for section, calls in self._earlier if section >= statement.section]
         name = statement.name
@@ -329,8 +315,9 @@ class UnusedBindings:
     def _earlier(self) -> list[tuple[int, Calls]]:
         """Returns, for each section but the last, the calls of the config up to it, by spelling."""
         earlier = []
-        for section in sorted({each.section for each in self._bindings.bindings})[:-1]:
-            resolver = _Resolver(Table(self._bindings, section), self._resolver.root)
+        bindings, root = self._table.bindings, self._table.root
+        for section in sorted({each.section for each in bindings})[:-1]:
+            resolver = _Resolver(BindingTable(bindings, root, section))
             with suppress(ConfigError):  # an early section alone need not be a complete config
                 resolver.resolve(Source(""))
             calls = defaultdict[str, set[Scope]](set)
@@ -345,11 +332,11 @@ class UnusedBindings:
         """Returns the macros that bindings of functions name, and those that these macros name."""
         macros = defaultdict[Scope, list[Binding]](list)
         waiting: list[Binding] = []
-        for each in self._bindings.bindings:
+        for each in self._table.bindings:
             (macros[each.scopes] if each.name == MACRO else waiting).append(each)
         named: set[Scope] = set()
         while waiting:  # each macro is popped below, so that a cycle of macros ends
-            for reference in references(waiting.pop().value):
+            for reference in references_in(waiting.pop().value):
                 # A macro %a/b also reads the value of %a, because its scope is inside of a.
                 for length in range(1, len(reference.scopes) + 1 if reference.name == MACRO else 0):
                     named.add(reference.scopes[:length])
@@ -361,7 +348,7 @@ class UnusedBindings:
     def _overriding(self, binding: Binding) -> str:
         others = [
             str(each.source)
-            for each in self._resolver.table.in_force
+            for each in self._table.in_force
             if each is not binding
             and each.argument == binding.argument
             and self._full_name(each.name) == self._full_name(binding.name)

@@ -6,12 +6,12 @@ import re
 from trainer.config.tree import Call, Key, Tree, functions
 
 
-def dump(root: Call) -> str:
+def dump_gin(root: Call) -> str:
     """Returns the Gin file of a tree; loading it gives an equal tree.
 
     Example:
         >>> loss = Call("losses.huber", {"delta": 2.0})
-        >>> print(dump(Call("experiment", {"loss": loss, "steps": 100})), end="")
+        >>> print(dump_gin(Call("experiment", {"loss": loss, "steps": 100})), end="")
         experiment:
           loss = @losses.huber()
           steps = 100

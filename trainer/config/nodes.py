@@ -52,7 +52,6 @@ def plain(node: Node) -> Tree:
 
 def to_config(root: Node) -> Config:
     """Converts the call at the root of a tree to a config."""
-    # Raises ConfigError if the tree is too deep or too large, or if two values have the same path.
     sources: dict[str, Source] = {}
     key_sources: dict[str, Source] = {}
     budget = Budget()
@@ -86,7 +85,7 @@ def to_node(config: Config) -> Node:
     return visit(config.root, "")
 
 
-def edited(config: Config, root: Node) -> Config:
+def edited_config(config: Config, root: Node) -> Config:
     """Returns the config of an edited tree, with the list of files of the original."""
     return replace(to_config(root), files=config.files, unused=config.unused)
 
@@ -112,7 +111,7 @@ def with_calls(
         if argument in items and isinstance(items[argument].value, dict):
             calls = {key: call(item, name) for key, item in items[argument].value.items()}
             items[argument] = with_children(items[argument], calls)
-    return edited(config, with_children(root, items))
+    return edited_config(config, with_children(root, items))
 
 
 def is_name(text: str) -> bool:

@@ -84,7 +84,7 @@ def _either(root: dict[str, Any], other: dict[str, Any], *others: dict[str, Any]
     return {"if": {"anyOf": [{"required": [key]} for key in only]}, "then": root, "else": other}
 
 
-def text(vocabulary: Sequence[str] = ()) -> str:
+def schema_text(vocabulary: Sequence[str] = ()) -> str:
     """Returns the schema as a file has it: a line for each argument of a root and each function."""
     return _lines(schema(vocabulary), "", 3) + "\n"
 
@@ -200,7 +200,7 @@ class _Schemas:
             yield {"type": "object", "additionalProperties": self._value(here.of_entry(""), kind)}
         elif kind:
             yield self._calls(kind)
-        elif annotations.is_optimizer(part):
+        elif annotations.names_optimizer(part):
             yield self._calls(_OPTIMIZER)
         elif float in annotations.union_members(slot.hint):
             # A function in the place of a float is a schedule; optax also admits arrays.
@@ -287,9 +287,8 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)(?: \(.*?\))?: *((?:.*\n)(?:(?: +.*)?\n)*)", 
 
 def argument_docs(call: Any) -> Mapping[str, str]:
     """Returns what a docstring in Google's style says of each argument, by its name."""
-    documented = f"{inspect.getdoc(call) or ''}\n"
     return {
         name: " ".join(about.split())
-        for section in _SECTION.finditer(documented)
+        for section in _SECTION.finditer(f"{inspect.getdoc(call) or ''}\n")
         for name, about in _ENTRY.findall(textwrap.dedent(section[2]))
     }

@@ -76,7 +76,7 @@ def defining_module(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
 
 
-def read(name: str, call: Callable[..., Any], source: Source | None) -> Function:
+def read_signature(name: str, call: Callable[..., Any], source: Source | None) -> Function:
     """Reads the signature of a function or class; raises ConfigError for a builtin without one."""
     # A metaclass with __call__, such as that of nnx, hides the signature of __init__.
     made_by = type(call).__call__ if isinstance(call, type) else type.__call__
@@ -89,8 +89,7 @@ def read(name: str, call: Callable[..., Any], source: Source | None) -> Function
             f"{name} has no signature that Python can read, so a config cannot call it.", source
         ) from None
     hints = _hints(call)
-    parameters = {}
-    open_ended = False
+    parameters, open_ended = {}, False
     for key, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             open_ended = True
@@ -152,8 +151,7 @@ class Slot:
     @property
     def takes_steps(self) -> bool:
         """Whether the value is a number of steps, which may have a unit."""
-        named = self.counts_steps and annotations.takes_int(self.hint)
-        return named or is_steps(self.hint)
+        return is_steps(self.hint) or (self.counts_steps and annotations.takes_int(self.hint))
 
     @property
     def takes_dtype(self) -> bool:
@@ -170,8 +168,6 @@ class Slot:
 
     def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
         """Returns the slot of an argument of a function that is called here."""
-        # If the function is the factory of an optimizer, `learning_rate` and `weight_decay` accept
-        # a float, whatever their annotation.
         parameter = function.parameters[name]
         default = parameter.default
         hint = annotations.or_type_of_default(parameter.hint, default)
@@ -182,8 +178,7 @@ class Slot:
         return Slot(hint, default, function.name, name, is_factory, counts)
 
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
-        """Returns the slots of a list's elements, and the sequence type."""
-        # Raises TypeMismatch if the annotation does not accept a list of `count` elements.
+        """Returns the slots of a list's elements, and its sequence type; raises TypeMismatch."""
         hints, kind = items(self.hint, count)
         slots: list[Slot] = [
             replace(self, hint=hint, default=None, argument=f"{self.argument}[{index}]")

@@ -31,9 +31,6 @@ class Source:
 class ConfigError(UserError):
     """A mistake in a config; its text is a complete message of at most twelve lines."""
 
-    # The message has whole sentences: what was given, what exists, what to do. The text begins with
-    # the place of the mistake, if it has one.
-
     def __init__(self, message: str, source: Source | None = None):
         super().__init__(f"{source}: {message}" if source else message)
         self.source = source
@@ -109,12 +106,16 @@ def child_trees(tree: Tree) -> Mapping[Any, Tree]:
     return tree if isinstance(tree, dict) else {}
 
 
+def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
+    """Yields the path and the tree of each part, the whole first, in order."""
+    yield path, tree
+    for key, child in child_trees(tree).items():
+        yield from walk(child, join(path, key))
+
+
 def functions(tree: Tree) -> Iterator[str]:
     """Yields the names of the functions that a tree calls, in order."""
-    if isinstance(tree, Call):
-        yield tree.name
-    for child in child_trees(tree).values():
-        yield from functions(child)
+    return (part.name for _, part in walk(tree) if isinstance(part, Call))
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
@@ -124,11 +125,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
         >>> list(leaves(Call("experiment", {"steps": 100, "writers": ["console"]})))
         [('steps', 100), ('writers.0', 'console')]
     """
-    items = child_trees(tree)
-    if not items:
-        yield path, tree
-    for key, value in items.items():
-        yield from leaves(value, join(path, key))
+    return ((at, part) for at, part in walk(tree, path) if not child_trees(part))
 
 
 def hparams(root: "Call") -> dict[str, Tree]:
@@ -139,17 +136,11 @@ def hparams(root: "Call") -> dict[str, Tree]:
         >>> hparams(Call("experiment", {"loss": huber, "mesh": None}))
         {'loss': 'losses.huber', 'loss.delta': 2.0}
     """
-    return {path: value for path, value in _hparams(root, "") if path and value is not None}
-
-
-def _hparams(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
-    items = child_trees(tree)
-    if isinstance(tree, Call):
-        yield path, tree.name
-    elif not items:
-        yield path, tree
-    for key, value in items.items():
-        yield from _hparams(value, join(path, key))
+    return {
+        path: part.name if isinstance(part, Call) else part
+        for path, part in walk(root)
+        if path and part is not None and (isinstance(part, Call) or not child_trees(part))
+    }
 
 
 def split_path(tree: Tree, path: str) -> list[Key]:
@@ -162,8 +153,7 @@ def split_path(tree: Tree, path: str) -> list[Key]:
     keys: list[Key] = []
     while path:
         items = child_trees(tree)
-        found = longest_key(items, path)
-        if found is None:
+        if (found := longest_key(items, path)) is None:
             raise KeyError(path)
         keys.append(found)
         tree = items[found]

@@ -49,9 +49,7 @@ def looks_like_quantity(text: str) -> bool:
 
 def is_steps(hint: Any) -> bool:
     """Returns whether an annotation, or a member of its union, marks a number of steps."""
-    # The mark is that of Annotated[int, "steps"].
-    origin = typing.get_origin(hint)
-    if origin is typing.Annotated and _STEPS in hint.__metadata__:
+    if (origin := typing.get_origin(hint)) is typing.Annotated and _STEPS in hint.__metadata__:
         return True
     unites = origin in (typing.Union, types.UnionType, typing.Annotated)
     return unites and any(is_steps(part) for part in typing.get_args(hint))

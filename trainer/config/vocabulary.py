@@ -142,7 +142,9 @@ class Vocabulary:
     def function(self, name: str, source: Source | None = None) -> Function:
         """Returns a function by its dotted name, such as "optax.adamw"; raises ConfigError."""
         if name not in self._functions:
-            self._functions[name] = signatures.read(name, self._find(name, source), source)
+            self._functions[name] = signatures.read_signature(
+                name, self._find(name, source), source
+            )
         return self._functions[name]
 
     def ending_with(self, name: str, source: Source | None = None) -> list[Function]:
@@ -158,9 +160,7 @@ class Vocabulary:
         return found or [self.function(name, source)]
 
     def names(self, package: str) -> list[str]:
-        """Returns the full names of a package's functions that a config may name."""
-        # The package is their prefix, such as "models", "optax.contrib" or "my_lab.zoo". Raises
-        # ConfigError if there is none.
+        """Returns the full names of the functions of a package, such as "models"; ConfigError."""
         module, rest = self._root(f"{package}.x", [*package.split("."), "x"][:-1], None)
         for step in rest:
             module = self._step_into(module, step, package, None)
@@ -196,8 +196,7 @@ class Vocabulary:
         module, rest = self._root(name, steps, source)
         for step in rest:
             module = self._step_into(module, step, name, source)
-        found = _public_callable(module, last, source)
-        if found is None:
+        if (found := _public_callable(module, last, source)) is None:
             raise ConfigError(self._unknown(name, module, last), source)
         return found
 
@@ -207,8 +206,7 @@ class Vocabulary:
         modules = self.language.modules
         if steps and steps[0] in modules:
             return importlib.import_module(modules[steps[0]]), steps[1:]
-        package = longest_key(self._packages, name)
-        if package and steps:
+        if (package := longest_key(self._packages, name)) and steps:
             return _import(str(package), source), steps[str(package).count(".") + 1 :]
         roots = [*modules, *self._packages]
         tops = {each.split(".")[0] for each in roots}.difference(steps[:1])
@@ -238,8 +236,7 @@ class Vocabulary:
             hint = self._elsewhere(name) or known_names(step, _public_names(module), "It has")
             text = f"{module.__name__} has no module {step!r} ({name}). {hint}".rstrip()
             raise ConfigError(text, source)
-        inner = _submodule(module, step, source)
-        if inner is not None:
+        if (inner := _submodule(module, step, source)) is not None:
             return inner
         here = _attribute(module, step, source)
         if isinstance(here, ModuleType):
@@ -255,8 +252,7 @@ class Vocabulary:
 
     def _unknown(self, name: str, module: ModuleType, last: str) -> str:
         own = name.rpartition(".")[0]
-        what = getattr(module, last, None)
-        if what is not None:
+        if (what := getattr(module, last, None)) is not None:
             if isinstance(what, ModuleType):
                 words = "is a module, not a function"
             elif module.__name__ in _LISTED:
@@ -268,8 +264,7 @@ class Vocabulary:
             else:
                 words = "is neither a function nor a class"
             return f"{name} {words}. A config names only functions that a package defines itself."
-        hint = self._elsewhere(name).strip()
-        if not hint:
+        if not (hint := self._elsewhere(name).strip()):
             names = _public_names(module)
             near = nearest(last, names)
             hint = f"Did you mean {f'{own}.{near}'!r}?" if near else ""
@@ -307,16 +302,13 @@ def _submodule(module: ModuleType, step: str, source: Source | None) -> ModuleTy
     if isinstance(here, ModuleType):
         return here if here.__name__ == name else None
     is_optax = _lies_in(name, "optax")  # importing optax imports its public modules
-    if here is None and hasattr(module, "__path__") and not is_optax and _exists(name):
-        return _import(name, source)
+    if here is None and hasattr(module, "__path__") and not is_optax:
+        found = name in sys.modules
+        with contextlib.suppress(ImportError, ValueError):
+            found = found or importlib.util.find_spec(name) is not None
+        if found:
+            return _import(name, source)
     return None
-
-
-def _exists(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:

@@ -34,8 +34,7 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
         'It has: depth, width.'
     """
     names = sorted(map(str, known))
-    near = nearest(word, names)
-    if near is not None:
+    if (near := nearest(word, names)) is not None:
         return f"Did you mean {near!r}?"
     return f"{there_is}: {listing(names)}." if names else ""
 
@@ -137,8 +136,7 @@ _IN_YAML = [
 
 def in_gin(line: str, reason: str) -> tuple[str, str]:
     """Returns why Gin's parser, with message `reason`, cannot read a line, and advice."""
-    word = re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)
-    if word is None:
+    if (word := re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)) is None:
         if reason.startswith("Expected indentation"):
             return reason, "Indent the bindings of a block below its first line."
         return reason, _first(_IN_GIN, line)
@@ -196,8 +194,7 @@ def summary(error: BaseException, package: str) -> str:
     # The file of a syntax error was never executed, so it is not in the traceback.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
-    where = location(error, package)
-    return f"{text.rstrip('.')}{where}" if where else text
+    return f"{text.rstrip('.')}{where}" if (where := location(error, package)) else text
 
 
 def cause(error: BaseException) -> str:

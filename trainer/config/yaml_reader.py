@@ -80,8 +80,8 @@ def read(text: str, source: Source) -> Node | None:
         mark = error.problem_mark or error.context_mark
         line = bisect.bisect_left(ends, mark.index) if mark else 0
         words = ", ".join(filter(None, [error.context, error.problem]))
-        told = f"This is not valid YAML: {words}. {_hint(error, text, line)}".rstrip()
-        raise ConfigError(told, source.below(line)) from None
+        message = f"This is not valid YAML: {words}. {_hint(error, text, line)}".rstrip()
+        raise ConfigError(message, source.below(line)) from None
     except yaml.YAMLError as error:
         reason = getattr(error, "reason", error)  # of a character that YAML forbids; it has no mark
         raise ConfigError(f"This is not valid YAML: {reason}.", source) from None
@@ -168,8 +168,7 @@ class _Reader:
             if key_node.tag == _STANDARD + "merge":
                 self._merge(merged, value_node, node.tag, depth)
                 continue
-            key = self._key(key_node, at)
-            if key in own:
+            if (key := self._key(key_node, at)) in own:
                 first = own[key].argument_source
                 raise ConfigError(
                     f"The key {key!r} is given twice; the first is at {first}. Remove one.", at

@@ -67,8 +67,7 @@ def dump(root: Call) -> str:
     """
     bare = root.name in LANGUAGES and not root.partial
     tree = dict(sorted(root.kwargs.items())) if bare else root
-    # The order of groups counts, so keys are not sorted. No line reaches the width, so PyYAML folds
-    # no long string.
+    # The order of groups counts: no key is sorted. No line reaches the width: no string is folded.
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 

@@ -2,9 +2,8 @@
 
 from trainer.data.arrays import ArrayDataset
 from trainer.data.digits import digits
-from trainer.data.fashion_mnist import fashion_mnist
 from trainer.data.text import text
-from trainer.data.tfds_arrays import tfds
+from trainer.data.tfds_arrays import fashion_mnist, tfds
 from trainer.data.tfds_images import tfds_images
 from trainer.data.tokens import tokens
 

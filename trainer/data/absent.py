@@ -44,13 +44,16 @@ class DeclaredData:
     """A data set to plan with: `train` and `evaluate` raise."""
 
     # `message` says what is missing, and how to prepare it. The specs have the shapes of a batch
-    # over all processes; `eval_spec` has "mask" too. `splits` is None if the numbers of examples
-    # are not known.
+    # over all processes; `eval_spec` has "mask" too. `splits` is None if their sizes are not known.
 
     def __init__(self, name: str, message: str, like: Any):
         import jax
 
         self.name, self.message = name, message
+        declared = (
+            f"The plan has the declared shapes of {name}, whose data are not on this machine."
+        )
+        self.plan_warnings = [f"{declared} {message}"]
         self.element_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(like.element_spec)
         self.batch_size: int = like.batch_size
         self.num_examples: int = like.num_examples
@@ -68,14 +71,8 @@ class DeclaredData:
             if hasattr(like, key):
                 setattr(self, key, getattr(like, key))
 
-    def train(
-        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
-    ) -> Iterator[Any]:
+    def train(self, *given: Any, rank: int | None = None, size: int | None = None) -> Iterator[Any]:
         """Raises ValueError: there are no examples."""
         raise ValueError(self.message)
 
-    def evaluate(
-        self, split: str = "test", rank: int | None = None, size: int | None = None
-    ) -> Iterator[Any]:
-        """Raises ValueError: there are no examples."""
-        raise ValueError(self.message)
+    evaluate = train

@@ -26,8 +26,9 @@ class ArrayDataset:
     Numbers: As Easy as 1, 2, 3", 2011), so that training can start at any step. If the batch size
     is the number of examples, every batch has all of them, in the order stored.
 
-    With `validation`, a share of the training examples, drawn at random, is a split of its own and
-    not trained on. The cut depends on `validation_seed` and the number of examples only.
+    With a share as `validation`, as many training examples, drawn one by one, are a split of their
+    own and not trained on. The cut depends on `validation_seed` and the number of examples only.
+    Where examples belong together, as those of one patient, give the arrays of the split instead.
 
     Args:
         train: key -> array [examples, ...]. An array "mask", float32 [examples] or [examples,
@@ -36,8 +37,8 @@ class ArrayDataset:
         batch_size: examples per training batch, over all processes; None for all examples.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         pixels: key -> conversion of the stored images to the model's inputs.
-        validation: the share of the training examples that are the validation split, between 0 and
-            1; None for no such split.
+        validation: the validation split, as `test`; or the share of the training examples that are
+            it, between 0 and 1; None for no such split.
         validation_seed: seed of the choice of these examples.
         name: the name of the data set in error messages.
 
@@ -75,31 +76,25 @@ class ArrayDataset:
         batch_size: int | None,
         eval_batch_size: int | None = None,
         pixels: Mapping[str, Pixels] | None = None,
-        validation: float | None = None,
+        validation: Mapping[str, np.ndarray] | float | None = None,
         validation_seed: int = 0,
         name: str = "data.ArrayDataset",
     ):
-        for split, which in ((train, "training"), (test, "test")):
-            _check_arrays(split, name, which)
-        count = _count(train, name, "training")
-        self.splits = {"test": _count(test, name, "test")}
-        kinds = [
-            {key: (array.shape[1:], array.dtype) for key, array in sorted(split.items())}
-            for split in (train, test)
-        ]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"{name} needs training and test arrays of the same keys, shapes and dtypes, but "
-                f"got {kinds[0]} and {kinds[1]}."
-            )
-        self._train, self._eval = dict(train), {"test": dict(test)}
-        if validation is not None:
-            chosen = choose_validation(validation, validation_seed, count, name)
-            held_out = {key: array[chosen] for key, array in train.items()}
-            self._train = {key: array[~chosen] for key, array in train.items()}
-            self._eval = {"validation": held_out, **self._eval}
-            self.splits = {"validation": int(chosen.sum()), **self.splits}
-        self.num_examples = count - self.splits.get("validation", 0)
+        self.num_examples = _count(train, name, "training")
+        if validation is not None and not isinstance(validation, Mapping):
+            chosen = choose_validation(validation, validation_seed, self.num_examples, name)
+            validation = {key: array[chosen] for key, array in train.items()}
+            train = {key: array[~chosen] for key, array in train.items()}
+            self.num_examples -= int(chosen.sum())
+        held_out = {} if validation is None else {"validation": dict(validation)}
+        self._train, self._eval = dict(train), {**held_out, "test": dict(test)}
+        self.splits = {split: _count(held, name, split) for split, held in self._eval.items()}
+        for split, held in self._eval.items():
+            if _kinds(held) != _kinds(train):
+                raise ValueError(
+                    f"{name} needs training and {split} arrays of the same keys, shapes and dtypes,"
+                    f" but got {_kinds(train)} and {_kinds(held)}."
+                )
         self.batch_size = self.num_examples if batch_size is None else batch_size
         check_positive(name, batch_size=self.batch_size)
         if self.batch_size > self.num_examples:
@@ -237,14 +232,12 @@ def _training_order(seed: int, size: int, shuffled: bool) -> Callable[[int, int]
 
 def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:
     """Returns which of `count` examples are the validation split, bool [count]."""
-    # Raises ValueError if `share` is not between 0 and 1, or leaves a split without an example.
     if not 0 < share < 1:
         raise ValueError(
             f"{name} takes for validation a share of the training examples between 0 and 1, such "
             f"as 0.1, but got {share}. None makes no validation split."
         )
-    size = round(share * count)
-    if size in (0, count):
+    if (size := round(share * count)) in (0, count):
         raise ValueError(
             f"{name} has {count} training examples, of which validation={share} leaves "
             f"{count - size} to train on and {size} to validate on. Both need at least 1."
@@ -254,8 +247,12 @@ def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndar
     return chosen
 
 
-def _check_arrays(split: Any, name: str, which: str) -> None:
-    """Raises ValueError if a split is not a dict of arrays with axes that jax can have."""
+def _kinds(split: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {key: (array.shape[1:], array.dtype) for key, array in sorted(split.items())}
+
+
+def _count(split: Any, name: str, which: str) -> int:
+    """Returns how many examples a split has; ValueError if it is not a dict of arrays for jax."""
     found = f"a value of type {type(split).__name__}"
     if isinstance(split, Mapping):
         wrong = {key: x for key, x in split.items() if not getattr(x, "shape", ())}
@@ -269,9 +266,6 @@ def _check_arrays(split: Any, name: str, which: str) -> None:
         if (fault := dtype_fault(array.dtype) or value_fault(array)) is not None:
             found = f"{array.dtype}{list(array.shape)}"
             raise ValueError(f"{name} has a {which} array {key!r}, {found}, {fault}.")
-
-
-def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
     mask = split.get("mask", np.ones(1, np.float32))
     if mask.dtype != np.float32 or mask.ndim > 2 or not np.isin(mask, (0, 1)).all():
         raise ValueError(

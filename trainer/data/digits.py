@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.data.arrays import ArrayDataset
 from trainer.data.folders import data_root, prepare_aside
 from trainer.data.images import Pixels
-from trainer.data.tfds_arrays import Splits, read
+from trainer.data.tfds_arrays import Splits, read_splits
 
 # sha256 of images and labels, training split first: another copy of the data would change results.
 _SHA256 = "bf2aaad01d89e4ed310a9f8e8edd036abd7a680333526ecb3e06405478f7c815"
@@ -71,7 +71,7 @@ def _load(root: Path) -> Splits:
     directory = root / "sklearn_digits" / "1.0.0"
     # `read` raises if the data set is missing or damaged.
     with contextlib.suppress(ValueError):
-        splits = read(directory)
+        splits = read_splits(directory)
         if _digest(splits) == _SHA256:
             return splits
     try:
@@ -81,7 +81,7 @@ def _load(root: Path) -> Splits:
             f"The digits cannot be prepared in {root} ({error}). Set LOCKSTEP_DATA_DIR, or the "
             "argument data_dir of data.digits, to a folder that can be written."
         ) from error
-    splits = read(directory)
+    splits = read_splits(directory)
     if _digest(splits) != _SHA256:
         raise ValueError(
             f"The digits prepared in {directory} are not those that this version expects: "
@@ -102,7 +102,7 @@ def _build(aside: Path) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         builder.download_and_prepare()
     # Raises for damaged records, and saves the arrays beside them.
-    read(Path(builder.data_dir))
+    read_splits(Path(builder.data_dir))
     return Path(builder.data_dir)
 
 

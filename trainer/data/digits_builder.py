@@ -36,7 +36,6 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
         pixels, labels = map(np.asarray, load_digits(return_X_y=True))
         images = np.asarray(pixels, np.uint8).reshape(-1, 8, 8, 1)
-        by_class = np.argsort(labels, kind="stable")
-        for position, index in enumerate(by_class.tolist()):
+        for position, index in enumerate(np.argsort(labels, kind="stable").tolist()):
             if (position % 5 == 0) == test:
                 yield index, {"image": images[index], "label": int(labels[index])}

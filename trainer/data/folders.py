@@ -103,7 +103,7 @@ def base_name(name: str) -> str:
 def opened(directory: Path, hint: str = "Remove") -> Iterator[Any]:
     """Gives TFDS's builder of a prepared data set; ValueError if it, or the block, cannot read."""
     try:
-        check_folder(directory)  # before TFDS, which imports the classes that the files name
+        check_prepared(directory)  # before TFDS, which imports the classes that the files name
         import tensorflow_datasets
 
         open_directory: Any = tensorflow_datasets.builder_from_directory
@@ -117,7 +117,7 @@ def opened(directory: Path, hint: str = "Remove") -> Iterator[Any]:
         ) from error
 
 
-def check_folder(directory: Path) -> None:
+def check_prepared(directory: Path) -> None:
     """Refuses a prepared data set that could make TFDS run code or read files elsewhere."""
     # TFDS imports the modules of the classes that `features.json` and `dataset_info.json` name, and
     # opens files whose names it derives from `dataset_info.json`.
@@ -145,8 +145,7 @@ def check_folder(directory: Path) -> None:
         if file == "dataset_info.json" and isinstance(content, dict):
             splits = content.get("splits")
             # The name of the data set and the names of its splits begin the names of its files.
-            named = [content, *(splits if isinstance(splits, list) else [])]
-            for each in named:
+            for each in [content, *(splits if isinstance(splits, list) else [])]:
                 if isinstance(each, dict) and isinstance(each.get("name"), str):
                     _check_file_name(each["name"], directory)
 

@@ -15,8 +15,6 @@ _CONVERTED_BYTES = 2**26  # of a split, up to which all of its converted images 
 class Pixels:
     """The conversion of stored images [examples, height, width, channels] to inputs."""
 
-    # Raises ValueError if `crop` is negative, or a standard deviation is not positive.
-
     unit: float = 255.0  # the stored value that corresponds to 1, such as 255 for bytes
     # subtracted after the division by `unit`: one number, or one per channel
     mean: float | Sequence[float] = 0.0
@@ -64,7 +62,11 @@ class Pixels:
         # of each image are derived from `words`, [batch] random words, uint64; None for neither.
         if words is None and 4 * images.size <= _CONVERTED_BYTES:
             # Small images are converted once and not in every epoch.
-            return self._convert_once(images)[indices]
+            converted = next((new for old, new in self._converted if old is images), None)
+            if converted is None:
+                converted = self.convert(images)
+                self._converted.append((images, converted))
+            return converted[indices]
         if words is None or not self.crop:
             picked = images[indices]
         else:
@@ -84,14 +86,6 @@ class Pixels:
         converted *= self._factor
         converted += self._offset
         return converted
-
-    def _convert_once(self, images: np.ndarray) -> np.ndarray:
-        """Converts all stored images, and returns the same array when called again."""
-        for stored, converted in self._converted:
-            if stored is images:
-                return converted
-        self._converted.append((images, self.convert(images)))
-        return self._converted[-1][1]
 
     def _moved(self, images: np.ndarray) -> np.ndarray:
         """Returns a view [examples, down, right, height, width, channels] of all possible crops."""

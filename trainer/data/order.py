@@ -83,27 +83,20 @@ def shuffled(seed: int, epoch: int, positions: np.ndarray, size: int) -> np.ndar
     # As square as possible: at most a share of 1/sqrt(size) of the pairs is out of the range.
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
-    keys = _keys(seed, epoch)
+    moduli = np.uint64(rows), np.uint64(columns)
     walking = np.ones(found.shape, bool)
     while walking.any():
-        found[walking] = _encrypt(found[walking], rows, columns, keys)
+        x, y = np.divmod(found[walking], moduli[1])
+        for number, key in enumerate(_cached_words(seed, epoch, 0, _ROUNDS)):
+            # The roles change every round; a sum modulo the size of a digit can be undone.
+            modulus = moduli[number % 2]
+            x, y = y, (x + _hash(y ^ key) % modulus) % modulus
+        found[walking] = x * moduli[1] + y
         walking = found >= size
     return found.astype(np.int64)
 
 
-@functools.lru_cache(maxsize=8)
-def _keys(seed: int, epoch: int) -> np.ndarray:
-    return random_words(seed, epoch, 0, _ROUNDS)
-
-
-def _encrypt(numbers: np.ndarray, rows: int, columns: int, keys: np.ndarray) -> np.ndarray:
-    moduli = np.uint64(rows), np.uint64(columns)
-    x, y = np.divmod(numbers, moduli[1])
-    for number, key in enumerate(keys):
-        # The roles change every round; a sum modulo the size of a digit can be undone.
-        modulus = moduli[number % 2]
-        x, y = y, (x + _hash(y ^ key) % modulus) % modulus
-    return x * moduli[1] + y
+_cached_words = functools.lru_cache(maxsize=8)(random_words)
 
 
 def _hash(words: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.data.folders import data_root, prepare_aside, prepared_directory
 from trainer.data.text import SHARD_TOKENS, TextPlan, find_documents
-from trainer.data.tfds_arrays import read
+from trainer.data.tfds_arrays import read_splits
 from trainer.data.tfds_images import count_examples, images_differ
 from trainer.data.tokenizer import FILE, load_tokenizer
 from trainer.messages import DONE, FAILED, MISTAKE, printable
@@ -27,8 +27,7 @@ from trainer.parser import Parser
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command, with the arguments after the program's name; returns the exit code."""
     # None stands for the arguments of this process. The code is 0; 1 if the data set cannot be
-    # prepared or read; or 2 if a text cannot be prepared as the command says, or written to its
-    # folder.
+    # prepared or read; 2 if a text cannot be prepared as asked, or written to its folder.
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] != ["text"]:
         parser = _tfds_parser()
@@ -81,9 +80,27 @@ def _text_parser() -> Parser:
 
 
 def _prepare_text(options: argparse.Namespace) -> int:
+    counts: dict[str, int] = {}
     try:
-        plan, out = _plan(options), options.out.expanduser().absolute()
-        counts = _write(plan, out, options.shard_tokens)
+        if not 1 <= options.shard_tokens < 2**31:
+            raise ValueError(
+                f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 "
+                "tokens."
+            )
+        documents = find_documents(options.files or None, options.separator)
+        splits = (options.validation or None, options.test or None, options.split_seed)
+        tokenizer = (options.tokenizer, options.vocab_size)
+        plan = TextPlan(documents, *tokenizer, *splits, options.end_of_text)
+        out = options.out.expanduser().absolute()
+        if out.exists():
+            raise ValueError(f"{out} exists. Name a new folder as --out.")
+
+        def build(aside: Path) -> Path:
+            (aside / out.name).mkdir()
+            counts.update(plan.write(aside / out.name, options.shard_tokens))
+            return aside / out.name
+
+        prepare_aside(out.parent, build)
     except (ValueError, OSError) as error:
         said = str(error)
         if isinstance(error, OSError):
@@ -94,43 +111,15 @@ def _prepare_text(options: argparse.Namespace) -> int:
     said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     print(printable(f"The text is ready in {options.out}: {said} tokens."))
     if options.tokenizer == "bpe":
-        size = load_tokenizer(out / FILE, plan.end_of_text).vocab_size
-        for warning in plan.too_few(size):
+        for warning in plan.too_few(load_tokenizer(out / FILE, plan.end_of_text).vocab_size):
             print(warning)
     return DONE
-
-
-def _plan(options: argparse.Namespace) -> TextPlan:
-    if not 1 <= options.shard_tokens < 2**31:
-        raise ValueError(
-            f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 tokens."
-        )
-    documents = find_documents(options.files or None, options.separator)
-    splits = (options.validation or None, options.test or None, options.split_seed)
-    tokenizer = (options.tokenizer, options.vocab_size)
-    return TextPlan(documents, *tokenizer, *splits, options.end_of_text)
-
-
-def _write(plan: TextPlan, out: Path, shard_tokens: int) -> dict[str, int]:
-    """Writes the shards, and returns the number of tokens of each split."""
-    if out.exists():
-        raise ValueError(f"{out} exists. Name a new folder as --out.")
-    counts: dict[str, int] = {}
-
-    def build(aside: Path) -> Path:
-        (aside / out.name).mkdir()
-        counts.update(plan.write(aside / out.name, shard_tokens))
-        return aside / out.name
-
-    prepare_aside(out.parent, build)
-    return counts
 
 
 def _prepare_tfds(options: argparse.Namespace) -> int:
     try:
         root = data_root(options.data_dir)
-        directory = prepared_directory(options.name, root)
-        if directory is None:
+        if (directory := prepared_directory(options.name, root)) is None:
             print(printable(f"Preparing {options.name} in {root}."), flush=True)
             directory = prepare(options.name, root, options.files)
         splits = count(directory)
@@ -195,7 +184,7 @@ def count(directory: Path) -> dict[str, int]:
     # data set cannot be read.
     if images_differ(directory):
         return count_examples(directory)
-    return {split: len(arrays["label"]) for split, arrays in read(directory).items()}
+    return {split: len(arrays["label"]) for split, arrays in read_splits(directory).items()}
 
 
 def _manual_files(files: Path, directory: Path) -> Path:

@@ -4,24 +4,25 @@ Start with `text`. `TextPlan` says what decides the tokens, and `Documents` read
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from trainer.data import shakespeare
-from trainer.data.folders import data_root, prepare_aside
+from trainer.data.folders import data_root, matching, prepare_aside
 from trainer.data.order import random_words
 from trainer.data.shards import TokenStream, write_shards
-from trainer.data.text_files import Stamp, find_files
-from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
     ByteTokenizer,
@@ -31,6 +32,7 @@ from trainer.data.tokenizer import (
     token_dtype,
     train_bpe,
 )
+from trainer.data.tokens import TokenDataset
 
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
@@ -109,8 +111,7 @@ def text(
         )
     root = data_root(data_dir)
     folder = root / "text" / plan.key(root / "text" / _UNCHANGED)
-    opened = _open(folder, end_of_text)
-    if opened is None:
+    if (opened := _open(folder, end_of_text)) is None:
         try:
             prepare_aside(root, lambda aside: _build(plan, aside / "text" / folder.name))
         except OSError as error:
@@ -144,8 +145,6 @@ def text(
 @dataclass(frozen=True)
 class TextPlan:
     """What decides the tokens of a text; the arguments are those of `text`."""
-
-    # Raises ValueError if an argument is out of its range.
 
     documents: "Documents"
     tokenizer: str
@@ -198,9 +197,7 @@ class TextPlan:
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
         """Writes all shards and tokenizer.json; returns split -> number of tokens."""
-        # The folder must be empty. Raises ValueError if a document cannot be read or has no tokens,
-        # or the text is too short.
-        parts = divide(self.documents, self.shares, self.split_seed)
+        parts = divide_documents(self.documents, self.shares, self.split_seed)
         counts = {}
         try:
             loaded = self._load(read_parts(self.documents, parts["train"]))
@@ -253,8 +250,7 @@ class TextPlan:
 
 def _build(plan: TextPlan, folder: Path) -> Path:
     folder.mkdir(parents=True)
-    counts = plan.write(folder, SHARD_TOKENS)
-    (folder / _SPLITS).write_text(json.dumps(counts))
+    (folder / _SPLITS).write_text(json.dumps(plan.write(folder, SHARD_TOKENS)))
     return folder
 
 
@@ -272,7 +268,106 @@ def _open(
     return None
 
 
-# Documents: finding them, and dividing them into splits.
+# Finding the files of texts, each once, with one look at each: there may be many.
+
+
+class Stamp(NamedTuple):
+    """Values of which at least one changes when a file is written, replaced or gets other times."""
+
+    size: int
+    modified: int  # ns
+    changed: int  # ns; no program can set it
+    inode: int
+
+
+class TextFile(NamedTuple):
+    """A file."""
+
+    path: str  # as it was named, or below a folder that was named
+    real: str  # the path with all links resolved
+    stamp: Stamp
+
+
+def find_files(files: str | Sequence[str]) -> list[TextFile]:
+    """Returns the files that paths, folders and globs name, each once."""
+    # Of a folder it takes all files below it, without those whose name or folder begins with a dot.
+    # Raises ValueError if there is no such file, or one is empty, not regular or cannot be read.
+    found: list[TextFile] = []
+    for pattern in [files] if isinstance(files, str) else files:
+        below: list[TextFile] = []
+        for path in map(str, matching(pattern)):
+            if os.path.isdir(path):
+                below += _files_of("" if path == "." else path, os.path.realpath(path))
+            else:
+                below.append(_found(path, os.path.realpath(path)))
+        if not below:
+            raise ValueError(
+                f"files has {_nothing(pattern)}. Give paths of texts, of folders with texts, or "
+                "globs such as 'books/*.txt'."
+            )
+        found += below
+    if not found:
+        raise ValueError("files is an empty list. Give at least one file, folder or glob.")
+    # A file that is named twice would be in the training split and in another one.
+    once: dict[str, TextFile] = {}
+    for each in found:
+        once.setdefault(each.real, each)
+    return list(once.values())
+
+
+def _nothing(pattern: str) -> str:
+    """Returns why a pattern names no file."""
+    matches = matching(pattern)
+    where = "" if os.path.isabs(os.path.expanduser(pattern)) else f" in {Path.cwd()}"
+    if matches:
+        names = ", ".join(repr(str(path)) for path in matches[:3])
+        return (
+            f"the folder{'s' * (len(matches) > 1)} {names}{where}, with no file whose name does "
+            "not begin with a dot"
+        )
+    if glob.has_magic(pattern):
+        return f"the glob {pattern!r}, which matches nothing{where}"
+    return f"{pattern!r}, but there is no such file or folder{where}"
+
+
+def _files_of(folder: str, real: str) -> Iterator[TextFile]:
+    """Yields the files below a folder, whose real path is known, by name, with one stat of each."""
+    # The real path of each folder is kept, because os.path.realpath of each file takes long.
+    try:
+        listed = [each for each in os.scandir(folder or ".") if each.name[0] != "."]
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be listed ({error.strerror}).") from error
+    for entry in sorted(listed, key=lambda each: each.name):
+        path, below = os.path.join(folder, entry.name), os.path.join(real, entry.name)
+        if entry.is_symlink():
+            if not os.path.isdir(path):  # links to folders are not followed: they may form circles
+                yield _found(path, os.path.realpath(path))
+        elif entry.is_dir():
+            yield from _files_of(path, below)
+        else:
+            yield _found(path, below)
+
+
+def _found(path: str, real: str) -> TextFile:
+    try:
+        seen = os.stat(path)
+    except FileNotFoundError:  # a link to nothing
+        seen = None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
+    if seen is None or not stat.S_ISREG(seen.st_mode):  # opening a pipe would wait for its writer
+        raise ValueError(f"files has {path!r}, which is not a regular file.")
+    if not seen.st_size:
+        raise ValueError(
+            f"{path} is empty, and an empty document has nothing to learn. Remove the file, or "
+            "leave it out of `files`."
+        )
+    return TextFile(
+        path, real, Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
+    )
+
+
+# Documents, and dividing them into splits.
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _RACY = 2 * 10**9  # ns; the longest time between two ticks of the clock of a file system
@@ -330,8 +425,7 @@ class Documents:
     def __str__(self) -> str:
         """Returns the names of the files, at most three of them."""
         names = ", ".join(self.files[:3]) or "Shakespeare's works"
-        more = len(self.files) - 3
-        return f"{names} and {more} more" if more > 0 else names
+        return f"{names} and {more} more" if (more := len(self.files) - 3) > 0 else names
 
     def not_utf8(self) -> str:
         """Returns a message about the first document that is not UTF-8; "" if there is none."""
@@ -380,8 +474,6 @@ class Documents:
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
     """Finds the files that paths, folders and globs name, each once; see `text`."""
-    # Raises ValueError if there is no such file, a file is empty or not a regular file, or the
-    # separator is empty or has no files.
     if separator is not None and (not separator or files is None):
         raise ValueError(
             "separator divides the files into documents, and must be a text such as "
@@ -408,7 +500,9 @@ Part = tuple[int, int | None, int | None]
 """The number of a document, and start and stop of a slice of its bytes; None for the ends."""
 
 
-def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict[str, list[Part]]:
+def divide_documents(
+    documents: Documents, shares: Mapping[str, float], seed: int
+) -> dict[str, list[Part]]:
     """Divides documents into "train" and other splits; returns the parts of each, in order."""
     # The others take whole documents in a random order, as long as each brings their bytes nearer
     # to their share. A split for which the documents are too long is cut from the end of the
@@ -470,7 +564,7 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
 
 
 def read_parts(documents: Documents, parts: Sequence[Part]) -> Iterator[bytes]:
-    """Yields the documents of a split, whose parts `divide` returned."""
+    """Yields the documents of a split, whose parts `divide_documents` returned."""
     wanted = {number: slice(start, stop) for number, start, stop in parts}
     for number, document in documents.pick(wanted):
         yield document[wanted[number]]

@@ -94,7 +94,15 @@ def prepared_arrays(
     # `absent` is the message if it is not prepared: of DataAbsent if its shapes are known without
     # it, else of ValueError. `pixels` has the name of the function that a config calls.
     directory = prepared_directory(name, root)
-    splits = read(directory, wanted) if directory else declared_splits(name)
+    splits: Splits = {}
+    if directory is not None:
+        splits = read_splits(directory, wanted)
+    else:  # zeros of the shapes that are known, which take no memory until they are indexed
+        sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
+        image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
+        for split, count in sizes.items():
+            images, labels = np.broadcast_to(image, (count, *shape)), np.broadcast_to(label, count)
+            splits[split] = {"image": images, "label": labels}
     if not set(wanted) <= set(splits):
         raise ValueError(absent)
     train, test = (splits[split] for split in wanted)
@@ -104,26 +112,11 @@ def prepared_arrays(
     return dataset
 
 
-def declared_splits(name: str) -> Splits:
-    """Returns split -> key -> array of zeros with the shapes of a data set of TFDS."""
-    # They take no memory until they are indexed. There is no split if the shapes are not known.
-    sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
-
-    def zeros(dtype: Any, *axes: int) -> np.ndarray:
-        return np.broadcast_to(np.zeros((), dtype), axes)
-
-    return {
-        split: {"image": zeros(np.uint8, count, *shape), "label": zeros(np.int32, count)}
-        for split, count in sizes.items()
-    }
-
-
-def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
+def read_splits(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only."""
     # Raises ValueError if the records are damaged or not of image classification, the images differ
     # in size, or `folders.opened` refuses the folder.
-    splits = _read_arrays(directory / _ARRAYS, names)
-    if splits is None:
+    if (splits := _read_arrays(directory / _ARRAYS, names)) is None:
         with opened(directory) as builder:
             splits = {x: _read_records(builder.as_data_source(x), directory) for x in names}
         _write_arrays(directory / _ARRAYS, splits)
@@ -168,9 +161,50 @@ def _write_arrays(path: Path, splits: Splits) -> None:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **flat)
                 file.flush()
-                # Before the rename, or the file could be empty under its final name after a power
-                # loss.
+                # Before the rename, or it could be empty under its final name after a power loss.
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def fashion_mnist(
+    batch_size: int | None = 256,
+    crop: int = 0,
+    flip: bool = False,
+    eval_batch_size: int | None = None,
+    data_dir: str | None = None,
+    validation: float | None = None,
+    validation_seed: int = 0,
+) -> ArrayDataset:
+    """Returns Fashion-MNIST: 60000 training and 10000 test images, 28 by 28 pixels, 10 classes.
+
+    `image` is float32 [batch, 28, 28, 1] with mean 0 and standard deviation 1 over the training
+    split, `label` is int32 [batch].
+
+    Xiao, Rasul and Vollgraf, "Fashion-MNIST" (arXiv:1708.07747).
+
+    Args:
+        batch_size: examples per training batch, over all processes; None for the whole split.
+        crop: in training, take random crops of the image padded by this number of black pixels.
+        flip: in training, mirror images left to right with probability 1/2.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        validation: the share of the training examples that are a validation split and not trained
+            on, between 0 and 1, such as 0.1; None for no such split.
+        validation_seed: seed of the choice of these examples.
+
+    Raises:
+        DataAbsent: the data set is not prepared; the message has the command.
+        ValueError: it cannot be read, or an argument is out of range.
+    """
+    # Mean and standard deviation of the training split, with pixels scaled to 0..1.
+    pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
+    root = data_root(data_dir)
+    absent = (
+        f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads it or "
+        "uses Debian's package dataset-fashion-mnist."
+    )
+    sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
+    cut = {"validation": validation, "validation_seed": validation_seed}
+    return prepared_arrays("fashion_mnist", root, absent, pixels, ("train", "test"), **sizes, **cut)

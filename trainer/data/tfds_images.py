@@ -33,7 +33,7 @@ Pending = tuple[Batch, list[Future[None]]]
 """A batch, and the tasks of the threads that are still writing its rows."""
 
 
-class Records:
+class EncodedRecords:
     """The encoded images and the labels of a split, which several threads read."""
 
     def __init__(self, source: Any, fingerprint: str):
@@ -61,8 +61,8 @@ class ImageStream:
 
     def __init__(
         self,
-        train: Records,
-        test: Records,
+        train: EncodedRecords,
+        test: EncodedRecords,
         *,
         size: int,
         batch_size: int,
@@ -119,8 +119,7 @@ class ImageStream:
         """sha256 of the stored examples, the cut of the validation split, and the conversion."""
         parts = [self._train.fingerprint, self._test.fingerprint]
         parts += [str(self._size), self._pixels.scaling()]
-        held_out = self._chosen.get("validation")
-        if held_out is not None:
+        if (held_out := self._chosen.get("validation")) is not None:
             parts.append(hashlib.sha256(held_out.astype("<i8").tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -187,8 +186,7 @@ class ImageStream:
                     ) from error
                 batch["image"][row], batch["label"][row] = image, label
 
-        starts = range(0, len(indices), _CHUNK)
-        return batch, [self._pool.submit(decode, first) for first in starts]
+        return batch, [self._pool.submit(decode, at) for at in range(0, len(indices), _CHUNK)]
 
     def _decode(self, encoded: bytes, words: list[int] | None) -> np.ndarray:
         from PIL import Image
@@ -319,14 +317,13 @@ def images_differ(directory: Path) -> bool:
 
 def count_examples(directory: Path) -> dict[str, int]:
     """Returns split -> number of examples, and reads the first example of each split."""
-    # Raises ValueError if the data set cannot be read.
     splits = _open(directory)
     for records in splits.values():
         records.read([0])
     return {split: len(records) for split, records in splits.items()}
 
 
-def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, Records]:
+def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, EncodedRecords]:
     """Opens splits of a prepared data set, all of them if `names` is None."""
     hint = "Remove" if names is None else "Choose another split, or remove"
     with opened(directory, hint) as builder:
@@ -337,17 +334,10 @@ def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, Reco
         # Not decoded by TFDS, which would take one thread and all formats of pillow.
         skip = tensorflow_datasets.decode.SkipDecoding()
         sources = builder.as_data_source(wanted, decoders={"image": skip})
-        described = _describe(directory)
-    _check_features(features, directory)
-    return {
-        name: Records(source, hashlib.sha256(f"{name}\n".encode() + described).hexdigest())
-        for name, source in sources.items()
-    }
-
-
-def _check_features(features: dict[str, Any], directory: Path) -> None:
-    import tensorflow_datasets
-
+        # Of the description of the data set, and of the names and sizes of its files.
+        described = [(directory / x).read_bytes() for x in ("dataset_info.json", "features.json")]
+        for path in sorted(directory.glob("*.array_record*")):
+            described.append(f"{path.name} {path.stat().st_size}\n".encode())
     kinds = tensorflow_datasets.features
     for key, kind, needed in (
         ("image", kinds.Image, "encoded images. data.tfds reads images that are not encoded"),
@@ -359,11 +349,7 @@ def _check_features(features: dict[str, Any], directory: Path) -> None:
                 f"The feature {key!r} of the data set in {directory} "
                 f"{'is absent' if found is None else f'is {found!r}'}, but must be {needed}."
             )
-
-
-def _describe(directory: Path) -> bytes:
-    """Returns the description of a data set, and the names and sizes of its files."""
-    parts = [(directory / name).read_bytes() for name in ("dataset_info.json", "features.json")]
-    for path in sorted(directory.glob("*.array_record*")):
-        parts.append(f"{path.name} {path.stat().st_size}\n".encode())
-    return b"".join(parts)
+    hashes = {x: hashlib.sha256(b"".join([f"{x}\n".encode(), *described])) for x in sources}
+    return {
+        name: EncodedRecords(source, hashes[name].hexdigest()) for name, source in sources.items()
+    }

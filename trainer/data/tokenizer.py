@@ -144,8 +144,7 @@ class SubwordTokenizer:
         """Yields the tokens of documents, each after `end_of_text`, in arrays."""
         # Long documents of a byte-level tokenizer are encoded in pieces of about 1 MiB, which end
         # between a letter and the end of its line, where no token goes across. Raises NotUtf8 if a
-        # document is not UTF-8; ValueError if a part of one has no token, or the package fails for
-        # it.
+        # document is not UTF-8; ValueError if a part of one has no token, or the package fails.
         pieces = pieces_of(documents, _PIECE if self._byte_level else None)
         dtype, unknown = token_dtype(self.vocab_size), self._unknown()
         while batch := list(itertools.islice(pieces, _TOGETHER)):

@@ -1,16 +1,276 @@
-"""Shards of tokens that were prepared before, such as those of FineWeb."""
+"""Sequences of tokens, whose batches are pure functions of seed and step.
+
+`tokens` reads shards that were prepared before, such as those of FineWeb.
+"""
 
 import functools
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trainer.data.absent import DataAbsent
+from trainer.data.order import examples_at, process_rows
 from trainer.data.shards import NoShards, TokenStream, find_shards
-from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
-from trainer.messages import check_positive
+from trainer.messages import UserError, check_positive
+
+if TYPE_CHECKING:
+    from trainer.protocols import Tokenizer
+
+
+ORDERS = ("shuffled", "stream")
+"""The values of the argument `order` of `TokenDataset`."""
+
+
+class TokenDataset:
+    """A data set of sequences that are cut from streams of tokens.
+
+    An example is a window of `length` + 1 tokens of a stream. Windows overlap by one token, so that
+    an epoch predicts every token but the first once; in training, what is left at the end of the
+    stream, less than `length` tokens, is not used. The order of the windows in an epoch is a
+    function of seed and epoch (see `order.shuffled`); a batch may span two epochs.
+
+    With order="stream" the batches of training are those of modded-nanogpt: the sequences of a
+    batch follow each other in the stream, and no batch crosses the end of one of its arrays. Of an
+    array of n tokens, (n - 2) // (batch_size * length) batches are read; the rest is not used.
+    After the last array, the first one is read again.
+
+    A batch has the fields
+
+    - `tokens`, int32 [batch, length];
+    - `label`, the next tokens, int32 [batch, length];
+    - `documents`, int32 [batch, length], how many times `end_of_text` was in the window so far,
+      which is the number of the document in it; absent if `end_of_text` is None, or without
+      the argument `documents`;
+    - `bytes`, int32 [batch, length], how many bytes of text the label stands for; absent if
+      `token_bytes` is None;
+    - `mask`, float32 [batch, length], in evaluation only: 0 for padding.
+
+    The arguments are those of `data.tokens`, with streams in place of shards, and what is known of
+    their tokenizer.
+
+    Example:
+        >>> stream = TokenStream.of_arrays([np.arange(10)])
+        >>> sizes = {"length": 3, "batch_size": 2, "vocab_size": 10}
+        >>> dataset = TokenDataset(stream, {"test": stream}, **sizes)
+        >>> next(dataset.train(batch_index=0, seed=0))["label"].shape
+        (2, 3)
+        >>> [batch["label"].tolist() for batch in dataset.evaluate()]
+        [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 0, 0]]]
+    """
+
+    def __init__(
+        self,
+        train: TokenStream,
+        evaluated: Mapping[str, TokenStream],
+        *,
+        length: int,
+        batch_size: int,
+        vocab_size: int,
+        end_of_text: int | None = None,
+        # How many bytes of text each token stands for, int32 [vocab_size], and by how many those of
+        # a document exceed its own, which its first token does not count.
+        token_bytes: np.ndarray | None = None,
+        prefix_bytes: int = 0,
+        tokenizer: "Tokenizer | None" = None,
+        eval_batch_size: int | None = None,
+        eval_tokens: int | None = None,
+        order: str = "shuffled",
+        documents: bool = True,
+        name: str = "data.TokenDataset",
+    ):
+        self.batch_size, self.tokens_per_example = batch_size, length
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.vocab_size, self.tokenizer = vocab_size, tokenizer
+        self._train, self._eval = train, dict(evaluated)
+        self._end_of_text, self._token_bytes = end_of_text, token_bytes
+        self._prefix_bytes, self._documents = prefix_bytes, documents
+        self._name = name
+        self.plan_warnings: list[str] = []
+        sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
+        evaluated_sizes = {"eval_batch_size": eval_batch_size, "eval_tokens": eval_tokens}
+        check_positive(name, **sizes, **evaluated_sizes)
+        if end_of_text is not None and not 0 <= end_of_text < vocab_size:
+            raise ValueError(
+                f"{name} has end_of_text={end_of_text}, but its vocab_size is {vocab_size}: the "
+                f"tokens are 0 to {vocab_size - 1}. Give the number of the token that begins each "
+                "document and the vocab_size of the tokenizer that made it, or leave end_of_text "
+                "out."
+            )
+        if order not in ORDERS:
+            raise ValueError(
+                f"{name} got order={order!r}, which does not exist: give 'shuffled' or 'stream'."
+            )
+        self._check_sizes(len(train), length)
+        self._places = Places.of(train.sizes, batch_size, length) if order == "stream" else None
+        self.num_examples = (len(train) - 1) // length
+        if self._places is not None:
+            self.num_examples = self._places.count
+        if not self.num_examples:
+            raise ValueError(
+                f"{name} reads batches in the order of the stream within a file, but the largest "
+                f"file has {max(train.sizes)} tokens, and a batch takes batch_size * length + 2 = "
+                f"{batch_size} * {length} + 2 = {batch_size * length + 2}. Choose a smaller "
+                "batch_size or length, or order='shuffled'."
+            )
+        self._predicted = {
+            split: min(len(stream) - 1, eval_tokens or len(stream))
+            for split, stream in self._eval.items()
+        }
+        self.splits = {split: -(-count // length) for split, count in self._predicted.items()}
+
+    def _check_sizes(self, train: int, length: int) -> None:
+        """Raises ValueError if a split has too few tokens, or there is none to evaluate."""
+        name, batch_size = self._name, self.batch_size
+        if not self._eval:
+            raise ValueError(
+                f"{name} has neither a validation nor a test split, and every evaluation needs "
+                "one. Give the shards of one as validation= or test=, such as 'val_*.bin'."
+            )
+        if train <= length:
+            raise ValueError(
+                f"{name} has {train} training tokens, but a sequence has length + 1 = "
+                f"{length + 1}. Give more text, or choose a length of at most {max(train - 1, 1)}."
+            )
+        if (train - 1) // length < batch_size:
+            raise ValueError(
+                f"{name} has {(train - 1) // length} training sequences of length={length}, fewer "
+                f"than the batch_size of {batch_size}. Choose a smaller batch_size or length."
+            )
+        for split, stream in self._eval.items():
+            if len(stream) < 2:
+                raise ValueError(
+                    f"{name} has {len(stream)} tokens in its {split} split, but needs at least 2, "
+                    "of which one is predicted."
+                )
+
+    @property
+    def element_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of a training batch, over all processes."""
+        import jax  # the arrays themselves need no jax
+
+        shape = (self.batch_size, self.tokens_per_example)
+        return {
+            key: jax.ShapeDtypeStruct(shape, np.int32)
+            for key in self._fields(np.zeros((1, 2), np.int32))
+        }
+
+    @property
+    def eval_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of an evaluation batch, over all processes."""
+        import jax
+
+        shape = (self.eval_batch_size, self.tokens_per_example)
+        spec = {key: jax.ShapeDtypeStruct(shape, x.dtype) for key, x in self.element_spec.items()}
+        return {**spec, "mask": jax.ShapeDtypeStruct(shape, np.float32)}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the fingerprints of the streams, and of what decides the fields."""
+        digest = hashlib.sha256(f"{self.tokens_per_example} {self._end_of_text}\n".encode())
+        digest.update(b"" if self._documents else b"one document\n")
+        digest.update(b"" if self._places is None else f"stream {self.batch_size}\n".encode())
+        for split, stream in (("train", self._train), *sorted(self._eval.items())):
+            predicted = self._predicted.get(split)
+            digest.update(f"{split} {len(stream)} {predicted} {stream.fingerprint}\n".encode())
+        if self._token_bytes is not None:
+            digest.update(self._token_bytes.astype("<i4").tobytes())
+            digest.update(f"{self._prefix_bytes}\n".encode() if self._prefix_bytes else b"")
+        return digest.hexdigest()
+
+    def train(
+        self, batch_index: int = 0, seed: int = 0, rank: int | None = None, size: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of the training batches from `batch_index` on, without end."""
+        # With order="shuffled" their order depends on `seed`. It is part `rank` of `size` equal
+        # parts of each batch; None for that of this process. Raises UserError if a token is not
+        # less than `vocab_size`.
+        length = self.tokens_per_example
+        rows = process_rows(self.batch_size, self._name, rank, size)
+        # From batch index and seed alone, so that a resumed run reads the same batches.
+        for index in itertools.count(batch_index):
+            first = index * self.batch_size + rows.start
+            count = rows.stop - rows.start
+            if self._places is None:
+                starts = examples_at(seed, first, count, self.num_examples) * length
+            else:
+                starts = self._places.starts((first + np.arange(count)) % self.num_examples)
+            yield self._fields(self._train.windows(starts, length + 1))
+
+    def evaluate(
+        self, split: str = "test", rank: int | None = None, size: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields a part of each batch of a split in order, once."""
+        # The last batch is padded to full size, and the last example to `length`: the field `mask`,
+        # float32 [batch, length], is 1 for a token of the split and 0 for padding. For `rank`,
+        # `size` and the error, see `train`.
+        length, count = self.tokens_per_example, self._predicted[split]
+        rows = process_rows(self.eval_batch_size, self._name, rank, size)
+        for start in range(0, self.splits[split], self.eval_batch_size):
+            first = np.arange(start, start + self.eval_batch_size)[rows] * length
+            batch = self._fields(self._eval[split].windows(first, length + 1))
+            real = first[:, None] + np.arange(length) < count
+            # The windows may have further tokens of the stream.
+            for key in batch:
+                batch[key] *= real
+            yield {**batch, "mask": real.astype(np.float32)}
+
+    def _fields(self, windows: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the fields of windows, int32 [batch, length + 1]."""
+        # As unsigned numbers, negative ones are large.
+        if (largest := int(windows.view(np.uint32).max(initial=0))) >= self.vocab_size:
+            raise UserError(
+                f"{self._name} found the token {largest}, but its vocab_size is "
+                f"{self.vocab_size}: the tokens are 0 to {self.vocab_size - 1}. Give the tokenizer "
+                "or the vocab_size with which the shards were made."
+            )
+        tokens, label = windows[:, :-1].copy(), windows[:, 1:].copy()
+        fields = {"tokens": tokens, "label": label}
+        if self._end_of_text is not None and self._documents:
+            fields["documents"] = np.cumsum(tokens == self._end_of_text, axis=1, dtype=np.int32)
+        if self._token_bytes is not None:
+            counts = fields["bytes"] = self._token_bytes[label]
+            if self._prefix_bytes:
+                first = (tokens == self._end_of_text) & (counts > 0)
+                counts[first] -= self._prefix_bytes
+        return fields
+
+
+class Places(NamedTuple):
+    """Where the sequences of a stream are, read in order, in batches within its arrays."""
+
+    firsts: np.ndarray  # the first token of each array from which there are sequences, int64
+    ends: np.ndarray  # how many sequences there are up to the end of each of these arrays, int64
+    length: int  # tokens from one sequence to the next
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], batch_size: int, length: int) -> "Places":
+        """Finds the sequences of arrays with these numbers of tokens.
+
+        >>> places = Places.of([10, 4, 14], batch_size=2, length=2)  # batches of 4 tokens
+        >>> places.starts(np.arange(places.count)).tolist()
+        [0, 2, 4, 6, 14, 16, 18, 20, 22, 24]
+        """
+        counts = (np.asarray(sizes, np.int64) - 2) // (batch_size * length) * batch_size
+        firsts = np.cumsum([0, *sizes[:-1]])
+        used = counts > 0
+        return cls(firsts[used], np.cumsum(counts[used]), length)
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def starts(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the first token in the stream of each of these sequences, int64."""
+        arrays = np.searchsorted(self.ends, examples, side="right")
+        before = np.concatenate([[0], self.ends])[arrays]
+        return self.firsts[arrays] + (examples - before) * self.length
+
 
 _SCANNED = 2**27  # tokens, up to which all are read to find the largest
 
@@ -36,7 +296,7 @@ def tokens(
     uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Of the shards only
     the sequences of a batch are read. They may cross from one shard to the next, so that each token
     but the first of a split is predicted. A shard that is changed or removed while it is used
-    raises `shard_reader.DataChanged`.
+    raises `shards.DataChanged`.
 
     The fingerprint covers names and sizes of the shards, and all tokens of a shard of up to 16 MiB;
     of a larger one, 16 samples of 4 KiB.
@@ -91,53 +351,63 @@ def tokens(
     except NoShards as error:
         if train_tokens is None or vocab_size is None:
             raise
-        count = (eval_tokens or length) + 1
-        declared = {split: _declared(count) for split in evaluated}
-        like = make(
-            _declared(train_tokens), declared, vocab_size=vocab_size, end_of_text=end_of_text
-        )
+        splits = {split: _declared((eval_tokens or length) + 1) for split in evaluated}
+        like = make(_declared(train_tokens), splits, vocab_size=vocab_size, end_of_text=end_of_text)
         absent = DataAbsent("data.tokens", str(error), like)
         if eval_tokens is None:
             absent.declared.splits = dict.fromkeys(evaluated)
         raise absent from error
     for split, given in evaluated.items():
         paths[split] = find_shards(given, f"The shards of {split}=")
-    owners: dict[Path, str] = {}
-    for split, file in ((split, file) for split, files in paths.items() for file in files):
-        if (owner := owners.setdefault(file.resolve(), split)) != split:
-            raise ValueError(
-                f"{file} is a shard of both {owner} and {split}. Give each split its own files."
-            )
+    _check_apart(paths)
     streams = {split: TokenStream.of_files(files) for split, files in paths.items()}
     file = paths["train"][0].with_name(FILE) if tokenizer is None else Path(tokenizer).expanduser()
     loaded = None
     if tokenizer is not None or file.is_file():
         loaded = load_tokenizer(file, end_of_text)
         end_of_text = loaded.end_of_text
-    if vocab_size is not None:
-        check_positive("data.tokens", vocab_size=vocab_size)
-    known = vocab_size if loaded is None else loaded.vocab_size
-    largest = _largest(streams, known)
-    known = largest + 1 if known is None else known
-    if largest >= known:
-        raise ValueError(
-            f"The shards have the token {largest}, but "
-            + (f"vocab_size is {known}" if loaded is None else f"{file} has {known} tokens")
-            + f", 0 to {known - 1}. Give the tokenizer or the vocab_size they were made with."
-        )
-    if vocab_size not in (None, known):
-        raise ValueError(
-            f"vocab_size is {vocab_size}, but {file} has {known} tokens. Leave vocab_size out."
-        )
+    check_positive("data.tokens", vocab_size=vocab_size)
+    vocab_size = _vocab_size(streams, vocab_size, loaded, file)
     return make(
         streams.pop("train"),
         streams,
-        vocab_size=known,
+        vocab_size=vocab_size,
         end_of_text=end_of_text,
         token_bytes=None if loaded is None else loaded.token_bytes,
         prefix_bytes=0 if loaded is None else loaded.prefix_bytes,
         tokenizer=loaded,
     )
+
+
+def _check_apart(paths: Mapping[str, Sequence[Path]]) -> None:
+    """Raises ValueError if a file is a shard of two splits."""
+    owners: dict[Path, str] = {}
+    for split, files in paths.items():
+        for file in files:
+            if (owner := owners.setdefault(file.resolve(), split)) != split:
+                raise ValueError(
+                    f"{file} is a shard of both {owner} and {split}. Give each split its own files."
+                )
+
+
+def _vocab_size(
+    streams: dict[str, TokenStream], given: int | None, tokenizer: Any, file: Path
+) -> int:
+    """Returns the number of different tokens; raises ValueError if that of the shards is larger."""
+    known = given if tokenizer is None else tokenizer.vocab_size
+    largest = _largest(streams, known)
+    known = largest + 1 if known is None else known
+    if largest >= known:
+        raise ValueError(
+            f"The shards have the token {largest}, but "
+            + (f"vocab_size is {known}" if tokenizer is None else f"{file} has {known} tokens")
+            + f", 0 to {known - 1}. Give the tokenizer or the vocab_size they were made with."
+        )
+    if given not in (None, known):
+        raise ValueError(
+            f"vocab_size is {given}, but {file} has {known} tokens. Leave vocab_size out."
+        )
+    return known
 
 
 def _declared(count: int) -> TokenStream:
@@ -147,8 +417,7 @@ def _declared(count: int) -> TokenStream:
 
 def _largest(streams: dict[str, TokenStream], vocab_size: int | None) -> int:
     """Returns the largest token; of more tokens than `_SCANNED`, that of samples."""
-    count = sum(map(len, streams.values()))
-    if count <= _SCANNED:
+    if (count := sum(map(len, streams.values()))) <= _SCANNED:
         blocks = (block for stream in streams.values() for block in stream.blocks())
         return max(int(block.max()) for block in blocks)
     if vocab_size is None:

@@ -14,11 +14,11 @@ import jax
 from trainer import config as configs
 from trainer.config import Builder, Call, Config, ConfigError, Tree
 from trainer.config.full import complete
-from trainer.config.tree import child_trees, join, same
+from trainer.config.tree import child_trees, join, same, walk
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.config.wording import brief
 from trainer.messages import UserError
-from trainer.workdir import check_files, compare, read_record
+from trainer.workdir import check_files, fingerprint_differences, read_record
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 
@@ -46,7 +46,6 @@ class Side:
 
 def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
     """Reads one side of a comparison, executing nothing; raises UserError if it cannot."""
-    # `path` is a config file of a run or of a sweep, or the folder of a run or of a trial.
     folder = Path(path)
     if not folder.exists():
         raise UserError(
@@ -60,16 +59,11 @@ def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
     metrics = folder / "metrics.jsonl"
     try:
         record = read_record(folder / "run.json") or {}
-        rows = [_numbers(row) for row in read_metrics(metrics)] if metrics.exists() else []
+        rows = read_metrics(metrics) if metrics.exists() else []
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     config = _load(str(folder / "config.yaml"), search_paths)
     return Side(path, config, True, record.get("fingerprint", {}), rows)
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops the values that no run writes, such as text in a file that was edited."""
-    return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
 def _load(file: str, search_paths: Sequence[str]) -> Config:
@@ -112,8 +106,7 @@ class ConfigDifferences:
     """How two configs differ."""
 
     paths: tuple[Difference, ...]  # in the order of A
-    # path -> the side, "A" or "B", that names a value which is the default that the other side
-    # takes
+    # path -> the side, "A" or "B", that names a value which the other side has as the default
     repeated: Mapping[str, str]
     notes: tuple[str, ...]  # about defaults that are not known or not compared
 
@@ -126,7 +119,7 @@ def compare_configs(a: Side, b: Side, vocabulary: Sequence[str] = ()) -> ConfigD
     notes: list[str] = []
     full_a = _completed(a, "A", vocabulary, notes)
     full_b = _completed(b, "B", vocabulary, notes)
-    named = [set(_paths(side.config.root)) for side in (a, b)]
+    named = [{path for path, _ in walk(side.config.root)} for side in (a, b)]
     found: list[Difference] = []
     repeated: dict[str, str] = {}
     for path, x, y in _walk(full_a, full_b, ""):
@@ -149,13 +142,6 @@ def _completed(side: Side, name: str, vocabulary: Sequence[str], notes: list[str
     except ConfigError as error:
         notes.append(f"The defaults of {name} are not known: {error}")
         return side.config.root
-
-
-def _paths(tree: Tree, path: str = "") -> Iterator[str]:
-    """Yields the path of each node of a tree."""
-    yield path
-    for key, child in child_trees(tree).items():
-        yield from _paths(child, join(path, key))
 
 
 def _walk(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Any, Any]]:
@@ -200,11 +186,9 @@ def _shown(value: Any, named: bool) -> str:
 
 def compare_fingerprints(a: Side, b: Side) -> list[str]:
     """Lists the differences of two runs in versions, machine, code and data."""
-    # A line such as "jax: 0.10.2 -> 0.11.2" adds whether the difference changes the data or the
-    # program.
     return [
         f"{change}" + (f" (changes the {change.kind})" if change.kind != "bits" else "")
-        for change in compare(a.fingerprint, b.fingerprint)
+        for change in fingerprint_differences(a.fingerprint, b.fingerprint)
         if change.key not in OF_CONFIG
     ]
 
@@ -264,7 +248,14 @@ def compare_rows(a: Rows, b: Rows) -> RowDifferences:
     found = ((step, _differing(old[step], new[step])) for step in shared)
     first, names = next(((step, names) for step, names in found if names), (None, ()))
     only_a, only_b = (len(rows) - len(shared) for rows in (old, new))
-    return RowDifferences(tuple(shared), only_a, only_b, first, tuple(names), tuple(_finals(a, b)))
+    finals = []
+    for name in sorted({name for row in [*a, *b] for name in row} - {"step"}, key=_order):
+        x, y = ({row["step"]: row[name] for row in rows if name in row} for rows in (a, b))
+        differing = (step for step in x if step in y and _bits(x[step]) != _bits(y[step]))
+        since = None if name.startswith(_CLOCKED) else next(differing, None)
+        last_a, last_b = (max(values.items(), default=None) for values in (x, y))
+        finals.append(LastValues(name, last_a, last_b, since))
+    return RowDifferences(tuple(shared), only_a, only_b, first, tuple(names), tuple(finals))
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -275,17 +266,6 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def _bits(value: Any) -> str:
     """Returns a text that is equal for equal bits: NaN equals NaN, and -0.0 differs from 0.0."""
     return "" if value is None else repr(float(value))
-
-
-def _finals(a: Rows, b: Rows) -> list[LastValues]:
-    finals = []
-    for name in sorted({name for row in [*a, *b] for name in row} - {"step"}, key=_order):
-        x, y = ({row["step"]: row[name] for row in rows if name in row} for rows in (a, b))
-        differing = (step for step in x if step in y and _bits(x[step]) != _bits(y[step]))
-        first = None if name.startswith(_CLOCKED) else next(differing, None)
-        last_a, last_b = (max(values.items(), default=None) for values in (x, y))
-        finals.append(LastValues(name, last_a, last_b, first))
-    return finals
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -338,7 +318,6 @@ class StepProgram:
 
 def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
     """Builds the program of a step, with the floats of the config as inputs, and lowers it."""
-    # Raises ConfigError if the config has a mistake, or does not fit the devices of this machine.
     from trainer.engine.loading import load_located
     from trainer.engine.plan import make_plan
 
@@ -367,7 +346,7 @@ def count_operations(text: str) -> Mapping[str, int]:
     return Counter(name for name in names if name not in _NO_OPERATIONS)
 
 
-def counts(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
+def count_differences(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
     """Returns (name, a, b): totals, then kinds that differ in number, those that do most first."""
     kinds = [
         (kind, a.operations.get(kind, 0), b.operations.get(kind, 0))

@@ -22,11 +22,11 @@ from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.data_fingerprint import digest_batch
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
-from trainer.train.nonfinite import NONFINITE_FILE, find_fault, read_events
+from trainer.train.nonfinite import NONFINITE_FILE, count_not_finite, find_fault, read_events
 from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
@@ -37,7 +37,7 @@ from trainer.train.rollback import (
     rollback_target,
 )
 from trainer.train.trained import read_run
-from trainer.workdir import code, compare, read_record
+from trainer.workdir import code, fingerprint_differences, read_record
 
 
 def replay(
@@ -53,7 +53,7 @@ def replay(
     if not step and not events:
         raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
     step = step or int(events[-1]["step"])
-    program = load(config, vocabulary)
+    program = load_program(config, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")
@@ -76,7 +76,15 @@ def replay(
     batch = program.feed.batch(batch_index)
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
-    lines += _changed_code(folder, vocabulary)
+    record = read_record(folder / "run.json")
+    old = None if record is None else record["fingerprint"].get("code")
+    changes = (
+        []
+        if old is None
+        else fingerprint_differences({"code": old}, {"code": code.hashes(vocabulary)})
+    )
+    said = "The code is not that of the run"
+    lines += [f"{said}: {str(change).partition(': ')[2]}." for change in changes]
     if (fault := find_fault(program, batch)) is not None:
         lines.append(f"{fault}.")
     found = _compute_with_checks(program, state, batch, step, batch_index)
@@ -85,14 +93,6 @@ def replay(
 
 class _EarlierNonFinite(Exception):
     """Raised with a step before the requested one that is not finite, in a run that halts then."""
-
-
-def _changed_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
-    """Returns lines about files of the user's packages that changed since the run."""
-    record = read_record(folder / "run.json")
-    old = None if record is None else record["fingerprint"].get("code")
-    changes = [] if old is None else compare({"code": old}, {"code": code.hashes(vocabulary)})
-    return [f"The code is not that of the run: {str(each).partition(': ')[2]}." for each in changes]
 
 
 def _state_before(
@@ -136,8 +136,7 @@ def _state_before(
 
     # Rollbacks after the event skipped batches that the run still used when it computed the step.
     rollbacks = {at: counters for at, counters in read_rollbacks(folder).items() if known(counters)}
-    state = _advance(program, first, step - 1, rollbacks)
-    if state is None:
+    if (state := _advance(program, first, step - 1, rollbacks)) is None:
         raise UserError(
             f"Step {step} cannot be reached: a step before it is not finite, and the run went back "
             f"{MOST_ROLLBACKS} times before that."
@@ -156,32 +155,21 @@ def _advance(
             state = apply_rollback(state, rollbacks.get(at))
             if at == end:
                 return state
-            state, finite = _train_step(program, state, at)
-            if not finite and program.experiment.on_nonfinite == "halt":
+            batch = program.feed.batch(at + counters_of(state.run_state).skipped_batches)
+            state, metrics = program.step(state, program.feed.to_devices(batch))
+            finite, policy = bool(metrics["finite"]), program.experiment.on_nonfinite
+            if policy == "halt" and not (finite and bool(program.params_finite(state))):
                 raise _EarlierNonFinite(at + 1)
-            if not finite and program.experiment.on_nonfinite == "rollback":
+            if policy == "rollback" and not finite:
                 break
         else:
             return state
-        first_step = program.experiment.first_step
-        back = rollback_target(counters_of(state.run_state), at + 1, first_step)
+        back = rollback_target(counters_of(state.run_state), at + 1, program.experiment.first_step)
         if back is None:
             return None
         rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}
         rollbacks[back.step] = back.counters
         latest = back.step
-
-
-def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
-    """Trains one step; returns the state after it, and whether the step was finite."""
-    experiment = program.experiment
-    batch_index = at + counters_of(state.run_state).skipped_batches
-    batch = program.feed.batch(batch_index)
-    state, metrics = program.step(state, program.feed.to_devices(batch))
-    finite = bool(metrics["finite"])
-    if experiment.on_nonfinite == "halt":
-        finite = finite and bool(program.params_finite(state))
-    return state, finite
 
 
 def _compute_with_checks(
@@ -212,9 +200,7 @@ def _compute_with_checks(
     lines.append(f"  {origin.what} at {origin.where}")
     if origin.scope:
         lines.append(f"  in {origin.scope}")
-    lines += [
-        f"  operand {_with_parameter_names(operand, state.params)}" for operand in origin.operands
-    ]
+    lines += [f"  operand {_with_parameter_names(x, state.params)}" for x in origin.operands]
     return [*lines, f"  returned {origin.result}"], False
 
 
@@ -228,17 +214,8 @@ def _with_parameter_names(operand: str, params: Mapping[str, Any]) -> str:
 
 # Operations that only move, cast or repeat values: their result keeps the name of the input.
 _KEEPS_NAME = {
-    "broadcast_in_dim",
-    "convert_element_type",
-    "copy",
-    "dynamic_slice",
-    "pvary",
-    "reduce_precision",
-    "reshape",
-    "sharding_constraint",
-    "slice",
-    "squeeze",
-    "transpose",
+    *("broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "pvary"),
+    *("reduce_precision", "reshape", "sharding_constraint", "slice", "squeeze", "transpose"),
 }
 
 
@@ -282,7 +259,7 @@ def find_origins(
 def _input(leaf: Any, name: str) -> _Value:
     if _finite(leaf):
         return _Value(leaf, name)
-    return _Value(leaf, name, Origin("input", name, "", [], _count_not_finite(leaf)))
+    return _Value(leaf, name, Origin("input", name, "", [], count_not_finite(leaf)))
 
 
 def _run(closed: ClosedJaxpr, inputs: Sequence[_Value], place: str = "") -> list[_Value]:
@@ -312,18 +289,19 @@ def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
         keeps = eqn.primitive.name in _KEEPS_NAME and bool(operands)
         return [_Value(x, operands[0].name if keeps else "") for x in data]
     place = source_info_util.summarize(eqn.source_info) or place
-    inner = _RUNNERS.get(eqn.primitive.name, _run_call)(eqn, operands, place)
-    if inner is not None:
+    if (inner := _RUNNERS.get(eqn.primitive.name, _run_call)(eqn, operands, place)) is not None:
         return [
             _Value(x, origin=None if _finite(x) else v.origin)
             for x, v in zip(data, inner, strict=True)
         ]
     # The origin of an operand is that of the result: this operation only passed it on.
     inherited = next((x.origin for x in operands if x.origin), None)
-    return [
-        _Value(x, origin=None if _finite(x) else inherited or _origin(eqn, operands, x, place))
-        for x in data
-    ]
+
+    def origin_of(result: Any) -> Origin:
+        scope, told = str(eqn.source_info.name_stack), [_describe(x) for x in operands]
+        return Origin(eqn.primitive.name, place, scope, told, count_not_finite(result))
+
+    return [_Value(x, origin=None if _finite(x) else inherited or origin_of(x)) for x in data]
 
 
 def _run_call(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value] | None:
@@ -340,7 +318,11 @@ def _run_call(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
 def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     """Runs the body of a scan for each of its steps."""
     body, p = eqn.params["jaxpr"], eqn.params
-    fixed, carried = _fixed_and_carried(p)
+    if "num_consts" in p:
+        fixed, carried = p["num_consts"], p["num_carry"]
+    else:  # since jax 0.12
+        consts, carry, _ = p["ft_in"].unpack()
+        fixed, carried = len(consts), len(carry)
     # The operands of a scan are its constants, the first carry, and arrays [length, ...].
     consts, carry = operands[:fixed], operands[fixed : fixed + carried]
     stacked, pieces = operands[fixed + carried :], {}
@@ -354,14 +336,6 @@ def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
                 pieces.setdefault(i, value)
     # The caller has the data of the whole scan, and takes only the origins from here.
     return [*carry, *(pieces.get(i, _Value(None)) for i in range(len(eqn.outvars) - carried))]
-
-
-def _fixed_and_carried(scan: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns how many operands of a scan are constants, and how many are carried."""
-    if "num_consts" in scan:
-        return scan["num_consts"], scan["num_carry"]
-    consts, carry, _ = scan["ft_in"].unpack()  # since jax 0.12
-    return len(consts), len(carry)
 
 
 def _piece(whole: _Value, index: int) -> _Value:
@@ -397,12 +371,6 @@ _RUNNERS: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | No
 }
 
 
-def _origin(eqn: JaxprEqn, operands: list[_Value], result: Any, place: str) -> Origin:
-    scope = str(eqn.source_info.name_stack)
-    told = [_describe(x) for x in operands]
-    return Origin(eqn.primitive.name, place, scope, told, _count_not_finite(result))
-
-
 def _finite(x: Any) -> bool:
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
         return True
@@ -418,10 +386,3 @@ def _describe(value: _Value) -> str:
         return text
     low, high = (float(f(x.astype(jnp.float32))) for f in (jnp.min, jnp.max))
     return f"{text} from {low:.4g} to {high:.4g}" if x.ndim else f"{text} = {low:.4g}"
-
-
-def _count_not_finite(x: Any) -> str:
-    x = jnp.asarray(x)
-    nans, infinities = int(jnp.isnan(x).sum()), int(jnp.isinf(x).sum())
-    counts = [f"{n} {what}" for n, what in ((nans, "NaN"), (infinities, "infinite")) if n]
-    return f"{' and '.join(counts)} of {x.size} values"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,28 +26,24 @@ from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, STOPPED, UserError
+from trainer.train.loop_interface import Observer
 
 FILE = "trace.jsonl"
 
 
-class Trace:
-    """Writes the hashes of batches and states to WORKDIR/trace.jsonl, a line for each step."""
-
+def trace(workdir: str | Path) -> Observer:
+    """Returns what writes the hashes of batches and states, a line a step, to trace.jsonl."""
     # The last line of a block has the hashes of every leaf of the state as well. A resumed run
     # first drops the lines of later steps. Of several processes, process 0 writes, with the hash of
     # its shard of the batch.
+    path, first, begun = Path(workdir).absolute() / FILE, jax.process_index() == 0, False
 
-    def __init__(self, workdir: str | Path):
-        self._path = Path(workdir).absolute() / FILE
-        self._first = jax.process_index() == 0
-        self._begun = False
-
-    def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
-        """Writes the lines of a block whose last step is `step`, counted from 1."""
+    def write(step: int, batches: Sequence[Batch], state: State) -> None:
+        nonlocal begun
         before = step - len(batches)
-        if self._first and not self._begun:
-            writers.truncate_after(self._path, before)
-            self._begun = True
+        if first and not begun:
+            writers.truncate_after(path, before)
+            begun = True
         # The key of the last step, as `train_step` computes it from the number of that step.
         key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step)
         rows: list[dict[str, Any]] = [
@@ -55,9 +51,11 @@ class Trace:
             for number, batch in enumerate(batches, 1)
         ]
         rows[-1]["leaves"] = digests(state) | {"rng": digests(key)[""]}
-        if self._first:
-            with open(self._path, "a", encoding="utf-8") as file:
+        if first:
+            with open(path, "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    return write
 
 
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
@@ -67,7 +65,7 @@ def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
     return {row["step"]: row for row in map(json.loads, text.splitlines())}
 
 
-class Difference(NamedTuple):
+class FirstDifference(NamedTuple):
     """The first difference of two runs."""
 
     step: int  # from 1
@@ -76,46 +74,40 @@ class Difference(NamedTuple):
 
 def first_difference(
     one: Mapping[int, Mapping[str, Any]], two: Mapping[int, Mapping[str, Any]]
-) -> Difference | None:
+) -> FirstDifference | None:
     """Returns the earliest difference of two traces; None if they are equal."""
     # At a step, the batches are compared before the leaves; leaves at the steps at which both
     # traces have them.
     for step in sorted({*one, *two}):
         if step not in one or step not in two:
-            return Difference(step, "only one run has this step")
+            return FirstDifference(step, "only one run has this step")
         if one[step]["batch"] != two[step]["batch"]:
-            return Difference(step, "batch")
+            return FirstDifference(step, "batch")
         if "leaves" not in one[step] or "leaves" not in two[step]:
             continue  # inside of a block
         a, b = one[step]["leaves"], two[step]["leaves"]
         for name in dict.fromkeys([*a, *b]):
             if a.get(name) != b.get(name):
-                return Difference(step, name)
+                return FirstDifference(step, name)
     return None
 
 
-class KillAfterCheckpoint:
-    """Kills its process by SIGKILL at a block after the checkpoint of `step` is committed."""
+def kill_after_checkpoint(workdir: str | Path, step: int, latest: int) -> Observer:
+    """Returns what kills the process by SIGKILL after the checkpoint of `step` is committed."""
+    # At the end of a block. From the step `latest` on, it waits up to a minute for the commit.
+    committed = Path(workdir).absolute() / "checkpoints" / str(step)
 
-    # From the step `latest` on, it waits up to a minute for that.
-
-    def __init__(self, workdir: str | Path, step: int, latest: int):
-        self._committed = Path(workdir).absolute() / "checkpoints" / str(step)
-        self._step = step
-        self._latest = latest
-
-    def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
-        """Kills the process if the checkpoint is committed; `step` is the last one of a block."""
-        if step <= self._step:
+    def kill(last: int, batches: Sequence[Batch], state: State) -> None:
+        if last <= step:
             return
         give_up = time.monotonic() + 60
         # A small model may finish all of its steps before the save is committed.
-        while step >= self._latest and not self._committed.is_dir():
-            if time.monotonic() > give_up:
-                return
+        while last >= latest and not committed.is_dir() and time.monotonic() <= give_up:
             time.sleep(0.01)
-        if self._committed.is_dir():
+        if committed.is_dir():
             os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
 
 
 _FIELDS = ("params", "model_state", "opt_state", "ema", "run_state", "rng")
@@ -154,8 +146,13 @@ def verify(
     sets.append("--set=writers=[]")  # no logger shall list these two runs
     command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace_blocks"]
     command += [f"--until={2 * half}"]
-    with _folder(workdir) as folder:
-        whole, killed = folder / "whole", folder / "killed"
+    if workdir is not None and Path(workdir).exists() and any(Path(workdir).iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty; name a new folder, or leave it out.")
+    kept: Any = contextlib.nullcontext(workdir)
+    if workdir is None:
+        kept = tempfile.TemporaryDirectory(prefix="lockstep-verify-")
+    with kept as folder:
+        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
         log(
             f"Runs {2 * half} single steps; and in blocks of at most {rule.steps} "
             f"({rule.form}): {half} steps, a kill, and {half} more steps."
@@ -177,8 +174,10 @@ def _compare(whole: Path, killed: Path, half: int) -> tuple[list[str], bool]:
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
     name = f"{2 * half} single steps, and {half} + kill -9 + restore + {half} in blocks,"
-    if found is None and (saved := checkpoint.diff(whole, 2 * half, 2 * half, other=killed)):
-        found = Difference(2 * half, f"in the checkpoint, {saved[0]}")
+    if found is None and (
+        saved := checkpoint.diff_checkpoints(whole, 2 * half, 2 * half, other=killed)
+    ):
+        found = FirstDifference(2 * half, f"in the checkpoint, {saved[0]}")
     if found is None:
         leaves = list(traces[0][2 * half]["leaves"])
         counts = {field: sum(leaf.split("/")[0] == field for leaf in leaves) for field in _FIELDS}
@@ -205,14 +204,14 @@ def _compare(whole: Path, killed: Path, half: int) -> tuple[list[str], bool]:
     return lines, False
 
 
-def _first_metric(whole: Path, killed: Path) -> Difference | None:
+def _first_metric(whole: Path, killed: Path) -> FirstDifference | None:
     """Returns the first difference in metrics.jsonl of two runs, except for timings."""
     rows = [_rows(folder) for folder in (whole, killed)]
     for step in sorted({*rows[0], *rows[1]}):
         one, two = (side.get(step, {}) for side in rows)
         for name in dict.fromkeys([*one, *two]):
             if one.get(name) != two.get(name):
-                return Difference(step, f"metric {name}: {one.get(name)} and {two.get(name)}")
+                return FirstDifference(step, f"metric {name}: {one.get(name)} and {two.get(name)}")
     return None
 
 
@@ -226,18 +225,6 @@ def _rows(folder: Path) -> dict[int, dict[str, str]]:
         }
         for row in writers.read_metrics(folder)
     }
-
-
-@contextlib.contextmanager
-def _folder(workdir: str | None) -> Iterator[Path]:
-    if workdir is None:
-        with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
-            yield Path(name)
-        return
-    folder = Path(workdir)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--workdir={workdir} is not empty; name a new folder, or leave it out.")
-    yield folder
 
 
 class TrainerProcess:

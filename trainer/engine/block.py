@@ -42,8 +42,7 @@ class BlockRule(NamedTuple):
 
 def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> BlockRule:
     """Chooses the steps of a block from a step's operations and the kind of device."""
-    # The number is a power of two, unless the experiment's `steps_per_call` sets another. `jaxpr`
-    # is that of the step, and `batch` has the `jax.ShapeDtypeStruct` of a training batch.
+    # The number is a power of two, unless the experiment's `steps_per_call` sets another.
     steps, why = experiment.steps_per_call, "steps_per_call is 1"
     if steps is None:
         steps, why = _choose_steps(experiment, mesh, jaxpr, batch)
@@ -84,8 +83,7 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
 
 def most_in_a_loop(mesh: Mesh, jaxpr: Any) -> int:
     """Returns how many evaluations of a batch, each `jaxpr`, to compute in one loop; 1 for none."""
-    # A power of two, and at least 8: where few take as long as a block of steps, the time of the
-    # host does not show.
+    # A power of two, at least 8: where few take as long as a block, the host's time does not show.
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or has_convolution(jaxpr):
         return 1
     operations = max(1, count_flops(jaxpr, elementwise=True))

@@ -99,7 +99,7 @@ def _lengths(text: str) -> dict[str, int]:
     return found
 
 
-def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+def axes_of_devices(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
     """Returns the mesh axes along which devices of a group differ; None if groups are unknown."""
     if collective.groups is None:
         return None
@@ -117,8 +117,7 @@ def find_traffic(text: str, mesh: Mapping[str, int]) -> list[Traffic]:
     counts: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for each in find_collectives(text):
-        axes = axes_of(each, mesh)
-        if axes == ():
+        if (axes := axes_of_devices(each, mesh)) == ():
             continue
         key = each.kind, "?" if axes is None else ", ".join(axes)
         counts[key] += each.times

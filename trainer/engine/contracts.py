@@ -13,7 +13,8 @@ import numpy as np
 from clu import metrics as clu_metrics
 
 from trainer import protocols
-from trainer.config import Call, ConfigError, Source, Tree, build_errors, wording
+from trainer.config import Call, ConfigError, Source, Tree, wording
+from trainer.config.build import call_hint, exception_text
 from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.protocols import Batch
 
@@ -38,25 +39,23 @@ def calling(component: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # helpers of scripts exit
-        text = f"{build_errors.exception_text(error)}{wording.location(error)}"
+        text = f"{exception_text(error)}{wording.location(error)}"
         raise ComponentError(component, text) from error
 
 
 def check_components(experiment: Any) -> None:
     """Checks an experiment's components before one is called; raises ComponentError."""
-    # The model must have the methods of a model, every metric of training must be a Metric class,
-    # jax must have the dtypes of a training batch, and the mask of the batch must fit.
     model, spec = experiment.model, experiment.data.element_spec
     if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
         raise ComponentError(
             "model",
-            f"model is {describe(model)}; it must be a flax linen module or have "
+            f"model is {form_of(model)}; it must be a flax linen module or have "
             f"{protocols.members(protocols.Model)}; see trainer/protocols.py.",
         )
     check_metrics(experiment.train_metrics, "train_metrics")
     for name, x in spec.items():
         if (fault := dtype_fault(x.dtype)) is not None:
-            text = f"The element_spec of the data set has {name!r}, {describe(x)}, {fault}."
+            text = f"The element_spec of the data set has {name!r}, {form_of(x)}, {fault}."
             raise ComponentError("data", text)
     if "mask" in spec:
         size = experiment.data.batch_size
@@ -65,22 +64,20 @@ def check_components(experiment: Any) -> None:
 
 def check_data(data: Any, node: Tree, source: Source | None) -> None:
     """Raises ConfigError for a data set that lacks an attribute of the protocol."""
-    # `node` is the call in the config that returned the data set, and `source` its place.
     for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
         if not hasattr(data, name):
             call = node if isinstance(node, Call) else None
             raise ConfigError(
                 f"The data set {call.name if call else repr(node)} has no {name!r}. A data set "
                 f"must have {protocols.members(protocols.Dataset)}; see trainer/protocols.py."
-                + (build_errors.call_hint(call) if call and call.partial else ""),
+                + (call_hint(call) if call and call.partial else ""),
                 source,
             )
 
 
 def check_language(model: Any, data: Any) -> None:
     """Raises ValueError if a language model lacks tokens or positions for a data set."""
-    # A model without an attribute `language` is not checked, nor what the data set does not say,
-    # such as `vocab_size`. Raises ComponentError if `tokens_per_example` is not a number of tokens.
+    # What the model or the data set does not say is not checked.
     language = getattr(model, "language", None)
     vocab_size = getattr(data, "vocab_size", None)
     if language is None:
@@ -102,7 +99,7 @@ def check_language(model: Any, data: Any) -> None:
 def check_metrics(metrics: Any, field: str) -> None:
     """Raises ComponentError for a metric that is not a Metric class or is called "loss"."""
     if not isinstance(metrics, Mapping):
-        text = f"{field} is {describe(metrics)}; it must be a dict from names to metrics."
+        text = f"{field} is {form_of(metrics)}; it must be a dict from names to metrics."
         raise ComponentError(field, text)
     for name, metric in metrics.items():
         if name == "loss":
@@ -111,7 +108,7 @@ def check_metrics(metrics: Any, field: str) -> None:
         if not (isinstance(metric, type) and issubclass(metric, clu_metrics.Metric)):
             raise ComponentError(
                 field,
-                f"The metric {name!r} is {describe(metric)}; it must be a class of clu.metrics, "
+                f"The metric {name!r} is {form_of(metric)}; it must be a class of clu.metrics, "
                 f"such as a call of `metrics.accuracy` returns, with "
                 f"{protocols.members(protocols.Metric)}.",
             )
@@ -126,7 +123,6 @@ def check_metrics(metrics: Any, field: str) -> None:
 
 def tokens_per_example(data: Any) -> int | None:
     """Returns the tokens of an example of a data set of texts; None if it does not say."""
-    # Raises ComponentError if the attribute is not an integer of at least 1, or None.
     tokens = getattr(data, "tokens_per_example", None)
     whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
     if tokens is not None and not (whole and tokens >= 1):
@@ -138,7 +134,7 @@ def tokens_per_example(data: Any) -> int | None:
     return None if tokens is None else int(tokens)
 
 
-def describe(value: Any) -> str:
+def form_of(value: Any) -> str:
     """Describes a value in a message: dtype and shape of an array, the type of anything else."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return f"{value.dtype}{list(value.shape)}"
@@ -150,7 +146,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
     """Raises ComponentError if `batch`, one of `shards`, does not fit the whole batch's `spec`."""
     # A dict first: a question about an abstract class takes longer, and each batch is asked.
     if not isinstance(batch, dict | Mapping) or batch.keys() != spec.keys():
-        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
+        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else form_of(batch)
         raise ComponentError(
             "data",
             f"The element_spec of the data set has {', '.join(spec)}, but it yielded {found}.",
@@ -163,7 +159,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
             raise ComponentError(
                 "data",
                 f"The element_spec of the data set has {name} as {wanted.dtype}{list(shape)}{part}"
-                f", but it yielded {describe(x)}.",
+                f", but it yielded {form_of(x)}.",
             )
     if "mask" in batch:
         _check_mask_values(batch["mask"], "The data set's train() yielded")
@@ -171,20 +167,17 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
 
 def check_values(batch: Batch, method: str) -> None:
     """Raises ComponentError for a dtype that jax lacks, or a value 32 bits cannot hold."""
-    # It is called for the first batches only: reading all values of each batch would slow every
-    # step. `batch` is this process's shard; `method` is that of the data set, for the message.
+    # Only for first batches: reading all values of each one would slow every step.
     for name, x in batch.items():
         if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:
-            text = f"The data set's {method} yielded {name!r}, {describe(x)}, {fault}."
+            text = f"The data set's {method} yielded {name!r}, {form_of(x)}, {fault}."
             raise ComponentError("data", text)
 
 
 def check_eval_batch(batch: Any) -> Batch:
     """Returns this process's shard of an evaluation batch; ComponentError if it does not fit."""
-    # It must have a mask of the right size and dtype, with values 0 and 1, and arrays with equal
-    # numbers of examples.
     if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
-        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
+        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else form_of(batch)
         found = "no batch" if batch is None else found
         raise ComponentError(
             "data",
@@ -195,7 +188,7 @@ def check_eval_batch(batch: Any) -> Batch:
     # -1 for what has no axes.
     sizes = {x.shape[0] if getattr(x, "shape", ()) else -1 for x in arrays.values()}
     if len(sizes) > 1 or -1 in sizes:
-        found = ", ".join(f"{name} as {describe(x)}" for name, x in arrays.items())
+        found = ", ".join(f"{name} as {form_of(x)}" for name, x in arrays.items())
         raise ComponentError(
             "data",
             "The data set's evaluate() must yield arrays with the same number of examples on their "
@@ -212,7 +205,7 @@ def _check_mask(mask: Any, size: int, who: str) -> None:
     if len(shape) not in (1, 2) or shape[:1] != (size,) or mask.dtype != np.float32:
         raise ComponentError(
             "data",
-            f"{who} a 'mask' of {describe(mask)}. It must be float32[{size}] or "
+            f"{who} a 'mask' of {form_of(mask)}. It must be float32[{size}] or "
             f"float32[{size}, positions] beside arrays of {size} examples: 1 for an example or "
             "position that counts, and 0 for padding.",
         )

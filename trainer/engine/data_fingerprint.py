@@ -36,8 +36,6 @@ def data_fingerprint(data: Any) -> str:
     # is evaluated: hashing all batches would take as long as an epoch. The batches are whole, and
     # the hash does not depend on the process; of a data set that takes no part of a batch, each
     # process hashes its own shards.
-    # Raises ComponentError if the attribute is not a text; or without one, if the data set raises,
-    # yields two different batches for one seed and index, or one that does not fit.
     if not _has_own(data):
         return f"batches {_hash_batches(data)[:16]}"
     with calling("data"):
@@ -54,8 +52,7 @@ def data_fingerprint(data: Any) -> str:
 
 def read_batch(data: Any, index: int) -> Batch:
     """Returns the training batch of an index, whole, with the seed 0; raises ComponentError."""
-    # Of a data set that takes no part of a batch, it is this process's shard. Raises if the data
-    # set raises, ends, or yields a batch that does not fit its element_spec.
+    # Of a data set that takes no part of a batch, it is this process's shard.
     with calling("data"):
         batch = next(contracts.endless(train_batches(data, index, _SEED, WHOLE)))
     shards = 1 if takes_shard(data.train) else jax.process_count()

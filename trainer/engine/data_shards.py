@@ -51,17 +51,15 @@ def check_shard(data: Any, shard: DataShard) -> None:
 
 def train_batches(data: Any, index: int, seed: int, shard: DataShard | None) -> Iterator[Batch]:
     """Yields a part of each training batch, from an index on."""
-    # A data set whose `train` takes no part yields that of its process; with the `shard` None, so
-    # does any data set.
+    # With the `shard` None, or a `train` that takes no part, it is that of its process.
     return iter(data.train(index, seed, **_keywords(data.train, shard)))
 
 
 def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:
     """Yields a part of each batch of a split, once."""
-    # A data set whose `evaluate` takes no part yields that of its process. `evaluate` gets no split
-    # if it takes none, as in a class that overrides that of `ArrayDataset`, or if the data set has
-    # no attribute `splits`. Raises ComponentError if it takes none, and the split is not the test
-    # split.
+    # If `evaluate` takes no part, it is that of its process. `evaluate` gets no split if it takes
+    # none, as in a class that overrides that of `ArrayDataset`, or if the data set has no attribute
+    # `splits`.
     keywords = _keywords(data.evaluate, shard)
     if hasattr(data, "splits") and _parameters(data.evaluate).keys() - _KEYWORDS:
         return iter(data.evaluate(split, **keywords))

@@ -3,7 +3,7 @@
 They are computed by a program of their own (`Program.diagnose`), and change no bit of the training.
 Of a step, U is what a group's optimizer adds to its parameters W, after layer-wise decay, before a
 lookahead and before rounding to low precision; G is the gradient of the loss at W, averaged over
-the batch, before clipping. All are at least float32. The methods of `Group` are the definitions.
+the batch, before clipping. All are at least float32. The definitions are `GroupUpdate`'s methods.
 """
 
 import math
@@ -53,7 +53,6 @@ def check_diagnostics(
     asked: Sequence[str] | str, clip_norm: Any, batch_size: int, microbatches: int
 ) -> None:
     """Raises ValueError for a name that is not a diagnostic, or for one that does not fit."""
-    # `clipped` needs a clip_norm, and the noise of gradients a batch with two halves.
     if asked == "all":
         return
     for name in [asked] if isinstance(asked, str) else asked:
@@ -78,11 +77,11 @@ def check_diagnostics(
         )
 
 
-def computed(asked: Sequence[str] | str) -> tuple[str, ...]:
+def names_computed(asked: Sequence[str] | str) -> tuple[str, ...]:
     """Returns the names of those diagnostics that are computed of the update of a logged step.
 
     Example:
-        >>> computed(["rotation", "clipped"])
+        >>> names_computed(["rotation", "clipped"])
         ('rotation',)
     """
     return tuple(name for name in (ALL if asked == "all" else asked) if name != _COUNTED)
@@ -127,8 +126,7 @@ def find_layouts(optimizer: optim.Optimizer, params: Any) -> dict[str, Layout]:
 def _guess(path: str, x: Any, shapes: ModelShapes) -> Layout | None:
     if len(x.shape) < 2 or jnp.issubdtype(x.dtype, jnp.complexfloating):
         return None
-    doubt = shapes.doubt(path)
-    if doubt in (DEPTHWISE, NO_MATRIX):
+    if (doubt := shapes.doubt(path)) in (DEPTHWISE, NO_MATRIX):
         return None
     known = rules(None if doubt is None else doubt.spec)
     [layout] = layouts(jax.ShapeDtypeStruct(x.shape, x.dtype), known, "diagnostics").values()
@@ -148,8 +146,8 @@ def compute(
     # `found` is from `find_layouts`, and `split` is `BoundOptimizer.split`.
     values: dict[str, Any] = {}
     for group, updates in split(step.updates).items():
-        of_group = Group(updates, step.weights, grads, found)
-        for name in computed(asked):
+        of_group = GroupUpdate(updates, step.weights, grads, found)
+        for name in names_computed(asked):
             # Those of halves are from `compute_noise`.
             if name in OF_HALVES or (name in _OF_MATRICES and not of_group.matrices):
                 continue
@@ -209,9 +207,8 @@ class NoiseScale:
 
     def add(self, row: Mapping[str, float]) -> dict[str, float]:
         """Adds a row, and returns "noise_scale/<group>" of each group that the row has."""
-        # Left out are groups whose mean of "gradient_square" is not positive: so much larger is the
-        # noise than the gradient that nothing can be said yet. Rows with values that are not finite
-        # do not count.
+        # Left out are groups whose mean of "gradient_square" is not positive, because the noise is
+        # so much larger that nothing can be said yet, and values that are not finite.
         found, keep = {}, 0.5 ** (1 / _HALF_LIFE)
         for name, value in row.items():
             kind, _, group = name.partition("/")
@@ -226,7 +223,7 @@ class NoiseScale:
         return found
 
 
-class Group:
+class GroupUpdate:
     """The update of a group; each public method computes one diagnostic, a real scalar.
 
     A quotient whose denominator is 0 is 0: ratio and angles of a group of zeros.
@@ -234,7 +231,7 @@ class Group:
     Example:
         >>> w, u = jnp.asarray([[3.0, 0.0], [0.0, 1.0]]), jnp.asarray([[0.0, 0.1], [0.0, 0.0]])
         >>> found = layouts({"w": w}, [], "")
-        >>> group = Group({"w": u}, {"w": w}, {"w": -u}, found)
+        >>> group = GroupUpdate({"w": u}, {"w": w}, {"w": -u}, found)
         >>> print(f"{group.update_rms():.2f} {group.gradient_cosine():.2f}")
         0.05 1.00
         >>> print(f"{group.spectral_norm():.2f} {group.stable_rank():.2f}")
@@ -277,8 +274,7 @@ class Group:
 
     def weight_cosine(self) -> jax.Array:
         """The cosine of U with W, all parameters of the group as one vector."""
-        # It is -1 if the step does nothing but shrink the weights, and 0 if their norm does not
-        # change to first order.
+        # It is -1 if the step only shrinks the weights, and 0 if their norm stays to first order.
         return self._cosine(self._w)
 
     def spectral_norm(self) -> jax.Array:
@@ -305,8 +301,7 @@ class Group:
         return jnp.sqrt(_inner(vector, vector))
 
     def _rms(self, vector: Mapping[str, jax.Array]) -> jax.Array:
-        count = sum(x.size for x in vector.values())
-        return self._norm(vector) / max(1, count) ** 0.5
+        return self._norm(vector) / max(1, sum(x.size for x in vector.values())) ** 0.5
 
     def _cosine(self, vector: Mapping[str, jax.Array]) -> jax.Array:
         return _quotient(_inner(self._u, vector), self._norm(self._u) * self._norm(vector))

@@ -7,7 +7,7 @@ of another size, such as a last batch that is shorter.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainer.engine.contracts import Batch, calling, check_eval_batch, check_val
 from trainer.engine.data_shards import eval_batches
 from trainer.engine.examples import Examples, ExampleSums, collect_examples
 from trainer.engine.experiment import Experiment
+from trainer.engine.feed import stack
 from trainer.engine.flops import reading
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
@@ -35,12 +36,10 @@ class Evaluation:
 
     # `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of
     # its optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
-    # Raises ComponentError for a metric that does not keep its contract. `unmasked` has the metrics
-    # that do not depend on the mask of a batch, once one was traced.
+    # `unmasked` has the metrics that do not depend on the mask of a batch, once one was traced.
 
     def __init__(self, experiment: Experiment, mesh: Mesh, insert: Callable[[Any], Experiment]):
-        self._experiment = experiment
-        self._mesh = mesh
+        self._experiment, self._mesh = experiment, mesh
         self._shard = meshes.data_shard(mesh)
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
@@ -66,7 +65,6 @@ class Evaluation:
         # their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for
         # padding. A batch may consist of padding only, so that all processes have equally many. Its
         # number of examples need not divide over the devices, but is the same in every process.
-        # Raises ComponentError if a mask does not fit, or no batch has an example.
 
         # Once for all batches: averages are functions of the state alone.
         given = self.params(state), state.model_state, state.hyperparams
@@ -89,7 +87,7 @@ class Evaluation:
                     total = self._evaluate(total, given, sent, size=size)
                 else:
                     group = [batch, *itertools.islice(same, places - 1)]
-                    stacked, count = _stack(group, places), np.int32(len(group))
+                    stacked, count = stack(group, places), np.int32(len(group))
                     total = self._evaluate_all(total, given, stacked, count, size=size)
                 # Without this, all batches would queue on the devices and fill their memory.
                 jax.block_until_ready(total)
@@ -109,7 +107,6 @@ class Evaluation:
         """Computes loss and metrics of each of the first `most` examples of a split."""
         # Metrics that are not means over examples are left out. The weighted means of the others
         # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
-        # Raises ComponentError if a mask does not fit, or a metric cannot be computed.
         given = self.params(state), state.model_state, state.hyperparams
 
         def sums_of(batch: Batch) -> Any:
@@ -132,8 +129,7 @@ class Evaluation:
     def check(self, state: State) -> dict[str, Batch]:
         """Traces the evaluation of every split's first batch, and returns these batches."""
         # They are this process's shards. If the data set is not on this machine, it traces a batch
-        # of the declared shapes, and returns none. The state may consist of `jax.ShapeDtypeStruct`.
-        # Raises ComponentError.
+        # of the declared shapes, and returns none. The state may be one of shapes.
         given = self.params.eval_shape(state), state.model_state, state.hyperparams
         data: Any = self._experiment.data
         first = {}
@@ -213,12 +209,3 @@ class Evaluation:
 
 def _shapes(batch: Batch) -> dict[str, Any]:
     return {name: (x.shape, x.dtype) for name, x in batch.items()}
-
-
-def _stack(batches: Sequence[Batch], places: int) -> dict[str, np.ndarray]:
-    """Stacks batches to arrays [places, batch, ...]; what lies behind them is 0."""
-    stacked = {}
-    for name, first in batches[0].items():
-        stacked[name] = np.zeros((places, *first.shape), first.dtype)
-        np.stack([batch[name] for batch in batches], out=stacked[name][: len(batches)])
-    return stacked

@@ -88,6 +88,5 @@ def _hash(fields: dict[str, Any], batch: _Batch, kept: NDArray) -> None:
         rows = np.asarray(x)
         if name == "mask" and rows.ndim == 1:
             continue  # 1 for all that are kept
-        header = f"{name} {rows.dtype} {rows.shape[1:]}"
-        digest = fields.setdefault(header, hashlib.sha256())
+        digest = fields.setdefault(f"{name} {rows.dtype} {rows.shape[1:]}", hashlib.sha256())
         digest.update(np.ascontiguousarray(rows[kept]).data)

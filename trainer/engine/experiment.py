@@ -13,7 +13,8 @@ import optax
 
 import optim
 from trainer import models
-from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.config import Builder, Call, Config, ConfigError, Units
+from trainer.config.build import call_hint
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine import every
@@ -67,12 +68,12 @@ class Experiment:
         diagnostics: what is computed of the update of each logged step, by group, and logged as
             "<name>/<group>": "update_rms", "weight_rms", "update_ratio", "gradient_cosine",
             "weight_cosine", "spectral_norm", "stable_rank" and "rotation", as
-            `engine.diagnostics.Group` defines them, and "clipped", the share of the steps since the
-            last row whose gradients clip_norm scaled down; or "all" of these. "gradient_square" and
-            "gradient_noise", which have to be named, are those of `diagnostics.compute_noise`, and
-            "noise_scale" is these two and `diagnostics.NoiseScale`. They do not change what is
-            trained, and take about the time of one more step for each row, or of two with the last
-            three; "clipped" alone takes none.
+            `engine.diagnostics.GroupUpdate` defines them, and "clipped", the share of the steps
+            since the last row whose gradients clip_norm scaled down; or "all" of these.
+            "gradient_square" and "gradient_noise", which have to be named, are those of
+            `diagnostics.compute_noise`, and "noise_scale" is these two and
+            `diagnostics.NoiseScale`. They do not change what is trained, and take about the time of
+            one more step for each row, or of two with the last three; "clipped" alone takes none.
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Or a mapping of roles to
             dtypes, such as {"parameters": "bfloat16", "master": "float32", "states": {"mu":
@@ -166,8 +167,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            value = getattr(self, name)
-            if value is None and name == "steps_per_call":
+            if (value := getattr(self, name)) is None and name == "steps_per_call":
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
@@ -233,8 +233,7 @@ class Experiment:
                     ) from None
                 except ValueError:  # a function without a signature, of C
                     pass
-            at = getattr(hook, "at", "log")
-            if at not in ("log", "evaluation"):
+            if (at := getattr(hook, "at", "log")) not in ("log", "evaluation"):
                 raise ValueError(f"hooks[{index}].at must be 'log' or 'evaluation', got {at!r}.")
             if hasattr(hook, "check"):
                 try:
@@ -286,8 +285,6 @@ def as_model(configured: Any) -> Model:
 
 def as_optimizer(configured: Any) -> optim.Optimizer:
     """Converts the optimizer of a config to an `optim.Optimizer`."""
-    # A partial of `optim.optimizer` is called. Any other optimizer, a partial or an optax
-    # transformation, updates all parameters.
     if isinstance(configured, partial) and configured.func is optim.optimizer:
         return configured()
     if isinstance(configured, partial | optax.GradientTransformation):
@@ -312,7 +309,7 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
     if isinstance(node, str):
         text = f"experiment takes a data set for 'data', and was given {describe(node)}."
         try:
-            text += build_errors.call_hint(Call(builder.function(node).name))
+            text += call_hint(Call(builder.function(node).name))
         except ConfigError as error:
             text += f" A data set is a call. {error}"
         raise ConfigError(text, builder.config.sources["data"])
@@ -329,7 +326,6 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
 
 def units_of(config: Config, data: Any) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'."""
-    # Raises ConfigError if the data set lacks an attribute, or `steps` is out of its range.
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.

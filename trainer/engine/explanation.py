@@ -69,8 +69,7 @@ class Elsewhere(NamedTuple):
 
 def explain(program: Program, config: Config, elsewhere: Elsewhere | None = None) -> Explanation:
     """Explains a program, which is neither compiled nor run; raises as `make_plan`."""
-    # `elsewhere` are the devices that jax simulates, or those of a target; None for those of this
-    # machine.
+    # With `elsewhere` None, for the devices of this machine.
     if elsewhere is None:
         plan, memory = make_plan(program, config), memory_of(list(program.mesh.local_devices))
         return Explanation(plan, find_holdings(program), memory, None)

@@ -23,17 +23,12 @@ _ALIGNMENT = 64  # bytes
 class Feed:
     """The training batches of an experiment, for the devices of a mesh."""
 
-    # Raises ValueError if a batch does not divide over the microbatches and devices, and
-    # ComponentError if the data set cannot yield this process's shards.
-
     def __init__(self, experiment: Experiment, mesh: Mesh):
-        self._experiment = experiment
-        self._mesh = mesh
+        self._experiment, self._mesh = experiment, mesh
         self._shard = meshes.data_shard(mesh)
         check_shard(experiment.data, self._shard)
         self._element_spec = dict(experiment.data.element_spec)  # some compute it at each access
-        self._values_checked = False
-        self._readers = 1
+        self._values_checked, self._readers = False, 1
         self._copies: list[Iterator[Batch]] = []
         self._stacked: tuple[list[Batch], dict[str, np.ndarray]] = [], {}
         size, microbatches = experiment.data.batch_size, experiment.microbatches
@@ -62,16 +57,14 @@ class Feed:
 
     def shared(self, readers: int) -> "Feed":
         """Returns a feed for several readers that advance side by side."""
-        # Each of the `readers` calls `batches` once, for the same index. Each batch is made and
-        # stacked once.
+        # Each of them calls `batches` once, for the same index; a batch is made and stacked once.
         feed = copy.copy(self)
         feed._copies = []
         feed._readers = readers
         return feed
 
     def batches(self, batch_index: int) -> Iterator[Batch]:
-        """Yields this process's shards of the training batches, from an index on."""
-        # They have no end. Raises ComponentError if the data set ends.
+        """Yields this process's shards of the training batches, from an index on, without end."""
         if self._readers == 1:
             return self._read(batch_index)
         if not self._copies:
@@ -87,25 +80,19 @@ class Feed:
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
         """Sends this process's shard of a batch to the devices; returns the global batch."""
-        # The arrays become read-only. Raises ComponentError if the batch does not fit the data
-        # set's element_spec, or is the first one and has a value that jax would change.
+        # The arrays become read-only.
         self._check(batch)
         return meshes.to_devices(self._mesh, batch)
 
     def stack(self, batches: Sequence[Batch], steps: int) -> dict[str, np.ndarray]:
         """Stacks at most `steps` batches, on one device, to arrays [steps, batch, ...]."""
-        # The arrays of the batches become read-only; what lies behind them in the result is
-        # undefined. Raises ComponentError as `to_devices` does.
+        # The arrays become read-only; what lies behind them in the result is undefined.
         before, stacked = self._stacked
         if len(before) == len(batches) and all(map(operator.is_, before, batches)):
             return stacked  # another reader stacked them
         for batch in batches:
             self._check(batch)
-        stacked = {
-            name: _empty((steps, *x.shape), x.dtype) for name, x in self._element_spec.items()
-        }
-        for name, array in stacked.items():
-            np.stack([batch[name] for batch in batches], out=array[: len(batches)])
+        stacked = stack(batches, steps)
         if self._readers > 1:
             self._stacked = list(batches), stacked
         return stacked
@@ -132,6 +119,17 @@ class _Shared(Iterator[Batch]):
             except Exception as error:
                 self._error = error
         raise self._error
+
+
+def stack(batches: Sequence[Batch], places: int) -> dict[str, np.ndarray]:
+    """Stacks batches to arrays [places, batch, ...]; what lies behind them is undefined."""
+    # In jax's type: it would convert what is undefined too, and warn if that overflows.
+    arrays = {
+        name: _empty((places, *x.shape), narrow_dtype(x.dtype)) for name, x in batches[0].items()
+    }
+    for name, array in arrays.items():
+        np.stack([batch[name] for batch in batches], out=array[: len(batches)])
+    return arrays
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

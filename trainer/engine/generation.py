@@ -1,7 +1,5 @@
 """Continues texts with a language model, in one compiled program with a key-value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +23,7 @@ class Sampling(NamedTuple):
     length: int  # the most tokens to add, at least 1
     temperature: float = 1.0  # the logits are divided by it; 0 takes the most probable token
     top_k: int | None = None  # only so many of the most probable are drawn; None draws any
-    # only tokens below it are drawn, for a model that knows more tokens than its tokenizer; None
-    # draws any
+    # only tokens below it are drawn, if the model knows more than its tokenizer; None draws any
     vocab_size: int | None = None
     end: int | None = None  # the token after which a text has ended; None does not end it early
 
@@ -45,7 +42,7 @@ class Sampling(NamedTuple):
             )
 
 
-def draw(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
+def draw_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
     """Draws a token, an int32 scalar, from logits [vocabulary]."""
     logits = logits[: sampling.vocab_size].astype(jnp.float32)
     if sampling.temperature == 0:
@@ -75,7 +72,7 @@ def generate(
     # model's `max_length`. `keys` is a PRNG key for each sequence: what is drawn for one does not
     # depend on the others.
     batch, positions = prompt.shape
-    choose = jax.vmap(partial(draw, sampling=sampling))
+    choose = jax.vmap(partial(draw_token, sampling=sampling))
 
     def draw_next(index: Any, logits: jax.Array, tokens: jax.Array, ended: jax.Array) -> Any:
         now = choose(logits[:, -1], jax.vmap(jax.random.fold_in, (0, None))(keys, index))
@@ -103,12 +100,11 @@ def generate(
     return jax.lax.while_loop(more, add, (jnp.int32(1), tokens, ended, cache))[1]
 
 
-class Continuation:
+class PromptContinuation:
     """Continues one prompt with one compiled program, for any parameters of a model."""
 
     # `prompt` has at least one token; the `vocab_size` of `sampling` becomes that of the tokenizer;
-    # the model computes in `precision`; `mesh` None is one device. Raises ValueError if a value of
-    # `sampling` is out of its range, or the prompt does not fit the model.
+    # the model computes in `precision`; `mesh` None is one device.
 
     def __init__(
         self,
@@ -122,8 +118,7 @@ class Continuation:
         sampling.check()
         check_prompt(language, prompt, sampling.length)
         self.prompt = list(prompt)
-        self._tokenizer = tokenizer
-        self._language = language
+        self._tokenizer, self._language = tokenizer, language
         self._precision = precision
         known = min(language.vocab_size, tokenizer.vocab_size)
         self._sampling = sampling._replace(vocab_size=known)
@@ -132,8 +127,7 @@ class Continuation:
 
     def sample(self, params: Any, model_state: Any, seed: int, samples: int = 1) -> list[str]:
         """Continues the prompt, and returns the texts after it, up to a document's end."""
-        # Equal seeds give equal texts. The first texts of a call are those of a call with fewer
-        # `samples`.
+        # Equal seeds give equal texts, and the same first ones for any number of `samples`.
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.arange(samples))
         prompt = np.tile(np.asarray(self.prompt, np.int32), (samples, 1))
         # As key data: an argument from the host is replicated over the devices of all processes.
@@ -157,7 +151,6 @@ class Continuation:
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text."""
-    # The text may be empty. Raises ValueError if a part of it has no token.
     try:
         return [tokenizer.end_of_text, *tokenizer.encode(text)]
     except ValueError as error:
@@ -170,8 +163,7 @@ def fitting_length(
     language: LanguageModel, positions: int, length: int | None, trained: int | None
 ) -> int:
     """Returns how many tokens to add to a prompt of `positions` tokens."""
-    # `length` is the number that was asked for; None for 200, or as many as fit the model and the
-    # `trained` tokens of the sequences that it was trained on, None if these are not known.
+    # `length` is what was asked for; None for 200, or as many as `longest_text` leaves.
     if length is not None:
         return length
     return max(1, min(200, longest_text(language, trained) - positions))

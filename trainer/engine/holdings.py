@@ -40,7 +40,7 @@ class Held(NamedTuple):
         return " ".join("+".join(names) or "-" for names in self.axes) if any(self.axes) else "-"
 
 
-class Parameter(NamedTuple):
+class HeldParameter(NamedTuple):
     """What a device holds of a parameter and of all that belongs to it."""
 
     held: Held
@@ -52,7 +52,7 @@ class Holdings(NamedTuple):
     """What each device of a mesh holds."""
 
     mesh: Mapping[str, int]  # axis -> number of devices
-    parameters: Sequence[Parameter]  # in the order of the plan
+    parameters: Sequence[HeldParameter]  # in the order of the plan
     # the leaves of the state that have another shape than the parameter that they belong to, are
     # split in another way, or belong to none; without vectors that no axis splits
     apart: Sequence[Held]
@@ -65,11 +65,6 @@ class Holdings(NamedTuple):
     def mesh_text(self) -> str:
         """The mesh in words: "data 4 x fsdp 8"."""
         return " x ".join(f"{name} {size}" for name, size in self.mesh.items())
-
-    @property
-    def kept(self) -> int:
-        """The bytes of the state and a batch, which are there between two steps."""
-        return sum(size for name, size in self.totals.items() if name != GRADIENTS)
 
 
 def find_holdings(program: Program) -> Holdings:
@@ -93,16 +88,15 @@ def find_holdings(program: Program) -> Holdings:
     gradients = dict(program.experiment.optimizer.trainable(state.params))
     if program.experiment.microbatches > 1:
         gradients = jax.eval_shape(widen, gradients)
-    sizes = {
-        path: math.prod(params[path].shard) * x.dtype.itemsize for path, x in gradients.items()
-    }
+    sizes = {p: math.prod(params[p].shard) * x.dtype.itemsize for p, x in gradients.items()}
     totals[GRADIENTS] = sum(sizes.values())
     fields = [held(name, x) for name, x in batch.items()]
     totals[BATCH] = sum(each.size for each in fields)
     return Holdings(
         mesh=dict(program.mesh.shape),
         parameters=[
-            Parameter(one, sizes.get(path, 0), of_parameter[path]) for path, one in params.items()
+            HeldParameter(one, sizes.get(path, 0), of_parameter[path])
+            for path, one in params.items()
         ],
         apart=apart,
         batch=fields,

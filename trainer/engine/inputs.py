@@ -47,8 +47,7 @@ class Inputs:
 
     def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
         """Returns an experiment with its inputs replaced by values [inputs]."""
-        # The inputs were found in this experiment; the values are in the order of `pack`, and may
-        # be traced.
+        # The values are in the order of `pack`, and may be traced.
         if not self.values:
             return experiment
         # Not dataclasses.replace, which would compare the traced values with their ranges.
@@ -85,8 +84,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     """Finds the inputs of an experiment."""
     # These are the floats of the config's optimizer, `ema_decay`, and the arguments of the loss
     # that are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that
-    # it names. A float that a function uses to decide something in Python cannot be traced, and is
-    # one of the constants.
+    # it names. A float by which a function decides in Python is one of the constants.
     builder = Builder(config, vocabulary)
     units = units_of(config, experiment.data)
     roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]

@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.config import Config, ConfigError
-from trainer.engine.contracts import ComponentError
+from trainer.config import Config
 from trainer.engine.experiment import build_experiment
 from trainer.engine.inputs import find_inputs
+from trainer.engine.plan import with_place
 from trainer.engine.program import Program
 
 
-def load(
+def load_program(
     config: Config,
     vocabulary: Sequence[str] = (),
     steps_per_call: int | None = None,
@@ -19,10 +19,8 @@ def load(
     devices: Sequence[Any] | None = None,
 ) -> Program:
     """Builds the program of a config, not compiled; raises ConfigError with file and line."""
-    # With `declared`, a data set that is not on this machine is replaced by its declared shapes;
-    # such a program can be planned and compiled, but not run. So can one for `devices` that are not
-    # here. `steps_per_call` replaces that of the config; None leaves it. Raises ValueError as
-    # `Program`.
+    # For `declared`, see `build_experiment`. A program for `devices` that are not here can be
+    # planned and compiled, but not run. A `steps_per_call` of None is that of the config.
     experiment = build_experiment(config, vocabulary, declared)
     inputs = find_inputs(config, vocabulary, experiment)
     if steps_per_call is not None:
@@ -37,15 +35,10 @@ def load_located(
     declared: bool = False,
     devices: Sequence[Any] | None = None,
 ) -> Program:
-    """Builds a program as `load` does; every mistake is a ConfigError with its place."""
+    """Builds a program as `load_program` does; every mistake is a ConfigError with its place."""
     try:
-        return load(config, vocabulary, steps_per_call, declared, devices)
+        return load_program(config, vocabulary, steps_per_call, declared, devices)
     except ValueError as error:
-        if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
+        if (located := with_place(error, config, ["mesh", "data"])) is error:
             raise  # its message begins with its place
-        component = getattr(error, "component", "")
-        # A component may be a path, such as "model.num_heads", of which the config has a part.
-        places = [component, component.partition(".")[0], "mesh", "data"]
-        known = (path for path in places if path and path in config.sources)
-        source = next((config.sources[path] for path in known), None)
-        raise ConfigError(str(error), source) from error
+        raise located from error

@@ -45,9 +45,7 @@ def planned_memory(limit: int | None) -> Memory:
 
 def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
     """Returns an error message if a state and a batch do not fit into memory, else None."""
-    # It is None as well if the size of the memory is not known. Other memory that a step needs, for
-    # gradients and activations, is not counted. `state` and `batch` consist of
-    # `jax.ShapeDtypeStruct` with shardings.
+    # Other memory that a step needs, for gradients and activations, is not counted.
     size = memory.devices * bytes_of(state)
     needed = size + memory.devices * bytes_of(batch)
     if memory.limit is None or needed <= memory.limit:
@@ -71,8 +69,7 @@ def too_large(state: Any, batch: Any, memory: Memory) -> str | None:
 
 def state_leaves(state: Any) -> Iterator[tuple[str | None, str, Any]]:
     """Yields the leaves of a `State` as (path of the parameter, own path, leaf)."""
-    # A leaf belongs to the parameter whose path is the end of its own, the longest such; to None if
-    # there is none.
+    # The parameter is the one whose path, the longest such, is the end of the own path, or None.
     params = flatten(state.params)
     for path, x in flatten(state).items():
         names = path.split("/")

@@ -83,8 +83,7 @@ def axis_sizes(axes: Mapping[str, int], devices: int, platform: str) -> dict[str
 
 def is_simulated(mesh: Mesh) -> bool:
     """Returns whether several devices of a mesh share a CPU."""
-    # They deadlock on few cores if many collectives are in flight, so that the host must not be far
-    # ahead.
+    # They deadlock on few cores if many collectives are in flight: the host must not be far ahead.
     return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
@@ -137,8 +136,7 @@ def batch_parts(mesh: Mesh | AbstractMesh) -> int:
 
 def data_shard(mesh: Mesh) -> DataShard:
     """Returns which part of a batch this process's devices hold; raises ValueError."""
-    # It raises in every process, if the devices of one hold parts that do not follow each other, or
-    # fewer than those of another, or none.
+    # It raises in every process, also for the devices of another one.
     count = batch_parts(mesh)
     # The devices of a target may be those of several processes, of which this is none.
     owners = {device.process_index for device in mesh.devices.flat}
@@ -162,8 +160,7 @@ def data_shard(mesh: Mesh) -> DataShard:
 def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
     """Makes the arrays of a batch read-only, and the arrays that they are views of."""
     # Devices run behind the host and may read a batch from the host's memory late. A data set that
-    # reused its buffers would then train on another batch than it yielded; writing to a read-only
-    # array raises instead.
+    # reused its buffers would train on another batch than it yielded; writing raises instead.
     for array in batch.values():
         # The flag of a view does not protect the array that it shows.
         while isinstance(array, np.ndarray):
@@ -174,7 +171,6 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
 
 def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Sends this process's shard of a batch to its devices, and returns the global batch."""
-    # On a mesh of one device, the batch is returned unchanged.
     if mesh.size == 1:
         return dict(batch)  # the compiled step transfers it in half the time of jax.device_put
     sharding = batch_sharding(mesh)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from clu import metrics as clu_metrics
 
-from trainer.config import ConfigError, build_errors, wording
-from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, describe
+from trainer.config import ConfigError, wording
+from trainer.config.build import exception_text
+from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, form_of
 from trainer.engine.examples import ExampleSums
 from trainer.engine.padding import size_of
 
@@ -55,7 +56,7 @@ def with_ignored(loss: Any, batch: Batch) -> Batch:
         raise ComponentError(
             "loss",
             f"The loss has the ignore_label {ignored}, which needs integer labels [batch] or "
-            f"[batch, positions], but {loss.class_labels!r} is {describe(labels)}.",
+            f"[batch, positions], but {loss.class_labels!r} is {form_of(labels)}.",
         )
     counts = (labels != ignored).astype(jnp.float32)
     mask = batch.get("mask", counts)
@@ -73,8 +74,6 @@ def mask_mean(batch: Batch) -> Any:
 
 def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
     """Computes the losses of a batch's examples, or of their positions, and the aux values."""
-    # Raises ComponentError if the loss raises or returns something else, or if the mask of the
-    # batch does not fit the shape of the losses.
     aux: Any = {}
     with calling("loss"):
         values: Any = loss(outputs, batch)
@@ -88,13 +87,13 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
             "loss",
             f"A loss must return floats of shape [batch] or [batch, positions], ({size},) or "
             f"({size}, positions) here, or a pair (losses, aux) of them and a dict of named "
-            f"scalars, but this one returned {describe(values)}. Do not average over the examples: "
+            f"scalars, but this one returned {form_of(values)}. Do not average over the examples: "
             "the step does. See Loss in trainer/protocols.py.",
         )
     if shape == (size, size) and _grows(loss, outputs, batch, size):
         raise ComponentError(
             "loss",
-            f"The loss returned {describe(values)}, and for a batch of {2 * size} it returns "
+            f"The loss returned {form_of(values)}, and for a batch of {2 * size} it returns "
             f"({2 * size}, {2 * size}): it pairs every example with every other, as outputs "
             "[batch, 1] minus labels [batch] do. Give both the same shape, for example by "
             "outputs[:, 0]; losses of pairs that are meant are averaged over the second axis.",
@@ -102,8 +101,8 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
     if (mask := batch.get("mask")) is not None and mask.shape not in (shape, shape[:1]):
         raise ComponentError(
             "data",
-            f"The batch has a 'mask' of {describe(mask)}, and the loss returned "
-            f"{describe(values)}. The mask must have the shape of the losses, or one number for "
+            f"The batch has a 'mask' of {form_of(mask)}, and the loss returned "
+            f"{form_of(values)}. The mask must have the shape of the losses, or one number for "
             "each example.",
         )
     return Losses(values, _checked_aux(aux))
@@ -122,8 +121,7 @@ def _grows(loss: Any, outputs: Any, batch: Batch, size: int) -> bool:
         found = jax.eval_shape(loss, *jax.tree.map(twice, (outputs, batch)))
     except Exception:  # of a loss that knows the size of its batch
         return False
-    values = found[0] if isinstance(found, tuple) else found
-    return values.shape == (2 * size, 2 * size)
+    return (found[0] if isinstance(found, tuple) else found).shape == (2 * size, 2 * size)
 
 
 def _checked_aux(aux: Any) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
         raise ComponentError(
             "loss",
             f"A loss that returns a pair returns (losses, aux), where aux is a dict from names to "
-            f"scalars, but the second value of this one is {describe(aux)}{names}.",
+            f"scalars, but the second value of this one is {form_of(aux)}{names}.",
         )
     scalars = {}
     for name, x in aux.items():
@@ -144,7 +142,7 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
         if not real or getattr(value, "shape", None) != ():
             raise ComponentError(
                 "loss",
-                f"The loss returned the aux value {name!r} as {describe(x)}. It must be a scalar, "
+                f"The loss returned the aux value {name!r} as {form_of(x)}. It must be a scalar, "
                 "a real number of shape (): average it over the batch. Metrics take values of "
                 "single examples.",
             )
@@ -203,8 +201,7 @@ def train_metrics(
     """Computes aux values and metrics of a training batch from the outputs of its step."""
     # `batch` may be a microbatch; `share` is the mean of the mask of the whole batch.
     _check_names(losses.aux, metrics, "train_metrics")
-    aux = losses.aux
-    if aux and "mask" in batch:
+    if (aux := losses.aux) and "mask" in batch:
         # `merge_microbatches` averages over microbatches, whose share of the examples that count
         # differs. The weight is 1 without microbatches.
         weight = mask_mean(batch) / jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
@@ -241,7 +238,7 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
         try:
             value = jnp.asarray(metric.compute(), jnp.float32)
         except Exception as error:
-            said = build_errors.exception_text(error).rstrip(".")
+            said = exception_text(error).rstrip(".")
             raise ComponentError(
                 "train_metrics",
                 f"The metric {name!r} cannot be computed in a training step, in which jax traces "
@@ -250,7 +247,7 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
         if value.shape != ():
             raise ComponentError(
                 "train_metrics",
-                f"The metric {name!r} computes {describe(value)} for a training batch, and must "
+                f"The metric {name!r} computes {form_of(value)} for a training batch, and must "
                 "compute a scalar.",
             )
         rows[f"train/{name}"] = value
@@ -260,8 +257,7 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
 class MetricAccumulator:
     """Accumulates the loss, its aux values and the metrics over the batches of a split."""
 
-    # The accumulated value is a dict, metric name -> clu metric. Raises ComponentError for a value
-    # that is not a Metric class, or the reserved name "loss".
+    # The accumulated value is a dict, metric name -> clu metric.
 
     def __init__(self, metrics: Mapping[str, Any]):
         check_metrics(metrics, "metrics")
@@ -286,9 +282,7 @@ class MetricAccumulator:
 
     def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
         """Returns what each example adds to the loss and to the metrics that are means."""
-        # These are subclasses of clu's Average that do not override `compute` or `merge`. Each
-        # example is computed from the outputs of the whole batch, with a mask that is 0 for all
-        # others.
+        # Each is computed from the outputs of the whole batch, with a mask of 0 for all others.
         means = {name: metric for name, metric in self._metrics.items() if _is_mean(metric)}
         values, mask = losses.values.astype(jnp.float32), batch["mask"]
         places = jnp.arange(mask.shape[0])
@@ -316,7 +310,7 @@ class MetricAccumulator:
             except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
                 continue
             except Exception as error:
-                said = build_errors.exception_text(error).rstrip(".")
+                said = exception_text(error).rstrip(".")
                 where = wording.location(error) or _defined(type(metric), "compute")
                 text = f"The metric {name!r} cannot be computed: {said}{where}."
                 raise ComponentError("metrics", text) from error
@@ -324,7 +318,7 @@ class MetricAccumulator:
                 where = _defined(self._metrics.get(name, metric), "compute")
                 raise ComponentError(
                     "metrics",
-                    f"The metric {name!r} computes {describe(found)}{where}, and must compute a "
+                    f"The metric {name!r} computes {form_of(found)}{where}, and must compute a "
                     "scalar, which is what a row of metrics.jsonl has. Average it, or write a "
                     "metric for each of its elements.",
                 )
@@ -345,8 +339,7 @@ class MetricAccumulator:
 def _merged(field: str, total: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """Returns metrics with those of another batch merged into them."""
     # What `total` lacks is returned as it is: while the evaluation is traced for the first time,
-    # `total` has no aux values. Raises ComponentError if `merge` raises, or returns something else
-    # than such a metric.
+    # `total` has no aux values.
     merged = dict(added)
     for name in (name for name in added if name in total):
         with calling(field):
@@ -354,9 +347,9 @@ def _merged(field: str, total: Mapping[str, Any], added: Mapping[str, Any]) -> d
         if not isinstance(merged[name], type(total[name]) | type(added[name])):
             raise ComponentError(
                 field,
-                f"merge() of the metric {name!r} returned {describe(merged[name])}"
+                f"merge() of the metric {name!r} returned {form_of(merged[name])}"
                 f"{_defined(type(added[name]), 'merge')}. It must return the metric of both "
-                f"batches, {describe(added[name])}, such as `self.replace(...)`.",
+                f"batches, {form_of(added[name])}, such as `self.replace(...)`.",
             )
     return merged
 
@@ -387,13 +380,13 @@ def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Ex
     parameters = inspect.signature(metric.from_model_output).parameters.values()
     reads = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     shown = f"{metric.__module__}.{metric.__qualname__}"
-    said = build_errors.exception_text(error).rstrip(".")
+    said = exception_text(error).rstrip(".")
     text = f"The metric {name!r} cannot be computed: {said}{wording.location(error)}."
     if reads and "<locals>" not in shown:
         text += f"\n{shown} reads the keywords {', '.join(reads)}."
     outputs, batch = keywords["outputs"], keywords["batch"]
-    fields = ", ".join(f"{key} {describe(x)}" for key, x in batch.items() if key != "mask")
-    model = describe(outputs)
+    fields = ", ".join(f"{key} {form_of(x)}" for key, x in batch.items() if key != "mask")
+    model = form_of(outputs)
     if isinstance(outputs, Mapping):
         model = f"with the fields {', '.join(map(str, outputs))}"
     text += (

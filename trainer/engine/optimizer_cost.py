@@ -41,17 +41,17 @@ class Cost:
     needs: tuple[str, ...]  # besides a gradient, such as "matrices"
 
 
-def measure(recipe: partial) -> Cost:
+def measure_optimizer(recipe: partial) -> Cost:
     """Measures an optimizer as the only group of a run; raises GroupError if it accepts no kernel.
 
     Example:
         >>> from functools import partial
         >>> import optax
-        >>> cost = measure(partial(optax.sgd, learning_rate=0.1, momentum=0.9))
+        >>> cost = measure_optimizer(partial(optax.sgd, learning_rate=0.1, momentum=0.9))
         >>> cost.state_bytes, round(cost.flops)  # the momentum is one float32
         (4.0, 4)
     """
-    per_example = checks.needs_examples(recipe) is not None
+    per_example = checks.needs(recipe, checks.EXAMPLES) is not None
     # The floats of the optimizer are inputs, as they are in a run.
     values = {path: x for path, x in factories.float_paths(recipe).items() if isinstance(x, float)}
     try:
@@ -61,7 +61,7 @@ def measure(recipe: partial) -> Cost:
     needs = []  # first which parameters it takes, if not all: it is asked for smaller ones
     if not _accepts(recipe, {"bias": (3,), "scale": ()}):
         needs = ["at least one axis"] if _accepts(recipe, {"bias": (3,)}) else ["matrices"]
-    needs += ["whole batches"] if checks.needs_full_batch(recipe) else []
+    needs += ["whole batches"] if checks.needs(recipe, checks.FULL_BATCH) else []
     needs += ["gradients of single examples"] if per_example else []
     needs += asked
     why = "it grows with the examples of a batch" if per_example else _unknown(program, asked)
@@ -90,7 +90,7 @@ def measure_part(recipe: partial) -> Cost:
         return state, jax.jit(update).trace(x, state, x, rate)
 
     state, program = trace(KERNEL)
-    needs = ["whole batches"] if checks.needs_full_batch(recipe) else []
+    needs = ["whole batches"] if checks.needs(recipe, checks.FULL_BATCH) else []
     try:
         trace((3,))
     except ValueError:
@@ -169,7 +169,7 @@ def _trace(
     def alone(recipe: partial) -> optim.Optimizer:
         return optim.optimizer({"all": optim.group(".*", recipe)})
 
-    lead = (_EXAMPLES,) if checks.needs_examples(recipe) else ()
+    lead = (_EXAMPLES,) if checks.needs(recipe, checks.EXAMPLES) else ()
     x = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     grads = {name: jax.ShapeDtypeStruct(lead + each.shape, each.dtype) for name, each in x.items()}
     state = jax.eval_shape(alone(recipe).init, x)
@@ -224,8 +224,7 @@ def _unknown(program: Any, asked: tuple[str, ...] = ()) -> str:
         return "it draws random numbers, by operations on integers"
     if "while" in found:
         return "it has a loop whose length depends on the values"
-    branched = [each for each in equations(program.jaxpr) if each.primitive.name == "cond"]
-    for each in branched:
+    for each in [each for each in equations(program.jaxpr) if each.primitive.name == "cond"]:
         counts = [count_flops(branch, elementwise=True) for branch in each.params["branches"]]
         if max(counts) > min(counts) + math.prod(KERNEL) // 10:
             return "it computes more in some steps than in others"

@@ -18,8 +18,7 @@ from trainer.engine.mesh import batch_parts, data_shard
 
 def pad(mesh: Mesh, batch: Batch) -> Batch:
     """Appends copies of the first example to this process's shard until it divides over devices."""
-    missing = -size_of(batch) % (batch_parts(mesh) // data_shard(mesh).size)
-    if not missing:
+    if not (missing := -size_of(batch) % (batch_parts(mesh) // data_shard(mesh).size)):
         return batch
     arrays = {name: np.asarray(x) for name, x in batch.items()}
     return {

@@ -15,18 +15,17 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import groups_needing, needs_full_batch, wrong_float, wrong_schedule
+from optim.checks import FULL_BATCH, groups_needing, wrong_float, wrong_schedule
 from optim.declarations import declarations
 from optim.factories import bound, evaluate, name_of, takes_recipe
 from optim.layouts import Layout
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves, wording
-from trainer.data.absent import DeclaredData
 from trainer.engine import plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
-from trainer.engine.diagnostics import OF_HALVES, computed
+from trainer.engine.diagnostics import OF_HALVES, names_computed
 from trainer.engine.every import describe_changes
 from trainer.engine.memory import Memory, memory_of, too_large
 from trainer.engine.plan_widths import width_warnings
@@ -34,7 +33,8 @@ from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
 from trainer.engine.repeatable import unrepeatable
 from trainer.engine.splits import ranking_warnings, split_sizes
-from trainer.messages import plural
+from trainer.engine.step import State
+from trainer.messages import joined, plural
 from trainer.models.mode import describe_mode
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -66,18 +66,20 @@ def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter
 
     Example:
         >>> from trainer.config import load
-        >>> from trainer.engine.loading import load as load_program
+        >>> from trainer.engine.loading import load_program
         >>> found = find_hyperparameters(load_program(load(["configs/muon_vit.yaml"])))
         >>> print(found["matrices"]["learning_rate"])  # doctest: +ELLIPSIS
         peak 0.02 at step 51, final 5...e-08
         >>> print(found["rest"]["b2"], "|", found[""]["clip_norm"])
         0.999 constant | 1 constant
     """
-    return describe(sample(program))
+    return describe_samples(sample_floats(program))
 
 
-def describe(sampled: Mapping[str, Mapping[str, Sampled]]) -> dict[str, dict[str, Hyperparameter]]:
-    """Describes the values that `sample` returned."""
+def describe_samples(
+    sampled: Mapping[str, Mapping[str, Sampled]],
+) -> dict[str, dict[str, Hyperparameter]]:
+    """Describes the values that `sample_floats` returned."""
     return {
         group: {name: _describe(*values) for name, values in arguments.items()}
         for group, arguments in sampled.items()
@@ -96,11 +98,9 @@ def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
     )
 
 
-def sample(program: Program) -> dict[str, dict[str, Sampled]]:
+def sample_floats(program: Program) -> dict[str, dict[str, Sampled]]:
     """Samples all float arguments over the run, without compiling the program."""
-    # Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has those
-    # of `Optimizer.own_floats`. Raises GroupError if a schedule returns what its argument does not
-    # take.
+    # Returns group -> argument -> (steps from 0, values); the group "" has `Optimizer.own_floats`.
     optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
 
@@ -159,20 +159,18 @@ def _at_steps(group: str, name: str, schedule: Callable[[Any], Any], at: Any) ->
 _UNNAMED = " *"
 
 
-class Matrices(NamedTuple):
+class PlannedMatrices(NamedTuple):
     """The matrices that the optimizers of a run work on; empty if they work element by element."""
 
-    # path -> "12 of 64x64", inputs by outputs; with a star if it has more than two axes and the
-    # config does not name them
+    # path -> "12 of 64x64", inputs by outputs; with a star if the config does not name the axes
     cells: dict[str, str]
     lines: list[str]  # one for each optimizer, "In group 'hidden', optim.muon works on ..."
     warnings: list[str]  # on parameters whose matrices are not those of their layers
 
 
-def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
+def find_matrices(optimizer: optim.Optimizer, params: Any, outputs: int = 0) -> PlannedMatrices:
     """Finds the matrices that each group's optimizer works on; `params` may be shapes."""
-    # Raises ComponentError for the kernel of a convolution whose last two axes were taken for its
-    # matrix.
+    # `outputs` is how many the model has for an example; 0 if that is not known.
     labels = flatten(optimizer.label(params))
     cells, lines, warnings = {}, [], []
     for one in declarations(optimizer.init, params):
@@ -190,6 +188,12 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
             f"In group {group!r}, {one.optimizer} works on {count} "
             f"{'matrix' if count == '1' else 'matrices'} {rest} (inputs by outputs)."
         )
+        if last := [path for path, x in one.layouts.items() if x.shape[1:] == (outputs,)]:
+            lines.append(
+                f"{joined(last)} gives the {outputs:,} outputs of the model, and {one.optimizer}"
+                " works on it as on a hidden layer. The authors of Muon leave the first and the"
+                " last layer to AdamW: a match such as hidden.*/kernel takes neither."
+            )
         if one.wrong:
             raise ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
         warnings += [f"In group {group!r}, {doubt}" for doubt in one.doubts]
@@ -198,7 +202,7 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
             "* Not named by `matrices`: the last two axes are the matrix, and all axes before them"
             " are batch axes."
         )
-    return Matrices(cells, list(dict.fromkeys(lines)), list(dict.fromkeys(warnings)))
+    return PlannedMatrices(cells, list(dict.fromkeys(lines)), list(dict.fromkeys(warnings)))
 
 
 def _sizes(layouts: Iterable[Layout]) -> str:
@@ -213,15 +217,19 @@ def _sizes(layouts: Iterable[Layout]) -> str:
 # The parts of chains, for a person who compares them with a paper.
 
 
-def _describe_chain(recipe: Any) -> list[str]:
-    """Lists the parts of a group's `optim.chain` in their order; empty for other optimizers."""
+def _chains(optimizer: optim.Optimizer) -> dict[str, list[str]]:
+    """Lists the parts of each group's `optim.chain` in their order, without other optimizers."""
     # Each line has a part and its arguments: "parts.momentum: decay 0.95, nesterov true".
-    if not isinstance(recipe, partial) or recipe.func is not optim.chain:
-        return []
-    given = bound(recipe).arguments
-    lines = [line for part in given["before"] for line in _describe_part(part)]
-    lines.append("times -learning_rate")
-    return [*lines, *(line for part in given.get("after", ()) for line in _describe_part(part))]
+    found = {}
+    for name, recipe in ((name, group.optimizer) for name, group in optimizer.groups.items()):
+        if isinstance(recipe, partial) and recipe.func is optim.chain:
+            given = bound(recipe).arguments
+            before, after = (
+                [line for part in given.get(side, ()) for line in _describe_part(part)]
+                for side in ("before", "after")
+            )
+            found[name] = [*before, "times -learning_rate", *after]
+    return found
 
 
 def _describe_part(part: Any, indent: str = "") -> list[str]:
@@ -255,7 +263,7 @@ _LARGEST = 2**63 - 1  # XLA stores sizes as int64
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One parameter, its group and its optimizer."""
 
     path: str
@@ -273,7 +281,7 @@ class Row:
 class Plan:
     """The plan of a run."""
 
-    rows: list[Row]  # one per parameter
+    rows: list[PlanRow]  # one per parameter
     groups: dict[str, tuple[int, int]]  # group name -> (parameters, bytes of optimizer state)
     state_bytes: int  # of the whole `State`
     flops: int  # floating-point operations of a step, over all devices
@@ -286,6 +294,7 @@ class Plan:
     # split -> number, "train" first; None if the data set does not say
     examples: dict[str, int | None]
     data_seed: int | None  # None if it is the seed of the run
+    classes: str  # how many training examples each class has; "" if about as many
     # how a run notices that its data changed; "" if the data are not on this machine
     fingerprint: str
     mode: str  # the arguments that tell the model whether it trains; "" if they are not known
@@ -300,11 +309,10 @@ class Plan:
     diagnostics: str  # their cost and their matrices; "" without any
     left_whole: Sequence[str]  # lines about parameters that no axis of the mesh divides
     block: BlockRule  # how many steps are computed at once, and in which form
-    matrices: Matrices  # those that optimizers such as Muon work on
+    matrices: PlannedMatrices  # those that optimizers such as Muon work on
     chains: Mapping[str, Sequence[str]]  # group name -> the parts of its `optim.chain`, a line each
     warnings: Sequence[str]  # sentences about what is probably a mistake
-    # config path -> value of the floats that are inputs of the program: another value needs no
-    # compilation
+    # config path -> value of the inputs of the program: another value needs no compilation
     inputs: Mapping[str, float]
     # config path -> (value, why it is not an input), for the config's other floats
     constants: Mapping[str, tuple[float, str]]
@@ -312,47 +320,28 @@ class Plan:
 
 def make_plan(program: Program, config: Config | None = None, memory: Memory | None = None) -> Plan:
     """Traces a program, without compiling it, and makes its plan."""
-    # Raises ConfigError if groups and parameters do not match, the model, loss or a metric does not
-    # fit the data, an optimizer cannot update its parameters, or the state does not fit into
-    # memory. `memory` is that of other devices; None for that of this process's.
+    # Every mistake is a ConfigError. A `memory` of None is that of this process's devices.
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
         here = memory is None
-        room = memory_of(list(program.mesh.local_devices)) if memory is None else memory
-        if (wrong := too_large(state, program.feed.abstract_batch(), room)) is not None:
-            raise ComponentError("model", wrong)
-        if not optimizer.trainable(state.params):
-            raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
-        _check_batches(program)
-        optimizer.check_steps(experiment.steps)
+        _check(program, state, memory or memory_of(list(program.mesh.local_devices)))
         if here:  # it computes first parameters, which those of other devices may be too large for
             program.check_norms()
-        sampled = sample(program)
-        hyperparameters = describe(sampled)
-        matrices = find_matrices(optimizer, state.params)
+        hyperparameters = describe_samples(sampled := sample_floats(program))
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
-        first = program.evaluation.check(state)
-        found = plan_learning.scan(program, state, first)
+        found = plan_learning.scan(program, state, first := program.evaluation.check(state))
+        matrices = find_matrices(optimizer, state.params, found.outputs)
         with calling("model"):
-            told = getattr(experiment.model, "mode", None)
-            mode = describe_mode(told) if told is not None else ""
+            mode = describe_mode(getattr(experiment.model, "mode", None))
             widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
         raise with_place(error, config) from error
     rows = list(_rows(optimizer, state.params, hyperparameters))
-    labels = {row.path: row.group for row in rows}
     return Plan(
         rows=rows,
-        groups={
-            name: (
-                sum(math.prod(r.shape) for r in rows if r.group == name),
-                _bytes(state.opt_state.groups.get(name, ()))
-                + _bytes([x for p, x in state.opt_state.master.items() if labels[p] == name]),
-            )
-            for name in optimizer.groups
-        },
+        groups={name: _held(name, rows, state.opt_state) for name in optimizer.groups},
         state_bytes=_bytes(state),
         flops=flops,
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
@@ -362,6 +351,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         tokens=tokens_per_example(experiment.data),
         examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
+        classes=found.classes,
         fingerprint=describe_fingerprint(experiment.data),
         mode=mode,
         schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},
@@ -372,15 +362,10 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         left_whole=program.sharding.left_whole(state.params),
         block=program.block_rule,
         matrices=matrices,
-        chains={
-            name: lines
-            for name, group in optimizer.groups.items()
-            if (lines := _describe_chain(group.optimizer))
-        },
+        chains=_chains(optimizer),
         warnings=[
-            *_absent(experiment.data),
             *getattr(experiment.data, "plan_warnings", ()),
-            *found,
+            *found.warnings,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),
             *plan_learning.update_warnings(optimizer, state.params, sampled),
@@ -396,6 +381,24 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
     )
 
 
+def _check(program: Program, state: State, room: Memory) -> None:
+    """Raises an error if the program cannot train for its steps with so much memory."""
+    if (wrong := too_large(state, program.feed.abstract_batch(), room)) is not None:
+        raise ComponentError("model", wrong)
+    optimizer = program.experiment.optimizer
+    if not optimizer.trainable(state.params):
+        raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
+    _check_batches(program)
+    optimizer.check_steps(program.experiment.steps)
+
+
+def _held(group: str, rows: Sequence[PlanRow], state: optim.OptimizerState) -> tuple[int, int]:
+    """Returns the number of elements of a group, and the bytes of its state."""
+    own = {row.path: math.prod(row.shape) for row in rows if row.group == group}
+    master = [x for path, x in state.master.items() if path in own]
+    return sum(own.values()), _bytes(state.groups.get(group, ())) + _bytes(master)
+
+
 def _unchecked(optimizer: optim.Optimizer, params: Any) -> Iterator[str]:
     """Yields a sentence if first parameters decide about an error, and were not computed."""
     if jax.tree.leaves(jax.eval_shape(lambda p: optimizer.bind(p).kept_norms(), params)):
@@ -405,17 +408,9 @@ def _unchecked(optimizer: optim.Optimizer, params: Any) -> Iterator[str]:
         )
 
 
-def _absent(data: Any) -> Iterator[str]:
-    if isinstance(data, DeclaredData):
-        yield (
-            f"The plan has the declared shapes of {data.name}, whose data are not on this machine."
-            f" {data.message}"
-        )
-
-
 def _rows(
     optimizer: optim.Optimizer, params: Any, found: Mapping[str, Mapping[str, Hyperparameter]]
-) -> Iterator[Row]:
+) -> Iterator[PlanRow]:
     labels, scales = flatten(optimizer.label(params)), optimizer.layer_scales(params)
     for path, x in flatten(params).items():
         group = labels[path]
@@ -423,7 +418,7 @@ def _rows(
         rate, scale = peaks.get("learning_rate"), float(np.max(scales.get(path, 1.0)))
         decays = [peak for key, peak in peaks.items() if key.split(".")[-1] == "weight_decay"]
         spec = ["+".join(one) if isinstance(one, tuple) else one or "-" for one in x.sharding.spec]
-        yield Row(
+        yield PlanRow(
             path=path,
             shape=tuple(x.shape),
             dtype=x.dtype.name,
@@ -450,7 +445,7 @@ def _diagnostics(program: Program) -> str:
     if not asked:
         return ""
     every = f"diagnostics, every {plural(experiment.log_every, 'step')}, in "
-    if not computed(asked):
+    if not names_computed(asked):
         return f"{every}no time of their own: {', '.join(asked)}"
     labels = flatten(experiment.optimizer.label(program.abstract_state().params))
     by_group: dict[str, list[Layout]] = {}
@@ -467,15 +462,17 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def with_place(error: Exception, config: Config | None) -> ConfigError:
+def with_place(
+    error: Exception, config: Config | None, places: Sequence[str] = ("model",)
+) -> ConfigError:
     """Returns an error as a ConfigError with the file and line of the mistake."""
-    # `config` is None if the experiment was not built from one.
+    # `config` is None if the experiment was not built from one. `places` are paths of it, of which
+    # the first that it has is at fault if the error names none.
     for path, value in leaves(config.root) if config else ():
         # Such an integer raises an error inside of jax that does not name it.
         if isinstance(value, int) and value > _LARGEST:
             text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
             return ConfigError(text, config.sources[path] if config else None)
-    places = ["model"]
     if isinstance(error, ComponentError):
         places = _upwards(error.component)
     elif isinstance(error, ConfigError):
@@ -514,8 +511,7 @@ def _upwards(path: str) -> list[str]:
 def _check_batches(program: Program) -> None:
     """Raises GroupError if an optimizer that needs the full batch gets minibatches."""
     data = program.experiment.data
-    groups = program.experiment.optimizer.groups
-    for group, name in groups_needing(groups, needs_full_batch).items():
+    for group, name in groups_needing(program.experiment.optimizer.groups, FULL_BATCH).items():
         if data.batch_size < data.num_examples:
             raise optim.GroupError(
                 f"In group {group!r}, {name} needs the same examples at every step, and a batch "

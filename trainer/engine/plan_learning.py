@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def update_warnings(
     optimizer: optim.Optimizer, params: Any, sampled: Mapping[str, Values]
 ) -> Iterator[str]:
     """Yields a sentence for each group whose updates climb, or are parameters and not changes."""
-    # `sampled` is from `plan.sample`.
+    # `sampled` is from `plan.sample_floats`.
     labels = flatten(optimizer.label(params))
     for name, group in optimizer.groups.items():
         shapes = {path: x.shape for path, x in flatten(params).items() if labels[path] == name}
@@ -205,6 +205,7 @@ def mask_warnings(program: Program, first: Mapping[str, Batch]) -> list[str]:
 _MOST_BYTES = 2**28  # of a split that are read, which takes a few tenths of a second
 _MOST_EXAMPLES = 200_000
 _MOST_CLASSES = 1_000  # of which numbers of examples are compared
+_SHOWN_CLASSES = 12  # of which the plan lists the numbers of examples
 _SHARED = 0.01  # the share of a split that may be in the training split without a warning
 _IGNORED = 1 / 3  # the share of the examples that a loss may ignore without a warning
 _UNEQUAL = 10  # how many times as many examples one class may have as another
@@ -233,15 +234,21 @@ class _Split:
         return f"{'' if self.apart == 1 else 'a sample of '}the {self.name} split"
 
 
-def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str]:
-    """Looks at a program's data, and returns sentences about what is probably a mistake."""
+class DataScan(NamedTuple):
+    """What was found in the data of a program."""
+
+    warnings: list[str]  # sentences about what is probably a mistake
+    classes: str = ""  # how many training examples each class has, if that is unequal
+    outputs: int = 0  # of the model for an example; 0 if that is not known
+
+
+def scan(program: Program, state: State, first: Mapping[str, Batch]) -> DataScan:
+    """Looks at a program's data."""
     # `first` has the first batch of each split that is evaluated, from `Evaluation.check`. Raises
-    # ComponentError if a label is not the number of a class, and the loss says that it must be one
-    # (see `trainer.protocols.Loss`); or if the first batch of a data set that is not in memory does
-    # not fit its element_spec.
+    # ComponentError if the loss says that labels are numbers of classes, and one is not.
     experiment = program.experiment
     if isinstance(experiment.data, DeclaredData):
-        return []
+        return DataScan([])
     splits = [split for split in _splits(experiment.data, first) if split.size]
     warnings = [text for split in splits for text in _not_finite(split)]
     with meshes.ambient(program.mesh):
@@ -257,7 +264,7 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
             warnings += _mostly_ignored(split, key, ignored)
     held = [split for split in splits if split.apart is not None]
     if not held or held[0].name != "training":  # nothing of it counts
-        return warnings
+        return DataScan(warnings, outputs=classes)
     train, others = held[0], held[1:]
     warnings += [
         f"All {split.size:,} examples of {split.what} have the same {key!r}."
@@ -266,10 +273,13 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> list[str
         if split.size > 1 and x.size and bool((x == x[:1]).all())
     ]
     warnings += [text for split in others for text in _shared(train, split)]
+    told = ""
     if key is not None and classes <= _MOST_CLASSES and _is_number(train, key, outputs):
         if train.arrays[key].ndim == 1:
-            warnings += _classes(train, others, key, classes)
-    return warnings
+            known = _count(train, key, classes)
+            warnings += _classes(train, known, others, key)
+            told = _class_counts(train, known)
+    return DataScan(warnings, told, classes)
 
 
 def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
@@ -335,8 +345,7 @@ def _columns(finite: np.ndarray) -> str:
 def _shared(train: _Split, split: _Split) -> Iterator[str]:
     """Yields a sentence about examples of a split that are equal to one of the training split."""
     known = set(_rows(train))
-    count = sum(row in known for row in _rows(split))
-    if count >= max(1, _SHARED * split.size):
+    if (count := sum(row in known for row in _rows(split))) >= max(1, _SHARED * split.size):
         yield (
             f"{count:,} of {split.size:,} examples of {split.what} are equal, in every field, to "
             f"one of {train.what}: what is measured on them is not about unseen examples. Remove "
@@ -387,9 +396,8 @@ def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) ->
     )
     if 1 < len(known) <= classes:
         advice = (
-            f"The split has {len(known)} different labels: number them from 0 to "
-            f"{len(known) - 1}, for all splits at once, as numpy.unique(labels, "
-            "return_inverse=True) does."
+            f"The split has {len(known)} different labels: number them from 0 to {len(known) - 1}, "
+            "for all splits at once, as numpy.unique(labels, return_inverse=True) does."
         )
     elif values[-1] < 0:
         advice = "Remove these examples."
@@ -457,16 +465,11 @@ def _read_by(loss: Any, outputs: Any, split: _Split) -> Sequence[str]:
     return [name for name, is_read in fields if is_read and name != "mask"]
 
 
-def _classes(train: _Split, others: Sequence[_Split], key: str, classes: int) -> Iterator[str]:
+def _classes(train: _Split, known: np.ndarray, others: Sequence[_Split], key: str) -> Iterator[str]:
     """Yields sentences about classes that one split lacks, and about unequal ones."""
-
-    def count(split: _Split) -> np.ndarray:
-        labels = split.arrays[key]
-        return np.bincount(labels[labels >= 0], minlength=classes)
-
-    known = count(train)
+    # `known` is how many training examples each class has.
     for split in others:
-        found = count(split)
+        found = _count(split, key, classes := len(known))
         unknown = np.flatnonzero((known == 0) & (found > 0))
         absent = np.flatnonzero((known > 0) & (found == 0))
         if unknown.size:
@@ -485,6 +488,24 @@ def _classes(train: _Split, others: Sequence[_Split], key: str, classes: int) ->
             f"class {most}, and {shares[least]:.1%} of class {least}. A model that always answers "
             f"{most} has an accuracy of {shares[most]:.3g} there."
         )
+
+
+def _count(split: _Split, key: str, classes: int) -> np.ndarray:
+    labels = split.arrays[key]
+    return np.bincount(labels[labels >= 0], minlength=classes)
+
+
+def _class_counts(train: _Split, known: np.ndarray) -> str:
+    """Returns how many examples each class has, if classes are few and one is twice another."""
+    present = np.flatnonzero(known)
+    if len(present) > _SHOWN_CLASSES or 1 < len(present) and known.max() < 2 * known[present].min():
+        return ""
+    counts = ", ".join(f"{known[number]:,} of class {number}" for number in present)
+    whose = "training examples" if train.apart == 1 else f"examples of {train.what}"
+    return (
+        f"{whose}: {counts}; an answer that is always {known.argmax()} has an accuracy of"
+        f" {known.max() / known.sum():.3g}"
+    )
 
 
 def _more(classes: np.ndarray) -> str:

@@ -10,7 +10,7 @@ from trainer.engine.plan import Plan
 from trainer.messages import plural, printable, table
 
 
-def render(plan: Plan) -> str:
+def render_plan(plan: Plan) -> str:
     """Formats a plan as two tables, of the parameters and of the groups, and the totals."""
     total = sum(count for count, _ in plan.groups.values())
     block = plan.block
@@ -24,7 +24,8 @@ def render(plan: Plan) -> str:
         f"(matrix products and convolutions)",
         f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
         f"blocks of {steps} ({block.form}): {block.why}",
-        *filter(None, (plan.evaluations, _examples(plan), plan.fingerprint, plan.mode)),
+        *filter(None, (plan.evaluations, _examples(plan), plan.classes)),
+        *filter(None, (plan.fingerprint, plan.mode)),
         *map(printable, plan.left_whole),
         *plan.matrices.lines,
         *_chains(plan),
@@ -70,7 +71,7 @@ def steps_text(plan: Plan) -> str:
 
 def explained_text(explanation: Explanation) -> str:
     """Formats the plan and, if the devices are not here, what each of them holds."""
-    text = render(explanation.plan)
+    text = render_plan(explanation.plan)
     if (devices := explanation.elsewhere) is None:
         return text
     holdings = explanation.holdings

@@ -49,9 +49,8 @@ def width_warnings(optimizer: optim.Optimizer, params: Any, widths: WidthScaling
 
 def divisor(recipe: Any, ratio: float) -> float | None:
     """Returns by what muP divides the learning rate of hidden kernels; None if it is not known."""
-    # It is not known if the size of the updates depends on that of the gradients, as with SGD, or
-    # of the weights, if the optimizer finds its learning rate itself, or if it needs more than
-    # gradients.
+    # It is not if the size of the updates depends on that of the gradients, as with SGD, or of the
+    # weights, or if the optimizer finds its learning rate itself or needs more than gradients.
 
     def number(path: str, value: Any) -> Any:
         return 1.0 if path.split(".")[-1] == "learning_rate" else value

@@ -112,7 +112,6 @@ def _hint(given: Any, known: Iterable[str]) -> str:
 
 def in_roles(optimizer: optim.Optimizer, roles: Roles) -> optim.Optimizer:
     """Returns an optimizer with the master copies and the stored states of some roles."""
-    # Raises ValueError if its own arguments say something else.
     low, states = optimizer.low_precision, optimizer.states
     contrary = {"float32": "stochastic", "none": "master"}.get(roles.master or "")
     if low == contrary:
@@ -150,8 +149,7 @@ def to_bfloat16(tree: Any) -> Any:
 
 def summed_apart(roles: Roles, mesh: AbstractMesh, model_state: Any) -> int:
     """Returns into how many parts a batch is split, whose gradients are added in float32."""
-    # It is 1 where the sums over devices have the dtype of the role anyway. Raises ComponentError
-    # if the model does not allow it.
+    # It is 1 where the sums over devices have the dtype of the role anyway.
     count = batch_parts(mesh)
     if roles.reductions == roles.compute or count == 1:
         return 1

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from optim.bound import all_finite
 from optim.dtypes import widen
 from optim.factories import evaluate
 from optim.layouts import Layout
-from optim.norms import all_finite
 from trainer.engine import mesh as meshes
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, calling, check_components
-from trainer.engine.diagnostics import check_matrices, computed, find_layouts
+from trainer.engine.diagnostics import check_matrices, find_layouts, names_computed
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
@@ -32,12 +32,8 @@ from trainer.engine.step import State, StepMetrics, diagnose_step, train_step
 class Program:
     """A compiled experiment; raises ValueError or ComponentError if it cannot be built."""
 
-    # `inputs` are the floats that the compiled program takes as an array; without them all floats
-    # are constants. Those that turn out not to be traceable become constants when the program is
-    # first traced.
-    # Raises ValueError if the batch does not divide over the microbatches and devices, or the mesh
-    # does not fit the devices; ComponentError if the model or a metric does not keep its contract,
-    # or a rule of `sharding` cannot be read.
+    # `inputs` are the floats that the compiled program takes as an array. Those that turn out not
+    # to be traceable become constants, as all others are, when the program is first traced.
 
     # `devices` are those of a target; None for those that jax finds.
 
@@ -64,8 +60,6 @@ class Program:
 
     def abstract_state(self) -> State:
         """Returns shapes, dtypes and shardings of the state, without device work."""
-        # Raises GroupError if the optimizer's groups do not fit the model's parameters, and
-        # ComponentError if a rule of `sharding` does not fit them.
         if self._abstract_state is None:
             state = self._first.find_shapes()
             # `find_inputs` has traced schedules and factories only.
@@ -104,8 +98,7 @@ class Program:
 
     def first_opt_state(self, params: Any, hyperparams: Any) -> Any:
         """Computes the optimizer's state before its first step, a pure function without jit."""
-        # `params` may be others than those of `init`; `hyperparams` are the values of the inputs,
-        # [inputs].
+        # `params` may be others than those of `init`; `hyperparams` are the inputs.
         return self._insert(hyperparams).optimizer.init(params)
 
     def check_norms(self) -> None:
@@ -162,7 +155,7 @@ class Program:
         else:
             self._compile("step", self.trace, state)
         self._compile("check", self._trace_check, state)
-        if computed(self.experiment.diagnostics):
+        if names_computed(self.experiment.diagnostics):
             self._compile("diagnosis", self._trace_diagnose, state)
 
     def _compile(self, name: str, trace: Callable[[State], jax.stages.Traced], state: State) -> Any:
@@ -187,7 +180,6 @@ class Program:
 
     def trace(self, state: State) -> jax.stages.Traced:
         """Traces the step, whose state is donated; repeated calls return the same object."""
-        # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         if self._traced is None:
             # The compiler could choose other shardings for some leaves, such as those of a factored
             # Adafactor, and the compiled step would not take the new state.
@@ -209,14 +201,12 @@ class Program:
 
     def loop(self, state: State) -> Loop:
         """Returns the loop over a block's steps as a pure function; see `loop_on_device`."""
-        # The state has arrays or `jax.ShapeDtypeStruct` with shardings.
         return partial(loop_on_device, step_function(self.trace(state)))
 
     def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
         """Computes one update, asynchronously; the buffers of `state` are donated."""
-        # The batch is from `feed.to_devices`. The metrics are those of `step.train_step`, on the
-        # devices.
-        # Raises for other shapes and shardings, where a jitted function would compile again.
+        # The batch is from `feed.to_devices`, and the metrics are on the devices. Raises for other
+        # shapes and shardings, where a jitted function would compile again.
         return self._compile("step", self.trace, state)(state, batch)
 
     def advance(
@@ -242,8 +232,7 @@ class Program:
     def params_finite(self, state: State) -> jax.Array:
         """Computes whether all trainable parameters are finite: a boolean on the devices."""
         # With on_nonfinite="halt" the step itself checks only loss and gradients: reading every
-        # parameter at every step costs 5% of a small model's step. `compile` compiles this check
-        # too.
+        # parameter at every step costs 5% of a small model's step.
         return self._compile("check", self._trace_check, state)(state.params)
 
     # Diagnostics.
@@ -251,7 +240,6 @@ class Program:
     @cached_property
     def diagnosed_layouts(self) -> Mapping[str, Layout]:
         """The matrices to diagnose, by path name; raises ComponentError if there are none."""
-        # The error is raised only if the experiment asks for diagnostics of matrices.
         found = find_layouts(self.experiment.optimizer, self.abstract_state().params)
         check_matrices(self.experiment.diagnostics, found)
         return found
@@ -259,7 +247,6 @@ class Program:
     def diagnose(self, state: State, batch: Batch) -> StepMetrics:
         """Computes the diagnostics of the next update, asynchronously; `state` stays valid."""
         # It is a program of its own, so that the step has the same bits with and without it.
-        # `compile` compiles it as well, if the experiment has such diagnostics.
         compiled = self._compile("diagnosis", self._trace_diagnose, state)
         found = compiled(state, self.feed.to_devices(batch))
         if self.simulated:  # as for the steps of `advance`
@@ -268,8 +255,7 @@ class Program:
 
     def clip_norm_of_steps(self) -> Callable[[int], np.float32]:
         """Returns clip_norm as a function of the step, from 1, for this program's inputs."""
-        # The value of a schedule is computed apart from the step that uses it, and may differ from
-        # that in its last bit.
+        # That of a schedule is computed apart from the step, and may differ in its last bit.
         values = self.inputs.pack()
         value: Any = self._insert(values).optimizer.clip_norm
         if not callable(value):
@@ -299,8 +285,7 @@ class Program:
         self, state: State, batch: Batch, mesh: Mesh | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Computes one update as a pure function, without jit; the metrics are scalars."""
-        # Model and optimizer divide their work among the devices of `mesh`; None leaves it to the
-        # compiler.
+        # Model and optimizer divide their work among the devices of `mesh`, if it is given.
         split = self.sharding.axes_of(state.params)
         with meshes.ambient(mesh or self.mesh, split, divided=mesh is not None):
             return train_step(self._insert(state.hyperparams), state, batch)
@@ -317,8 +302,7 @@ class FirstState:
     """The state before the first step, as a function of the seed and the inputs."""
 
     def __init__(self, experiment: Experiment, sharding: ShardingRules, inputs: Inputs):
-        self._experiment = experiment
-        self._sharding = sharding
+        self._experiment, self._sharding = experiment, sharding
         self._inputs = inputs
         # Stored, so that jax traces it once for `find_shapes` and `compute`: each access of
         # `self._compute` makes another object.
@@ -327,8 +311,6 @@ class FirstState:
 
     def find_shapes(self) -> State:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work."""
-        # Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
-        # argument is out of range, and ComponentError if a rule of `sharding` does not fit them.
         shapes = jax.eval_shape(self._initial, self._run_state(0), self._inputs.pack(), _draw(0))
         shardings = state_shardings(self._sharding, shapes, shapes.params)
         return jax.tree.map(
@@ -339,8 +321,7 @@ class FirstState:
         self, seed: int, hyperparams: np.ndarray, shardings: State, warm_starts: int = 0
     ) -> State:
         """Computes the state on its devices, in one compiled program."""
-        # `hyperparams` are the values of the inputs, [inputs]. `shardings` must be the same in
-        # every call.
+        # `hyperparams` are the inputs; `shardings` must be the same in every call.
         if self._compiled is None:  # stored, because every trial of a sweep calls it
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
         return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))

@@ -16,8 +16,7 @@ _SETTINGS = "XLA_FLAGS"  # read when jax looks for devices
 def use_deterministic_operations() -> None:
     """Adds the flag to XLA_FLAGS, unless that names it or jax has no plugin for a GPU."""
     # A user who needs speed more than bits gives XLA_FLAGS=--xla_gpu_deterministic_ops=false.
-    plugins = entry_points(group="jax_plugins").names
-    if any("cuda" in name or "rocm" in name for name in plugins):
+    if any("cuda" in name or "rocm" in name for name in entry_points(group="jax_plugins").names):
         add_flag(FLAG, "true")
 
 

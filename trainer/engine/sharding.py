@@ -1,8 +1,7 @@
 """Shards the parameters and the state of a run over a mesh, by ordered rules.
 
 A rule is a pattern of paths and the mesh axes that split the last dimensions of the parameters that
-it matches. `ShardingRules` has those of an experiment, which come first, and the defaults of its
-model.
+it matches. `ShardingRules` has those of an experiment, and then the defaults of its model.
 """
 
 import itertools
@@ -16,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from optim.division import Axes
 from optim.paths import flatten, path_name
-from optim.patterns import SlowPattern, fullmatch, near_paths
+from optim.patterns import SlowPattern, fullmatch, nearest_parameters
 from trainer.config.wording import known_names, listing
 from trainer.engine.contracts import ComponentError
 from trainer.engine.mesh import AXES, replicated
@@ -49,9 +48,7 @@ class Rule(NamedTuple):
 
 def read_rule(pattern: str, axes: str, owner: str, component: str) -> Rule:
     """Reads a rule of a pattern and axes such as "fsdp tensor"; raises ComponentError."""
-    # `axes` has a word for each of the last dimensions. It raises for a pattern that is not a
-    # regular expression, for no words, and for an axis that does not exist or occurs twice. `owner`
-    # is whose rule it is, for errors.
+    # `axes` has a word for each of the last dimensions. `owner` is whose rule it is, for errors.
     text = f"The rule {pattern!r}: {axes!r} of {owner}"
     words = tuple(() if word == "-" else tuple(word.split("+")) for word in axes.split())
     try:
@@ -113,9 +110,7 @@ class ShardingRules:
 
     def axes_of(self, params: Any) -> dict[str, tuple[Axes, ...]]:
         """Returns path -> the mesh axes of each dimension, for every parameter."""
-        # Raises ComponentError if a rule of the experiment matches no parameter that is left by the
-        # rules before it, has too many words or axes that do not divide a dimension; or if
-        # "tensor", by which a default splits attention, does not divide its heads.
+        # Raises ComponentError for a rule of the experiment that does not fit.
         by_path = flatten(params)
         rule_of = {path: _first(self._rules, path) for path in by_path}
         for rule in self._rules:
@@ -208,8 +203,7 @@ class ShardingRules:
         self, shape: Sequence[int], axes: Sequence[Axes], first: int = 0
     ) -> tuple[Axes, ...]:
         """Adds "fsdp" to the longest dimension from `first` on that has no axes and is divided."""
-        shards = self._sizes.get("fsdp")
-        if shards is None or any("fsdp" in of_one for of_one in axes):
+        if (shards := self._sizes.get("fsdp")) is None or any("fsdp" in of_one for of_one in axes):
             return tuple(axes)
         # A dimension of length 0 divides evenly, too, but has nothing to split.
         fitting = [
@@ -273,15 +267,14 @@ def state_shardings(rules: ShardingRules, state: Any, params: Any) -> Any:
     """Returns a tree of shardings that split a state as the parameters its leaves belong to."""
     # A leaf belongs to the parameter whose path, the longest such, and whose shape are the ends of
     # its own. Axes before those (trials, past steps of L-BFGS) are not split. Fields `left...` and
-    # `right...` are split by `factor_axes`; other leaves are replicated. Raises ComponentError.
+    # `right...` are split by `factor_axes`; other leaves are replicated.
     shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
     axes = rules.axes_of(params)
 
     def place(path: Any, x: Any) -> NamedSharding:
         names = path_name(path).split("/")
         for start in range(len(names)):
-            tail = "/".join(names[start:])
-            if tail not in shapes:
+            if (tail := "/".join(names[start:])) not in shapes:
                 continue
             side = _FACTOR.fullmatch(names[start - 1]) if start else None
             if side is not None:
@@ -334,10 +327,5 @@ def _dead(rule: Rule, paths: Collection[str], rule_of: Mapping[str, Rule | None]
             f"Every parameter that it matches is split by an earlier rule, as {taken} by "
             f"{earlier.pattern.pattern!r}. Put it before that, or remove it."
         )
-    near, partly = near_paths(rule.pattern, paths)
-    advice = (
-        "A pattern matches a whole path: add .* where other text may follow or precede."
-        if partly
-        else "Correct the pattern, or remove the rule."
-    )
-    return rule.wrong(f"It matches no parameter. The nearest parameters are {near}. {advice}")
+    near = nearest_parameters(rule.pattern, paths, "rule")
+    return rule.wrong(f"It matches no parameter. {near}")

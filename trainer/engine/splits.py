@@ -10,8 +10,7 @@ LOOKED_FOR = {"min": "smaller", "max": "larger"}  # mode -> the values that are 
 
 def split_sizes(data: Any) -> dict[str, int | None]:
     """Returns split -> number of examples, validation first; None if the data does not say."""
-    # A data set without an attribute `splits` has a test split only. Raises ValueError if `splits`
-    # is not a collection of "validation" and "test".
+    # A data set without an attribute `splits` has a test split only.
     splits = getattr(data, "splits", ("test",))
     listed = isinstance(splits, Collection) and not isinstance(splits, str)
     if not listed or not splits or not set(splits) <= set(PREFIXES):
@@ -31,7 +30,6 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
     # "validation/accuracy" and "eval/accuracy" name the split.
     rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
     if best_metric in metrics:
-        # A name without a split: of the first split in PREFIXES that the data set has.
         return rows[list(metrics).index(best_metric)]
     if best_metric not in rows:
         raise ValueError(

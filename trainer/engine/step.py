@@ -14,11 +14,10 @@ import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import optim
-from optim.bound import Updates
-from optim.checks import groups_needing, needs_examples
+from optim.bound import Updates, all_finite
+from optim.checks import EXAMPLES, groups_needing
 from optim.dtypes import widen
 from optim.layouts import Layout
-from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.constraints import APART
 from trainer.engine import metric_sums
@@ -47,7 +46,6 @@ class State(NamedTuple):
     hyperparams: Any  # floats of the config, [inputs], in the order of `inputs.Inputs.values`
     # "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
     # `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were skipped
-    # up to this one
     run_state: dict[str, Any]
 
 
@@ -114,14 +112,9 @@ def diagnose_step(
     split, asked = optimizer.bind(state.params).split, experiment.diagnostics
     values = compute(asked, updates, found.grads, layouts, split)
     if set(asked) & set(OF_HALVES):
-
-        def of_half(half: Any) -> dict[str, Any]:
-            own_batch, own_key = half
-            return _gradients(experiment, optimizer, state, own_batch, own_key)[1]
-
         # One half after the other.
         halves = _split(batch, 2), jax.random.split(jax.random.fold_in(found.key, _HALVES))
-        stacked = jax.lax.map(of_half, halves)
+        stacked = jax.lax.map(lambda x: _gradients(experiment, optimizer, state, *x)[1], halves)
         first, second = ({path: g[i] for path, g in stacked.items()} for i in (0, 1))
         values |= compute_noise(asked, first, second, size_of(batch), split)
     return values
@@ -142,9 +135,7 @@ def shadow_step(
     experiment: Experiment, other: optim.Optimizer, state: State, opt_state: Any, batch: Batch
 ) -> ShadowedStep:
     """Computes the update that `train_step` would make, and that of another optimizer beside it."""
-    # `opt_state` is what the other optimizer's `init` returned for the first parameters of the run,
-    # or the last `shadow_step`. Raises GroupError if the other optimizer cannot follow the run (see
-    # `optim.Optimizer.follow`).
+    # `opt_state` is from the last `shadow_step`, or `init` for the first parameters of the run.
     optimizer, params = experiment.optimizer, state.params
     found = _differentiate(experiment, optimizer, state, batch)
     if optimizer.trainable(params).keys() == other.trainable(params).keys():
@@ -283,7 +274,7 @@ def _example_gradients(
 ) -> dict[str, Any]:
     """Computes the gradient of every example for groups whose optimizer needs them."""
     # Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
-    if not (wanting := groups_needing(optimizer.groups, needs_examples)):
+    if not (wanting := groups_needing(optimizer.groups, EXAMPLES)):
         return {}
     if experiment.microbatches > 1 or jax.tree.leaves(state.model_state):
         group, name = next(iter(wanting.items()))
@@ -391,8 +382,7 @@ class StepMetrics(Mapping[str, Any]):
     @classmethod
     def stack_on_host(cls, metrics: Sequence["StepMetrics"]) -> "StepMetrics":
         """Waits for metrics of consecutive steps; stacks them to numpy arrays [steps, metrics]."""
-        # Each of `metrics` is of one step; or there is only one, whose arrays are [steps, metrics]
-        # already.
+        # Each of them is of one step, or there is only one, with arrays [steps, metrics].
 
         # In one call, which starts all transfers before it waits for the first.
         host = jax.device_get([each.arrays for each in metrics])

@@ -229,7 +229,7 @@ def listed() -> str:
 # The compilers.
 
 
-def folder() -> Path:
+def compilers_folder() -> Path:
     """Returns the folder with the compilers: the variable `FOLDER`, or .targets beside trainer/."""
     return Path(os.environ.get(FOLDER) or Path(__file__).parents[2] / ".targets")
 
@@ -248,10 +248,10 @@ def packages() -> list[str]:
 
 def find_compilers(target: Target) -> None:
     """Puts the compilers on Python's path; raises UserError if they are not there."""
-    gpu, wanted = isinstance(KINDS[target.kind], Gpu), packages()
+    gpu, wanted, folder = isinstance(KINDS[target.kind], Gpu), packages(), str(compilers_folder())
     there = {
         each.metadata["Name"].lower().replace("_", "-"): each.version
-        for each in importlib.metadata.distributions(path=[str(folder())])
+        for each in importlib.metadata.distributions(path=[folder])
     }
     for each in wanted[1:] if gpu else wanted[:1]:
         name, _, version = each.partition("==")
@@ -259,10 +259,10 @@ def find_compilers(target: Target) -> None:
             has = f"has {name} {there[name]}, not {each}" if name in there else f"has no {name}"
             pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target"]
             raise UserError(
-                f"The compiler for {KINDS[target.kind].name} is missing: {folder()} {has}. Install"
-                f" it with `make targets`, or with\n{shlex.join([*pip, str(folder()), *wanted])}"
+                f"The compiler for {KINDS[target.kind].name} is missing: {folder} {has}. Install"
+                f" it with `make targets`, or with\n{shlex.join([*pip, folder, *wanted])}"
             )
-    sys.path.append(str(folder()))
+    sys.path.append(folder)
     use_deterministic_operations()  # as a run on GPUs does
     # Without a GPU to time its kernels for products on, Triton finds none for some shapes.
     add_flag("--xla_gpu_enable_triton_gemm", "false")

@@ -28,8 +28,7 @@ class Vmapped:
     # If there are fewer trials, the other places compute a trial of their own that nobody reads.
 
     def __init__(self, program: Program, width: int):
-        self._program = program
-        self._width = width
+        self._program, self._width = program, width
         self._steps = program.block_rule.steps
         self._idle: list[State] = []
         loop = program.loop(program.abstract_state())
@@ -44,7 +43,6 @@ class Vmapped:
     def advance(self, blocks: Sequence[Block]) -> list[Computed]:
         """Computes the same steps of every trial, asynchronously; donates the buffers of states."""
         # `blocks` has at most `width` trials, each with its state and the same number of batches.
-        # Returns for each the state after the block, and the metrics of its steps.
         states = [state for state, _ in blocks]
         while len(states) + len(self._idle) < self._width:
             self._idle.append(self._program.init())

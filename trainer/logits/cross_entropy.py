@@ -177,12 +177,10 @@ def _kernel_parts(rows: int) -> int:
 
 def _kernel_gradient(rows: jax.Array, by_products: jax.Array) -> jax.Array:
     """Returns the gradient of the kernel, in parts as `_kernel_parts` says, of [rows, ...]."""
-    count = _kernel_parts(len(rows))
-    if count == 1:
+    if (count := _kernel_parts(len(rows))) == 1:
         return _dot(rows, by_products, 0, 0)
     own = [x.reshape(count, -1, x.shape[-1]) for x in (rows, by_products)]
-    found = jax.vmap(lambda a, b: _dot(a, b, 0, 0))(*own)
-    return constrain(found, "batch", None, "vocabulary")
+    return constrain(jax.vmap(lambda a, b: _dot(a, b, 0, 0))(*own), "batch", None, "vocabulary")
 
 
 @jax.custom_vjp

@@ -46,8 +46,7 @@ class Qkv(nn.Module):
         else:
             # The columns of a matrix lie over several devices, which would have to be gathered to
             # bring those of all matrices into one row.
-            rows = x.astype(kernel.dtype).reshape(-1, width)
-            x = jnp.einsum("nw,cws->ncs", rows, kernel)
+            x = jnp.einsum("nw,cws->ncs", x.astype(kernel.dtype).reshape(-1, width), kernel)
             x = x if bias is None else x + bias.astype(x.dtype)
         x = x.reshape(batch, tokens, self.count, self.num_heads, size // self.num_heads)
         return constrain(x, "batch", None, None, "heads", None)
@@ -166,8 +165,7 @@ def attend(
     elif implementation == "cudnn" and query.dtype not in _HALF:
         implementation = "xla"
     if implementation == "plain":
-        group = query.shape[2] // key.shape[2]
-        if group > 1:
+        if (group := query.shape[2] // key.shape[2]) > 1:
             key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
         return causal_attention(query, key, value, mask, scale)
     if implementation == "cudnn":

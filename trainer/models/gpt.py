@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -272,9 +272,8 @@ def gpt(
     base = width if base_width is None else base_width
     sizes = {"vocab_size": vocab_size, "width": width, "depth": depth, "num_heads": num_heads}
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
-    chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim}
-    sizes |= {name: size for name, size in chosen.items() if size is not None}
-    check_positive("models.gpt", **sizes, base_width=base)
+    chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim, "base_width": base_width}
+    check_positive("models.gpt", **sizes, **chosen)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
     names = {"activation": (activation, ACTIVATIONS), "rope": (rope, ROTATIONS)}
@@ -285,12 +284,41 @@ def gpt(
     if embed_dtype is not None:
         names["embed_dtype"] = (embed_dtype, EMBED_DTYPES)
     for argument, (name, known) in names.items():
-        _check_name(argument, name, known)
+        if name not in known:
+            hint = known_names(str(name), known)
+            raise ValueError(f"models.gpt got {argument}={name!r}, which does not exist. {hint}")
     policies = layers.policies_of("models.gpt", remat, depth)
-    _check_ranges(
-        dropout, soft_cap, z_loss, rope_base, attention_scale, norm_epsilon, init_scale, embed_init
+    is_bound = soft_cap is None or soft_cap > 0
+    is_factor = attention_scale is None or attention_scale > 0
+    is_added = norm_epsilon is None or norm_epsilon >= 0
+    checks = (
+        (0 <= dropout < 1, "0 <= dropout < 1", f"dropout={dropout}"),
+        (is_bound, "a positive soft_cap, or None for no bound", soft_cap),
+        (z_loss >= 0, "z_loss >= 0", f"z_loss={z_loss}"),
+        (rope_base > 1, "rope_base > 1", f"rope_base={rope_base}"),
+        (is_factor, "a positive attention_scale, or None for 1 / sqrt(head_dim)", attention_scale),
+        (is_added, "norm_epsilon >= 0, or None for the machine epsilon", norm_epsilon),
+        (0 <= init_scale < math.inf, "init_scale >= 0", f"init_scale={init_scale}"),
+        (0 <= embed_init < math.inf, "embed_init >= 0", f"embed_init={embed_init}"),
     )
-    _check_pairs(soft_cap, soft_cap_form, attention_scale, base_width, embed_dtype, tied)
+    for holds, needed, got in checks:
+        if not holds:
+            raise ValueError(f"models.gpt needs {needed}, but got {got}.")
+    if soft_cap is None and soft_cap_form != "tanh":
+        raise ValueError(
+            f"models.gpt has soft_cap_form={soft_cap_form!r}, but no soft_cap whose form it could "
+            "be. Give the bound of the logits, such as soft_cap=15.0, or leave soft_cap_form out."
+        )
+    if attention_scale is not None and base_width is not None:
+        raise ValueError(
+            f"models.gpt has attention_scale={attention_scale} and base_width={base_width}, which "
+            "both decide the factor of the products of queries and keys. Leave one of them out."
+        )
+    if embed_dtype is not None and tied:
+        raise ValueError(
+            f"models.gpt has embed_dtype={embed_dtype!r} and tied=True, with which the embedding "
+            "is the head, whose dtype is that of the other parameters. Leave one of them out."
+        )
     first = scaled_matrix(init_scale)
     last = scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
     scale = head_dim**-0.5 if attention_scale is None else attention_scale
@@ -344,20 +372,20 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
     """Returns the Model of a module that reads `documents` from the batches that have them."""
     alone, packed = (from_our_linen(module, keys) for keys in (inputs, (inputs, "documents")))
 
-    def init(key: jax.Array, batch: Mapping[str, Any]) -> Any:
+    def model_for(batch: Mapping[str, Any]) -> Model:
         _check_tokens(batch, inputs)
-        return alone.init(key, batch)
+        return packed if "documents" in batch else alone
+
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> Any:
+        return model_for(batch).init(key, batch)
 
     def apply(params: Any, model_state: Any, batch: Mapping[str, Any], **more: Any) -> Any:
-        _check_tokens(batch, inputs)
-        model = packed if "documents" in batch else alone
-        return model.apply(params, model_state, batch, **more)
+        return model_for(batch).apply(params, model_state, batch, **more)
 
     def capture(params: Any, model_state: Any, batch: Mapping[str, Any]) -> Any:
-        _check_tokens(batch, inputs)
-        model = packed if "documents" in batch else alone
-        assert model.capture is not None
-        return model.capture(params, model_state, batch)
+        capture = model_for(batch).capture
+        assert capture is not None
+        return capture(params, model_state, batch)
 
     return alone._replace(init=init, apply=apply, capture=capture)
 
@@ -409,66 +437,6 @@ def _check_heads(width: int, num_heads: int, kv_heads: int, rope: str) -> None:
             f"num_heads = {width} / {num_heads} = {width // num_heads} is not a multiple of 4. "
             f"Choose a width such as {4 * num_heads * max(1, round(width / num_heads / 4))}, or "
             "rope='full'."
-        )
-
-
-def _check_name(argument: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        hint = known_names(str(name), known)
-        raise ValueError(f"models.gpt got {argument}={name!r}, which does not exist. {hint}")
-
-
-def _check_ranges(
-    dropout: float,
-    soft_cap: float | None,
-    z_loss: float,
-    rope_base: float,
-    attention_scale: float | None,
-    norm_epsilon: float | None,
-    init_scale: float,
-    embed_init: float,
-) -> None:
-    is_bound = soft_cap is None or soft_cap > 0
-    is_factor = attention_scale is None or attention_scale > 0
-    is_added = norm_epsilon is None or norm_epsilon >= 0
-    checks = (
-        (0 <= dropout < 1, "0 <= dropout < 1", f"dropout={dropout}"),
-        (is_bound, "a positive soft_cap, or None for no bound", soft_cap),
-        (z_loss >= 0, "z_loss >= 0", f"z_loss={z_loss}"),
-        (rope_base > 1, "rope_base > 1", f"rope_base={rope_base}"),
-        (is_factor, "a positive attention_scale, or None for 1 / sqrt(head_dim)", attention_scale),
-        (is_added, "norm_epsilon >= 0, or None for the machine epsilon", norm_epsilon),
-        (0 <= init_scale < math.inf, "init_scale >= 0", f"init_scale={init_scale}"),
-        (0 <= embed_init < math.inf, "embed_init >= 0", f"embed_init={embed_init}"),
-    )
-    for holds, needed, got in checks:
-        if not holds:
-            raise ValueError(f"models.gpt needs {needed}, but got {got}.")
-
-
-def _check_pairs(
-    soft_cap: float | None,
-    soft_cap_form: str,
-    attention_scale: float | None,
-    base_width: int | None,
-    embed_dtype: str | None,
-    tied: bool,
-) -> None:
-    """Raises ValueError for two arguments that exclude each other."""
-    if soft_cap is None and soft_cap_form != "tanh":
-        raise ValueError(
-            f"models.gpt has soft_cap_form={soft_cap_form!r}, but no soft_cap whose form it could "
-            "be. Give the bound of the logits, such as soft_cap=15.0, or leave soft_cap_form out."
-        )
-    if attention_scale is not None and base_width is not None:
-        raise ValueError(
-            f"models.gpt has attention_scale={attention_scale} and base_width={base_width}, which "
-            "both decide the factor of the products of queries and keys. Leave one of them out."
-        )
-    if embed_dtype is not None and tied:
-        raise ValueError(
-            f"models.gpt has embed_dtype={embed_dtype!r} and tied=True, with which the embedding "
-            "is the head, whose dtype is that of the other parameters. Leave one of them out."
         )
 
 

@@ -55,8 +55,7 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
 def _draw(
     key: Any, shape: Sequence[int], mean: float, deviation: float, dtype: DTypeLike = jnp.float32
 ) -> Drawn:
-    # `one_draw` uses only shape and dtype of this array; its numbers are used if flax initializes
-    # the module.
+    # `one_draw` uses only shape and dtype of this array; flax uses its numbers, too.
     value = jnp.full(shape, mean, jnp.float32)
     if deviation:
         value = value + deviation * jax.random.normal(key, shape, jnp.float32)

@@ -174,8 +174,7 @@ class BatchNorm(nn.Module):
         if train:
             axes = tuple(range(x.ndim - 1))
             new_mean = wide.mean(axis=axes)
-            # The biased variance, also in the running average, as in flax; torch's running one is
-            # unbiased.
+            # The biased variance, as in flax, also in the average, which is unbiased in torch.
             new_var = jnp.square(wide - new_mean).mean(axis=axes)
             if not self.is_initializing():
                 running_mean.value = self.momentum * mean + (1 - self.momentum) * new_mean
@@ -198,8 +197,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, train: bool, *given: Any) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape; attention takes `given`."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
-        attention = self.attention(name="attn")
-        x = x + drop(attention(self.norm(name="attn_norm")(x), *given))
+        x = x + drop(self.attention(name="attn")(self.norm(name="attn_norm")(x), *given))
         x = constrain(x, "batch", None, None)
         mlp = self.mlp(name="mlp")
         return constrain(x + drop(mlp(self.norm(name="mlp_norm")(x))), "batch", None, None)
@@ -321,8 +319,7 @@ def policies_of(
                 f"name; the layers are {listing(names)}."
             )
         found = {**dict.fromkeys(matched, policy), **found}
-    lost = [name for name in names if name not in found]
-    if lost:
+    if lost := [name for name in names if name not in found]:
         raise ValueError(
             f"{model} got remat={dict(remat)!r}, which has no policy for {listing(lost)}. Add a "
             f"last pattern '.*', such as '.*': 'none'."

@@ -42,8 +42,7 @@ class Mlp(nn.Module):
         x = act(Linear(self.width, name="embed")(x.reshape(x.shape[0], -1)))
         if self.depth > 1:
             layer = functools.partial(Layer, self.width, act)
-            # The input layer is the first of the `depth` hidden layers; its kernel has another
-            # shape.
+            # The input layer is the first of `depth` hidden ones; its kernel has another shape.
             x = run_stack(layer, lambda layer, x: layer(x), x, self.depth - 1, self.scan_layers)
         return Linear(self.num_outputs, name="head")(x)
 

@@ -27,6 +27,8 @@ KNOWN: Mapping[str, bool] = {
 }
 """Name of a mode argument -> its value in training; in evaluation it has the other value."""
 
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 
 def call_mode(
     module: type,
@@ -42,7 +44,10 @@ def call_mode(
     keywords = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
     keys = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     parameters = _parameters(module.__call__)
-    named = _by_name(parameters, len(keys))
+    positional = [x.name for x in parameters.values() if x.kind in (x.POSITIONAL_ONLY, _EITHER)]
+    taken = positional[: len(keys)]  # by the inputs
+    keyword = (_EITHER, inspect.Parameter.KEYWORD_ONLY)
+    named = {x.name: x for x in parameters.values() if x.name not in taken and x.kind in keyword}
     call = f"{module.__name__}.__call__"
     for name, key in zip(parameters, keys, strict=False):
         if name not in named and name in {*KNOWN, *keywords[True], *keywords[False]}:
@@ -51,7 +56,19 @@ def call_mode(
                 f"{name!r} of {call}, which tells the module whether it trains. List fewer inputs, "
                 f"or put {name!r} after the arguments that take them."
             )
-    _check_keywords(keywords, parameters, named, call, maker)
+    open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    for name in {**keywords[True], **keywords[False]}:
+        if name not in named and not open_ended:
+            hint = known_names(name, named, "It has")
+            raise ValueError(f"{call} has no argument {name!r}. {hint}".rstrip())
+        missing = [train for train in (True, False) if name not in keywords[train]]
+        if missing and not (name in KNOWN and name in named):
+            where, other = "eval_kwargs", "train_kwargs"
+            where, other = (where, other) if missing[0] else (other, where)
+            raise ValueError(
+                f"{maker} got the argument {name!r} of {call} in {where} alone. Give its other "
+                f"value in {other}, or the same value in both."
+            )
     for name, parameter in named.items():
         if name not in {*KNOWN, *keywords[True]} and _is_boolean(parameter):
             raise ValueError(
@@ -68,58 +85,21 @@ def call_mode(
     return mode
 
 
-def _by_name(
-    parameters: Mapping[str, inspect.Parameter], inputs: int
-) -> dict[str, inspect.Parameter]:
-    """Returns the parameters that can be passed by name after `inputs` positional arguments."""
-    positional = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if name not in positional[:inputs]
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-
-
-def _check_keywords(
-    keywords: Mapping[bool, Mapping[str, Any]],
-    parameters: Mapping[str, inspect.Parameter],
-    named: Mapping[str, inspect.Parameter],
-    call: str,
-    maker: str,
-) -> None:
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in {**keywords[True], **keywords[False]}:
-        if name not in named and not open_ended:
-            hint = known_names(name, named, "It has")
-            raise ValueError(f"{call} has no argument {name!r}. {hint}".rstrip())
-        missing = [train for train in (True, False) if name not in keywords[train]]
-        if missing and not (name in KNOWN and name in named):
-            where, other = "eval_kwargs", "train_kwargs"
-            where, other = (where, other) if missing[0] else (other, where)
-            raise ValueError(
-                f"{maker} got the argument {name!r} of {call} in {where} alone. Give its other "
-                f"value in {other}, or the same value in both."
-            )
-
-
 def mode_attributes(module: object) -> dict[str, bool]:
     """Returns the boolean attributes of a linen or nnx module whose names are in KNOWN."""
     values = vars(module).items()
     return {name: value for name, value in values if name in KNOWN and type(value) is bool}
 
 
-def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
-    """Describes the function `mode` of a `Model` in one line of the plan.
+def describe_mode(mode: Callable[[bool], Mapping[str, Any]] | None) -> str:
+    """Describes the function `mode` of a `Model` in one line of the plan; "" if it has none.
 
     Example:
         >>> describe_mode(lambda train: {"train": train})
         'model: train=True in training, False in evaluation'
     """
+    if mode is None:
+        return ""
     training, evaluation = mode(True), mode(False)
     settings = [
         f"{name}={value!r} in training and evaluation"

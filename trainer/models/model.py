@@ -89,8 +89,7 @@ compiler would exchange the parts of each of them with a collective of its own.
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:
     """Returns the arrays of a batch that a model reads, or raises ValueError without such a key."""
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    missing = [name for name in names if name not in batch]
-    if missing:
+    if missing := [name for name in names if name not in batch]:
         raise ValueError(
             f"The model reads {', '.join(map(repr, missing))} from the batch, but the data set "
             f"has {', '.join(map(repr, sorted(batch)))}. Set the model's argument `inputs`."

@@ -69,29 +69,7 @@ def from_nnx(
     def mode_of(kind: type) -> Mode:
         return call_mode(kind, inputs, train_kwargs, eval_kwargs, "models.from_nnx")
 
-    @functools.cache
-    def structure() -> tuple[Any, ...]:
-        # A graph definition is not an array, and cannot be a result of eval_shape.
-        graphs = []
-
-        def build() -> Any:
-            module = constructor(rngs=nnx.Rngs(0))
-            graph, *states = nnx.split(module, *kinds)
-            _check_arrays(module, states)
-            graphs.append(graph)
-            return states
-
-        return tuple(graphs + jax.eval_shape(build))
-
-    def mode(train: bool) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-
-        def build() -> None:
-            module = constructor(rngs=nnx.Rngs(0))
-            arguments.update({**_set_mode(module, train), **mode_of(type(module))(train)})
-
-        jax.eval_shape(build)
-        return arguments
+    structure = functools.cache(functools.partial(_structure, constructor, kinds))
 
     def init(key: jax.Array, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         # Raises if the batch has no such field; nnx modules are built without inputs.
@@ -124,7 +102,41 @@ def from_nnx(
             return outputs, model_state
         return outputs, _to_dict(nnx.split(module, *kinds)[4])
 
+    mode = functools.partial(_mode, constructor, mode_of)
     return Model(init, apply, mode, bind=bind)
+
+
+def _mode(
+    constructor: Callable[..., Any], mode_of: Callable[[type], Mode], train: bool
+) -> dict[str, Any]:
+    """Returns the mode attributes of a module, and what it is called with, by name."""
+    from flax import nnx
+
+    arguments: dict[str, Any] = {}
+
+    def build() -> None:
+        module = constructor(rngs=nnx.Rngs(0))
+        arguments.update({**_set_mode(module, train), **mode_of(type(module))(train)})
+
+    jax.eval_shape(build)
+    return arguments
+
+
+def _structure(constructor: Callable[..., Any], kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the graph of a module, and the shapes of its states of each kind."""
+    from flax import nnx
+
+    # A graph definition is not an array, and cannot be a result of eval_shape.
+    graphs = []
+
+    def build() -> Any:
+        module = constructor(rngs=nnx.Rngs(0))
+        graph, *states = nnx.split(module, *kinds)
+        _check_arrays(module, states)
+        graphs.append(graph)
+        return states
+
+    return tuple(graphs + jax.eval_shape(build))
 
 
 def _set_mode(module: Any, train: bool) -> dict[str, bool]:

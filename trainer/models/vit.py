@@ -68,8 +68,7 @@ class Embed(nn.Module):
                 f"are {height} by {width}. Choose a patch_size that divides both."
             )
         patches = images.reshape(batch, height // size, size, width // size, size, channels)
-        # From [batch, rows, size, columns, size, channels] to [batch, rows, columns, size, size,
-        # channels]
+        # To [batch, rows, columns, size, size, channels]
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
         x = layers.rows_times(patches, constrain(kernel, None, None))
@@ -220,8 +219,7 @@ def vit(
     if not 0 <= dropout < 1:
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
     attention = functools.partial(Attention, num_heads, dropout, qk_norm)
-    mlp = functools.partial(Mlp, mlp_dim)
-    block = functools.partial(Block, attention, mlp, LayerNorm, dropout)
+    block = functools.partial(Block, attention, functools.partial(Mlp, mlp_dim), LayerNorm, dropout)
     embed = functools.partial(Embed, width, patch_size, pool == "cls", positions)
     policies = layers.policies_of("models.vit", remat, depth)
     module = Vit(depth, block, embed, num_classes, pool, dropout, scan_layers, policies)

@@ -2,48 +2,33 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainer.messages import UserError, joined, plural
 from trainer.report.document import Block, Panel, Report
 from trainer.report.pairs import Pair, compare_arms, standings
-from trainer.report.panels.arms import arms_block
-from trainer.report.panels.axes import axes_block
-from trainer.report.panels.cost import cost_block
-from trainer.report.panels.curves import curves_block
-from trainer.report.panels.cuts import cuts_block
+from trainer.report.panels.arms import arms_block, pairs_block
 from trainer.report.panels.ladder import ladder_block, speedup_sentences
-from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
-from trainer.report.panels.method_text import methods_block
-from trainer.report.panels.pairs import pairs_block
-from trainer.report.panels.targets import targets_block
-from trainer.report.panels.trials import trials_of
-from trainer.report.panels.tuning import tuning_block
-from trainer.report.panels.workloads import workloads_block
-from trainer.report.results import Workload
+from trainer.report.panels.learning_rate import learning_rate_block
+from trainer.report.panels.methods import cost_block, methods_block
+from trainer.report.panels.targets import targets_block, workloads_block
+from trainer.report.panels.trials import axes_block, curves_block, trials_of
+from trainer.report.panels.tuning import cuts_block, tuning_block
+from trainer.report.results import Workload, axes_of
 from trainer.report.run_results import read_runs
-from trainer.report.spaces import axes_of
-from trainer.report.sweep_results import on_rungs, read_sweep
+from trainer.report.sweep_results import on_rungs, read_sweep_results
 from trainer.report.verdict import verdict
 from trainer.sweep.warning_text import by_sentence
 
 
-@dataclass(frozen=True)
-class _WorkloadPart:
+class _WorkloadPart(NamedTuple):
     """What the panels need of one workload."""
 
     workload: Workload
-    prefix: str  # of the names of its figures and tables
+    prefix: str  # of the names of its figures and tables, which distinguishes workloads
     title: str  # of its blocks; "" if it is the only workload
     pairs: Sequence[Pair]  # the comparisons of its arms
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in a sentence or two."""
-        text = verdict(self.workload, self.pairs)
-        return f"{self.title}: {text}" if self.title else text
 
 
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:
@@ -56,8 +41,10 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
         for each, prefix in zip(workloads, prefixes, strict=True)
     ]
     names = axes_of(workloads)
-    tables = [trials_of(part.workload, part.prefix, names, folder) for part in parts]
-    sentences = (*speedup_sentences(workloads), *(part.verdict for part in parts))
+    tables = [trials_of(part.workload, names, folder, part.prefix) for part in parts]
+    titles = [f"{part.title}: " if part.title else "" for part in parts]
+    verdicts = [verdict(part.workload, part.pairs) for part in parts]
+    sentences = (*speedup_sentences(workloads), *map("".join, zip(titles, verdicts, strict=True)))
     title, first = joined([each.name for each in workloads]), workloads[0]
     if first.ladder is not None and first.path is not None:
         title = first.path.absolute().name
@@ -77,18 +64,17 @@ def _panels(
     """Yields the panels in their order; those about a search only if there is one."""
 
     def blocks(make: Callable[..., Block], *more: Mapping[str, str]) -> tuple[Block, ...]:
-        return tuple(
-            replace(make(part.workload, part.prefix, *more), title=part.title) for part in parts
-        )
+        return tuple(make(each.workload, *more).named(each.title, each.prefix) for each in parts)
+
+    def blocks_of_pairs(make: Callable[..., Block]) -> tuple[Block, ...]:
+        return tuple(make(x.workload, x.pairs).named(x.title, x.prefix) for x in parts)
 
     workloads = [part.workload for part in parts]
-    pairs = {part.prefix: part.pairs for part in parts}
     searched = any(each.trials for each in workloads)
-    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names, sentences),))
+    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, sentences),))
     yield Panel("ledger", "Cost", "describes", blocks(cost_block))
     yield Panel("arms", "Arms", "tests", blocks(arms_block))
-    of_pairs = blocks(lambda workload, prefix: pairs_block(workload, pairs[prefix], prefix))
-    yield Panel("pairs", "Pairs", "tests", of_pairs)
+    yield Panel("pairs", "Pairs", "tests", blocks_of_pairs(pairs_block))
     if searched:
         yield Panel("tuning", "Tuning", "describes", blocks(tuning_block))
         if any(each.cuts for each in workloads):
@@ -104,8 +90,7 @@ def _panels(
     if searched:
         yield Panel("axes", "Search spaces", "describes", blocks(axes_block, names))
     yield Panel("trials", "Runs", "describes", ())
-    methods = blocks(lambda workload, prefix: methods_block(workload, pairs[prefix], prefix))
-    yield Panel("methods", "Methods", "describes", methods)
+    yield Panel("methods", "Methods", "describes", blocks_of_pairs(methods_block))
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
@@ -118,9 +103,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _verdict_block(
-    parts: Sequence[_WorkloadPart], names: Mapping[str, str], sentences: tuple[str, ...]
-) -> Block:
+def _verdict_block(parts: Sequence[_WorkloadPart], sentences: tuple[str, ...]) -> Block:
     """Returns the sentences of the verdict, and warnings about what limits them."""
     workloads = [part.workload for part in parts]
     warnings = []
@@ -129,8 +112,6 @@ def _verdict_block(
         warnings += [f"{name}{sentence}" for sentence in part.workload.missing]
         found = by_sentence(part.workload.warnings, part.workload.arms)
         warnings += [f"{name}The plan of {joined(x)} warns: {text}" for text, x in found.items()]
-        if edges := edge_sentence(part.workload, names):
-            warnings.append(f"{name}{edges}")
         if goal.report_on == goal.select_on and part.workload.trials and standings(part.workload):
             warnings.append(
                 f"{name}The values are those of the {goal.select_on} split, on which the winners"
@@ -153,8 +134,7 @@ def _verdict_block(
 def check_different(workloads: Sequence[Workload]) -> None:
     """Raises UserError if two workloads have the same name, or a run in common."""
     names = [each.name for each in workloads]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
             f"Two sweeps have the name {twice[0]!r}: rename the folder of one, or name each once."
         )
@@ -167,8 +147,7 @@ def check_different(workloads: Sequence[Workload]) -> None:
         }
         for each in workloads
     ]
-    pairs = zip(workloads, runs, strict=True)
-    for (one, ours), (two, theirs) in itertools.combinations(pairs, 2):
+    for (one, ours), (two, theirs) in itertools.combinations(zip(workloads, runs, strict=True), 2):
         if common := [key for key in ours if key in theirs]:
             raise UserError(
                 f"{one.path} and {two.path} have {plural(len(common), 'run')} in common, of the"
@@ -210,10 +189,9 @@ def read_workloads(
             "--mode goes with --metric, which reports a second outcome: whether small or large"
             " values of a sweep's goal are better is in its file."
         )
-    workloads = [read_sweep(Path(each), target, metric, better) for each in folders]
+    workloads = [read_sweep_results(Path(each), target, metric, better) for each in folders]
     check_different(workloads)
-    ladders = [each for each in workloads if each.ladder is not None]
-    if ladders and len(workloads) > 1:
+    if (ladders := [each for each in workloads if each.ladder is not None]) and len(workloads) > 1:
         raise UserError(
             f"{ladders[0].path} is a ladder, whose rungs are compared in a report of their own:"
             " report it apart."

@@ -11,9 +11,8 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.config.wording import listing
 from trainer.messages import UserError, joined, plural
-from trainer.report.results import Result, Space, Workload
-from trainer.report.spaces import tunings
-from trainer.sweep.confounders import Side, differences, named_by, unlike_loss
+from trainer.report.results import ArmSpace, Result, Workload, tunings
+from trainer.sweep.confounders import ComparedArm, arm_differences, named_by, unlike_loss
 from trainer.sweep.evidence import sentences_about_repeats
 from trainer.workdir.code import OUTSIDE
 
@@ -63,12 +62,12 @@ def _differences(workload: Workload) -> Iterator[str]:
         return
     tuned, sides = tunings(workload), {}
     for arm, config in configs.items():
-        space = workload.spaces.get(arm, Space())
+        space = workload.spaces.get(arm, ArmSpace())
         points = [run.values for run in workload.trials_of(arm)]
         tree = None if workload.ablated else config
         branched = workload.branch is not None
-        sides[arm] = Side(tree, space.axes, points, tuned.get(arm), branched, space.method)
-    found = differences(sides, all(run.end != "missing" for run in workload.trials))
+        sides[arm] = ComparedArm(tree, space.axes, points, tuned.get(arm), branched, space.method)
+    found = arm_differences(sides, all(run.end != "missing" for run in workload.trials))
     named = named_by(workload.differs, workload.ablated)
     yield from (text for _, text in found.sentences(named))
     if (kinds := found.unnamed(named)) and workload.revisions:
@@ -80,7 +79,6 @@ def _differences(workload: Workload) -> Iterator[str]:
 
 def unlike_losses(workload: Workload) -> str:
     """Returns a sentence on why the losses of arms cannot be compared; "" if they can."""
-    # It is "" if all arms and trials have the same loss, or if another metric is compared.
     if workload.goal.metric != "loss":
         return ""
     trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}
@@ -90,18 +88,16 @@ def unlike_losses(workload: Workload) -> str:
         for path in space.axes
         if len({repr(run.values.get(path)) for run in workload.trials_of(arm)}) != 1
     ]
-    found = unlike_loss(trees, searched)
-    return found.text if found else ""
+    return found.text if (found := unlike_loss(trees, searched)) else ""
 
 
 def _config_of(workload: Workload, arm: str) -> Call | None:
     """Returns the config of an arm: that of a run, with defaults, or else that of the plan."""
     runs = [*workload.finals_of(arm), *workload.trials_of(arm)]
-    full = read_config(runs[0].folder) if runs else None
-    return full or workload.configs.get(arm)
+    return (read_run_config(runs[0].folder) if runs else None) or workload.configs.get(arm)
 
 
-def read_config(folder: str | Path, *names: str) -> Call | None:
+def read_run_config(folder: str | Path, *names: str) -> Call | None:
     """Returns the config of a run, with its defaults if they were written; None if it has none."""
     for name in names or ("config_full.yaml", "config.yaml"):
         with contextlib.suppress(UserError, OSError):
@@ -152,8 +148,7 @@ def changed_code(workload: Workload) -> Iterator[str]:
         if after:
             who = _counted([each for each in runs if each[1].name in after], totals)
             yield f"{who} ran after {listing(files, 4)} had changed{again}."
-    resumed = [each for each in runs if each[1].code_changed]
-    if resumed:
+    if resumed := [each for each in runs if each[1].code_changed]:
         yield f"{_counted(resumed, totals)} were resumed with code that had changed."
 
 

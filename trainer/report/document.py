@@ -6,10 +6,12 @@ PNG. All formats show the same numbers, because nothing is computed later, excep
 the trials that a reader selects.
 """
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from trainer.report.wording import p_text, shown
 
@@ -29,6 +31,55 @@ class Column:
     title: str  # what readers see, such as "steps to target"
     kind: Kind = "text"
     only_csv: bool = False  # because a reader could not read so many
+
+    @classmethod
+    def named(cls, **kinds: Kind) -> tuple[Self, ...]:
+        """Returns columns of these names, which are also what readers see."""
+        return tuple(cls(name, name, kind) for name, kind in kinds.items())
+
+    @classmethod
+    def ends(cls) -> tuple[Self, Self]:
+        """Returns the columns of the ends of a 95% interval."""
+        return cls("low", "95% from", "number"), cls("high", "to", "number")
+
+    @classmethod
+    def titled(
+        cls, titles: Iterable[str], taken: Collection[str], kind: Kind = "text"
+    ) -> list[Self]:
+        """Returns columns with these titles and different names, none among `taken`.
+
+        Example:
+            >>> [c.name for c in Column.titled(["a.rate", "Muon (tuned)"], {"muon_tuned"})]
+            ['a_rate', 'muon_tuned_2']
+        """
+        columns: list[Self] = []
+        for title in titles:
+            known = {*taken, *(column.name for column in columns)}
+            stem = re.sub(r"\W+", "_", title.lower(), flags=re.ASCII).strip("_") or "column"
+            names = itertools.chain([stem], (f"{stem}_{n}" for n in itertools.count(2)))
+            name = next(name for name in names if name not in known)
+            columns.append(cls(name, title, kind))
+        return columns
+
+    def text_of(self, value: Cell) -> str:
+        """Returns a cell as readers see it."""
+        if value is None:
+            return "–"
+        if isinstance(value, str):
+            return value
+        if not math.isfinite(value):
+            return "not a number" if value != value else "∞" if value > 0 else "−∞"
+        if self.kind == "p":
+            return p_text(value)
+        if self.kind == "share":
+            return f"{100 * value:.3g}%"
+        if self.kind == "integer":
+            return f"{value:,.0f}"
+        if self.kind == "seconds":
+            if value < 120:
+                return f"{value:.3g} s"
+            return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+        return shown(value) if abs(value) < 1e5 else f"{value:.3e}"
 
 
 Columns = dict[Column, Callable[[_Record], Cell]]  # each with its cell of a record
@@ -52,7 +103,7 @@ class Table:
         records: Iterable[_Record],
         columns: Columns[_Record],
         note: str = "",
-    ) -> "Table":
+    ) -> Self:
         """Makes a table with a row for each record."""
         rows = tuple(tuple(cell(record) for cell in columns.values()) for record in records)
         return cls(name, title, tuple(columns), rows, note)
@@ -71,11 +122,11 @@ class Table:
         place = self.place(name)
         return [row[place] for row in self.rows]
 
-    def compact(self, keep: Collection[str] = ()) -> "Table":
+    def compact(self, keep: Collection[str] = ()) -> Self:
         """Returns the table without columns that are None in all rows, except those in `keep`."""
         return self.only(lambda column, cells: column.name in keep or set(cells) != {None})
 
-    def only(self, kept: Callable[[Column, list[Cell]], bool]) -> "Table":
+    def only(self, kept: Callable[[Column, list[Cell]], bool]) -> Self:
         """Returns the table with some of its columns, decided by them and their cells."""
         kept_at = [i for i, each in enumerate(self.by_column) if kept(*each)]
         columns = tuple(self.columns[i] for i in kept_at)
@@ -151,6 +202,18 @@ class Block:
     warnings: tuple[str, ...] = ()  # sentences about what limits the conclusions
     figures: tuple[Figure, ...] = ()  # shown before the tables
     tables: tuple[Table, ...] = ()
+
+    def named(self, title: str, prefix: str) -> Self:
+        """Returns the block with a title, whose figures and tables have names with a prefix."""
+
+        def renamed(table: Table) -> Table:
+            return replace(table, name=f"{prefix}{table.name}")
+
+        figures = tuple(
+            replace(figure, name=f"{prefix}{figure.name}", table=renamed(figure.table))
+            for figure in self.figures
+        )
+        return replace(self, title=title, figures=figures, tables=tuple(map(renamed, self.tables)))
 
 
 @dataclass(frozen=True)
@@ -234,29 +297,3 @@ class Report:
         """All tables, those of the figures and of the trials included."""
         of_panels = [t for panel in self.panels for block in panel.blocks for t in block.tables]
         return [*of_panels, *(f.table for f in self.figures), *(each.table for each in self.trials)]
-
-
-def text_of(kind: str, value: Cell) -> str:
-    """Returns a cell as readers see it; `kind` is that of its column."""
-    if value is None:
-        return "–"
-    if isinstance(value, str):
-        return value
-    if not math.isfinite(value):
-        return "not a number" if value != value else "∞" if value > 0 else "−∞"
-    if kind == "p":
-        return p_text(value)
-    if kind == "share":
-        return f"{100 * value:.3g}%"
-    if kind == "integer":
-        return f"{value:,.0f}"
-    if kind == "seconds":
-        if value < 120:
-            return f"{value:.3g} s"
-        return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
-    return shown(value) if abs(value) < 1e5 else f"{value:.3e}"
-
-
-def finite(value: float) -> float | None:
-    """Returns a number as a cell, None if it is not finite."""
-    return value if math.isfinite(value) else None

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainer.engine.holdings import BATCH, GRADIENTS, ROLES, Holdings, Parameter
+from trainer.engine.holdings import BATCH, GRADIENTS, ROLES, HeldParameter, Holdings
 from trainer.engine.memory import in_words
 from trainer.messages import plural, printable
 from trainer.report.figures.style import style
@@ -69,7 +69,7 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
         write(figure)
 
 
-def _size(one: Parameter) -> int:
+def _size(one: HeldParameter) -> int:
     return one.held.size + one.gradient + one.state
 
 
@@ -94,7 +94,7 @@ def _memory(axes: "Axes", holdings: Holdings, limit: int | None) -> None:
     _keys(axes, keys, below=True)
 
 
-def _dimensions(axes: "Axes", rows: Sequence[Parameter], holdings: Holdings) -> None:
+def _dimensions(axes: "Axes", rows: Sequence[HeldParameter], holdings: Holdings) -> None:
     """Draws a box for each dimension of each parameter, the last ones below each other."""
     from matplotlib.patches import Rectangle
 
@@ -121,7 +121,7 @@ def _dimensions(axes: "Axes", rows: Sequence[Parameter], holdings: Holdings) -> 
     _keys(axes, [*keys, (_WHOLE, "not split")])
 
 
-def _bytes(axes: "Axes", rows: Sequence[Parameter]) -> None:
+def _bytes(axes: "Axes", rows: Sequence[HeldParameter]) -> None:
     """Draws what a device holds of each parameter, its gradient and its state."""
     longest = max(1, *(_size(one) for one in rows))
     roles = ROLES["params"], ROLES["opt_state"], GRADIENTS

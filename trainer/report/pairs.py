@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,9 @@ from numpy.typing import NDArray
 from trainer.engine.examples import Examples
 from trainer.messages import joined, plural
 from trainer.report.conditions import unlike_losses
-from trainer.report.document import finite
-from trainer.report.results import Goal, Result, Workload, planned_revision
-from trainer.report.statistics import decide, power
-from trainer.report.statistics.differences import Improvement, probability_of_improvement, welch
-from trainer.report.statistics.estimates import Estimate, mean_interval
-from trainer.report.statistics.held_out import TwoWay, two_way
+from trainer.report.results import ReportGoal, Workload, planned_revision
+from trainer.report.statistics import decide, estimates
+from trainer.report.wording import finite
 
 # A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
@@ -25,12 +23,10 @@ FEWEST_TRIALS = 4
 _NAMED = 3  # how many of the files that disagree a sentence lists
 
 
-@dataclass(frozen=True)
-class OtherTestSets:
+class OtherTestSets(NamedTuple):
     """The interval of a difference for other units and other test examples."""
 
-    # better minus worse; None if the runs were not scored on the same examples
-    found: TwoWay | None
+    found: estimates.TwoWay | None  # better minus worse; None if runs had other examples
     complete: bool = True  # over all test examples, not the first 100,000
 
 
@@ -51,23 +47,19 @@ class Pair:
     high: float | None = None
     deviation: float | None = None  # the standard deviation of the paired differences
     looks: tuple[int, ...] = ()  # the numbers of units at which it was judged; empty if not yet
-    # what was said at each look but the last, in order; empty with `looks: any`
-    earlier: tuple["EarlierLook", ...] = ()
-    # such as "paired t test"; "" if none applies, or none is needed, as one arm has no values
-    test: str = ""
+    earlier: tuple["EarlierLook", ...] = ()  # all but the last; empty with `looks: any`
+    test: str = ""  # such as "paired t test"; "" if none applies, or one arm has no values
     p: float | None = None  # the p value over all pairs and looks; None if there is no test
     decided: bool = False  # whether the better arm is better
-    # the kind of the difference, of `decide.relevance`, if the goal says which one matters
-    relevance: str | None = None
-    improvement: Improvement | None = None  # P(a unit of the better arm has the better value)
+    relevance: str | None = None  # by `decide.relevance`, if the goal says what matters
+    improvement: estimates.Improvement | None = None  # P(a unit of the better arm is better)
     # the difference that so many units find with a power of 0.8, in standard deviations of the
     # paired differences; None if there is none, or runs have other seeds
     finds: float | None = None
     # how many units of a fresh sweep find the difference that matters; None if unknown or > 10,000
     needed: int | None = None
     needed_range: tuple[int, int] | None = None  # its 80% interval; None if it has none
-    # what is known of the difference on another test set; None if nothing, or it was not judged
-    elsewhere: OtherTestSets | None = None
+    elsewhere: OtherTestSets | None = None  # None if nothing is known, or it was not judged
 
     @property
     def arms(self) -> tuple[str, str]:
@@ -80,8 +72,7 @@ class Pair:
         return any(self.diverged) or any(self.collapsed)
 
 
-@dataclass(frozen=True)
-class EarlierLook:
+class EarlierLook(NamedTuple):
     """What was said about a pair before units were added."""
 
     n: int  # the number of units
@@ -90,8 +81,7 @@ class EarlierLook:
     p: float | None  # over all pairs and the looks until then; None if there was no test
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """An arm with its compared units."""
 
     arm: str
@@ -99,7 +89,7 @@ class Standing:
     # search; infinity as the worst value of a unit with a run that diverged. Units that have not
     # ended, and those with a run that failed, are left out.
     values: dict[int, float]
-    mean: Estimate  # infinite if a run diverged
+    mean: estimates.Estimate  # infinite if a run diverged
 
     @property
     def valueless(self) -> int:
@@ -110,7 +100,7 @@ class Standing:
 def standings(workload: Workload) -> list[Standing]:
     """Returns the arms with compared units, the best mean first."""
     found = [
-        Standing(arm, values, mean_interval(list(values.values())))
+        Standing(arm, values, estimates.mean_interval(list(values.values())))
         for arm in workload.arms
         if (values := workload.units_of(arm))
     ]
@@ -123,51 +113,12 @@ def compare_arms(workload: Workload) -> list[Pair]:
     # runs of other seeds are compared as independent samples. The error is divided over all pairs
     # of the workload, and of other rungs of a ladder, also those of arms without results.
     judge = not reason_not_to_judge(workload)
-    unknown = {run.arm for run in failed(workload)}
+    unknown = {run.arm for run in workload.failed}
     return [
         _pair(a, b, workload, judge and not {a.arm, b.arm} & unknown)
         for a, b in itertools.combinations(standings(workload), 2)
         if not workload.ablated or workload.ablated in (a.arm, b.arm)
     ]
-
-
-def failed(workload: Workload) -> list[Result]:
-    """Returns the runs that failed: compared ones, and trials among which winners were chosen."""
-    # They are no results: an arm with one of them is not judged until it was computed again.
-    # Without a trial, an arm has had fewer of them than the others. A trial that failed again is a
-    # result, of its hyperparameters: it ranks last.
-    trials = (*workload.trials, *workload.failed_below)
-    once = [run for run in trials if not workload.again.get(run.name)]
-    runs = {run.name: run for run in (*workload.finals, *once)}.values()
-    return [run for run in runs if run.end == "failed"]
-
-
-def comparisons_of(workload: Workload) -> int:
-    """Returns the number of pairs over which the error of a workload is divided."""
-    return max(1, number_of_pairs(len(workload.arms), workload.ablated)) * workload.families
-
-
-def fewest_units_of(workload: Workload) -> int:
-    """Returns how many units of each arm the first look needs to decide anything."""
-    first = (
-        decide.looks_at_any(2)
-        if workload.looks == "any"
-        else decide.looks_of_plan(2, (), workload.skewed)
-    )
-    level = first.planned_level if first.planned is not None else first.later_level
-    return decide.fewest_units(level / comparisons_of(workload))
-
-
-def number_of_pairs(arms: int, ablated: str = "") -> int:
-    """Returns how many pairs are compared: every two arms, or each with the `ablated` whole one."""
-    return arms - 1 if ablated else math.comb(arms, 2)
-
-
-def trials_of_search(workload: Workload, arm: str) -> int:
-    """Returns the number of points of each search of an arm; 0 for single runs."""
-    # On a rung of a ladder that is not searched, it is that of the search on lower rungs.
-    own = len({run.number for run in workload.trials_of(arm) if run.search == 0})
-    return workload.chosen_from.get(arm, own)
 
 
 def reason_not_to_judge(workload: Workload) -> str:
@@ -185,7 +136,7 @@ def reason_not_to_judge(workload: Workload) -> str:
         return f"Not judged. {workload.picked}"
     if unlike := unlike_losses(workload):
         return f"Not judged. {unlike}"
-    counts = {arm: trials_of_search(workload, arm) for arm in workload.arms}
+    counts = {arm: workload.points_of_search(arm) for arm in workload.arms}
     fewest = min(counts.values(), default=0)
     if workload.searches > 1 and fewest < FEWEST_TRIALS:
         return (
@@ -206,8 +157,7 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> decide.Look
     """Returns the looks that were taken at the units of two arms; None if there was none yet."""
     # All revisions from before any compared run was known count as one plan, which is judged once,
     # when all of it has ended. A later revision is judged when it has ended, if it added units or
-    # one of the two arms. `units` is how many units both arms have, from the first one on without a
-    # gap.
+    # one of the two arms. `units` is how many units both arms have, without a gap.
     if not workload.revisions:
         return decide.looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]
@@ -242,28 +192,24 @@ def _pair(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     order = workload.units or sorted(common)
     units = next((n for n, unit in enumerate(order) if unit not in common), len(order))
     looks = looks_of(workload, (a.arm, b.arm), units) if judge else None
-    looks = looks and looks.deciding(comparisons_of(workload))
+    looks = looks and looks.deciding(workload.comparisons)
     n = (looks and looks.last) or len(common)
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
-    start = _initial(workload, a.arm), _initial(workload, b.arm)
+    before = [workload.initial_of(each.arm, workload.goal.reported) for each in (a, b)]
+    start = before[0], before[1]
     ranks = decide.ranked(x, y, start, workload.goal.better)
     if _is_worse(*ranks, workload.goal.sign):
         return _pair(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, (x, y), ranks, start)
     if not pair.without_mean:
-        pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
+        pair = replace(pair, deviation=estimates.mean_interval(x - y).deviation or None)
     if looks is None or not looks.last:
         return pair
     pair = _judged_pair(pair, x, y, looks, workload)
     if pair.without_mean:
         return pair
-    differences = dict(zip(common[:n], x - y, strict=True))
-    return replace(pair, elsewhere=other_test_sets(workload, *pair.arms, differences))
-
-
-def _initial(workload: Workload, arm: str) -> float:
-    known = workload.initial_of(arm, workload.goal.reported)
-    return math.nan if known is None else known
+    of_units = dict(zip(common[:n], x - y, strict=True))
+    return replace(pair, elsewhere=other_test_sets(workload, *pair.arms, of_units))
 
 
 def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
@@ -274,14 +220,11 @@ def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
     return bool((sign * first > sign * second).sum() > (sign * first < sign * second).sum())
 
 
-_Two = tuple[NDArray, NDArray]  # the units of two arms
-
-
 def _unjudged_pair(
     better: str,
     worse: str,
-    units: _Two,
-    ranks: _Two,
+    units: tuple[NDArray, NDArray],
+    ranks: tuple[NDArray, NDArray],
     initial: tuple[float, float] = (math.nan, math.nan),
 ) -> Pair:
     """Returns a pair with its difference, not judged; `ranks` are the units by `ranked`."""
@@ -296,7 +239,7 @@ def _judged_pair(
     pair: Pair, x: NDArray, y: NDArray, looks: decide.Looks, workload: Workload
 ) -> Pair:
     """Returns a pair with the decision of its looks, of which there is at least one."""
-    goal, comparisons = workload.goal, comparisons_of(workload)
+    goal, comparisons = workload.goal, workload.comparisons
     found = decide.decide([x, y], looks, goal.better, comparisons, pair.initial)
     low, high, p = (finite(float(each[0])) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
@@ -305,11 +248,10 @@ def _judged_pair(
     tests = {"t": t, "signs": "test of signs", "fisher": "Fisher's exact test of their numbers"}
     taken = () if looks.planned is None else (looks.planned,)
     earlier = [] if workload.looks == "any" else looks.earlier()
-    level = (looks.later_level if looks.later else looks.planned_level) / comparisons
     size = None if pair.without_mean else goal.relevant
     planned = decide.PLANNED_LEVEL / comparisons
     ranks = decide.ranked(x, y, pair.initial, goal.better)
-    number = None if size is None else power.needed(x - y, size, alpha=planned)
+    number = None if size is None else decide.needed(x - y, size, alpha=planned)
     return replace(
         pair,
         low=low,
@@ -320,10 +262,12 @@ def _judged_pair(
         p=p,
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
-        improvement=probability_of_improvement(*ranks, goal.better),
-        finds=power.detectable_effect(pair.n, alpha=level, later=bool(looks.later)),
+        improvement=estimates.probability_of_improvement(*ranks, goal.better),
+        finds=decide.detectable_effect(
+            pair.n, alpha=looks.level / comparisons, later=bool(looks.later)
+        ),
         needed=number,
-        needed_range=number and power.needed_range(number, pair.n - 1),
+        needed_range=number and decide.needed_range(number, pair.n - 1),
     )
 
 
@@ -331,8 +275,8 @@ def _earlier_look(
     pair: Pair, x: NDArray, y: NDArray, looks: decide.Looks, workload: Workload
 ) -> EarlierLook:
     """Returns what the looks until one that is not the last say of a pair."""
-    values, comparisons = [x[: looks.last], y[: looks.last]], comparisons_of(workload)
-    found = decide.decide(values, looks, workload.goal.better, comparisons, pair.initial)
+    values = [x[: looks.last], y[: looks.last]]
+    found = decide.decide(values, looks, workload.goal.better, workload.comparisons, pair.initial)
     side = int(found.decided[0]) * workload.goal.sign
     order = workload.units or sorted({workload.unit_of(run) for run in workload.finals})
     units = order[: looks.last]
@@ -344,18 +288,18 @@ def _earlier_look(
 
 def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:
     """Compares runs of different seeds, which only single runs have when all have ended."""
-    goal, level = workload.goal, decide.PLANNED_LEVEL / comparisons_of(workload)
+    goal, level = workload.goal, decide.PLANNED_LEVEL / workload.comparisons
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
         return _unpaired(b, a, workload, judge)
     pair = _unjudged_pair(a.arm, b.arm, (x, y), (x, y))
     judge = judge and not pair.without_mean and not workload.revisions
     judge = judge and decide.enough_units(len(x), len(y), level)
-    result = welch(x, y, level) if judge else None
+    result = estimates.welch(x, y, level) if judge else None
     if result is None:
         return pair
     size = goal.relevant
-    number = None if size is None else power.needed_unpaired(x, y, size, alpha=level)
+    number = None if size is None else decide.needed_unpaired(x, y, size, alpha=level)
     return replace(
         pair,
         low=result.low,
@@ -366,51 +310,47 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair
         decided=result.p < level,
         relevance=_relevance(goal, result.low, result.high),
         needed=number,
-        needed_range=number and power.needed_range(number, len(x) + len(y) - 2),
+        needed_range=number and decide.needed_range(number, len(x) + len(y) - 2),
     )
 
 
-def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
+def _relevance(goal: ReportGoal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
     return str(decide.relevance(*goal.gain(low, high), goal.relevant))
 
 
 def other_test_sets(
-    workload: Workload, better: str, worse: str, differences: Mapping[int, float]
+    workload: Workload, better: str, worse: str, of_units: Mapping[int, float]
 ) -> OtherTestSets | None:
     """Computes a pair's interval from results on single test examples; None if a run lacks them."""
-    # `differences` is unit -> difference of the reported metric, better minus worse. A run lacks
+    # `of_units` is unit -> difference of the reported metric, better minus worse. A run lacks
     # such results, for example, because an earlier version computed it, or because the metric is
     # not a mean over examples.
     goal = workload.goal
     if goal.report_on != "test":
         return None
-    # arm -> unit -> the results of its runs on single examples
-    found: dict[str, dict[int, list[Examples | None]]] = {
-        arm: {unit: [] for unit in differences} for arm in (better, worse)
-    }
+    # (arm, unit) -> the results of its runs on single examples
+    found: dict[tuple[str, int], list[Examples]] = {}
     for run in workload.finals:
-        if run.arm in found and (unit := workload.unit_of(run)) in differences:
-            found[run.arm][unit].append(workload.examples(run))
-    runs = [run for units in found.values() for unit in units.values() for run in unit]
-    kept = [run for run in runs if run is not None and goal.metric in run.values]
-    if len(kept) < len(runs):
-        return None
-    first = kept[0]
+        if run.arm in (better, worse) and (unit := workload.unit_of(run)) in of_units:
+            examples = workload.examples(run)
+            if examples is None or goal.metric not in examples.values:
+                return None
+            found.setdefault((run.arm, unit), []).append(examples)
+    first, *others = itertools.chain.from_iterable(found.values())
     weights = first.weights[goal.metric]
-    same = all(run.sha256 == first.sha256 for run in kept)
-    if not same or not all(np.array_equal(run.weights[goal.metric], weights) for run in kept):
-        return OtherTestSets(None)
-    means = []  # over the final seeds of each unit, [units, examples]
-    for of_units in found.values():
-        values = [
-            [run.values[goal.metric] for run in runs if run is not None]
-            for runs in of_units.values()
-        ]
-        means.append(np.array([np.mean(each, axis=0, dtype=float) for each in values]))
-    table = means[0] - means[1]
+    for each in others:
+        same = each.sha256 == first.sha256
+        if not same or not np.array_equal(each.weights[goal.metric], weights):
+            return OtherTestSets(None)
+
+    def means(arm: str) -> NDArray:  # over the final seeds of each unit, [units, examples]
+        values = [[run.values[goal.metric] for run in found[arm, unit]] for unit in of_units]
+        return np.array([np.mean(each, axis=0, dtype=float) for each in values])
+
+    table = means(better) - means(worse)
     if first.complete:  # the means over examples are known exactly, although files have float16
-        exact = np.array(list(differences.values()))
+        exact = np.array(list(of_units.values()))
         table += (exact - np.average(table, axis=1, weights=weights))[:, None]
-    return OtherTestSets(two_way(table, weights=weights), first.complete)
+    return OtherTestSets(estimates.two_way(table, weights=weights), first.complete)

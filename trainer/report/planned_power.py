@@ -4,17 +4,16 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.messages import UserError, joined, plural
-from trainer.report.pairs import FEWEST_TRIALS, number_of_pairs, trials_of_search
-from trainer.report.results import Workload
-from trainer.report.statistics import decide, power
-from trainer.report.sweep_results import planned_units, read_sweep
+from trainer.report.pairs import FEWEST_TRIALS
+from trainer.report.results import Workload, number_of_pairs
+from trainer.report.statistics import decide
+from trainer.report.sweep_results import planned_units, read_sweep_results
 from trainer.report.wording import shown
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.ledger import began_late, compared_known, read_ledger
@@ -25,26 +24,13 @@ _FEWEST_SEARCHES = 3  # that a pilot must have
 _DEVIATIONS = "standard deviations of the paired differences"
 
 
-@dataclass(frozen=True)
-class Pilot:
+class Pilot(NamedTuple):
     """How much the paired differences of a finished sweep vary over its searches."""
 
-    name: str  # as the user named it
-    searches: int  # of each arm
-    trials: int  # of each search
-    final_seeds: int  # of each search
+    folder: str  # as the user named it
+    sweep: Workload
     arms: tuple[str, str]  # the two arms whose differences vary most
     deviation: float  # the standard deviation of their paired differences, above 0
-    words: str  # what the results are, such as "loss on the test split"
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 90% interval of the standard deviation, if the differences are normal."""
-        from scipy.special import chdtri
-
-        n = self.searches - 1
-        low, high = (float(self.deviation * math.sqrt(n / chdtri(n, p))) for p in (0.05, 0.95))
-        return low, high
 
 
 def read_pilot(folder: str, plan: Plan) -> Pilot:
@@ -52,14 +38,13 @@ def read_pilot(folder: str, plan: Plan) -> Pilot:
     # Of all pairs of arms it takes the one whose differences vary most; if the two sweeps share at
     # least two arms, only pairs of these. A pilot is a finished sweep with at least three searches
     # and the goal of `plan`, which has several; and two of its arms have results that differ.
-    goal = plan.goal
     if len(plan.offsets) == 1:
         raise UserError(
             "--pilot tells how much the results of searches vary, and this sweep has one search of"
             " each arm, whose winners are compared over seeds: write searches: 5, or leave --pilot"
             " out."
         )
-    pilot = read_sweep(Path(folder))
+    pilot = read_sweep_results(Path(folder))
     if pilot.ladder is not None or plan.ladder is not None:
         raise UserError(
             "--pilot is not for ladders, whose rungs have different results: leave it out."
@@ -70,42 +55,33 @@ def read_pilot(folder: str, plan: Plan) -> Pilot:
             f" searches vary is seen from at least {_FEWEST_SEARCHES}: name a sweep with searches:"
             f" {_FEWEST_SEARCHES} or more, or leave --pilot out."
         )
-    theirs = (pilot.goal.metric, pilot.goal.better, pilot.goal.select_on)
-    if theirs != (goal.metric, goal.better, goal.select_on):
+    theirs, ours = (
+        f"the {'smallest' if each.better == 'min' else 'largest'} {each.metric} of the"
+        f" {each.select_on} split"
+        for each in (pilot.goal, plan.goal)
+    )
+    if theirs != ours:
         raise UserError(
-            f"The pilot {folder} has another goal, {_goal(*theirs)}, than this sweep,"
-            f" {_goal(goal.metric, goal.better, goal.select_on)}: name a sweep with the same goal,"
-            " or leave --pilot out."
+            f"The pilot {folder} has another goal, {theirs}, than this sweep, {ours}: name a sweep"
+            " with the same goal, or leave --pilot out."
         )
     if pilot.completed < len(pilot.revisions):
         raise UserError(
             f"The pilot {folder} is not finished. {' '.join(pilot.missing)} Compute the rest of it,"
             " or leave --pilot out."
         )
-    deviation, arms = _largest_deviation(pilot, list(plan.arms))
+    common, found = [arm for arm in pilot.arms if arm in plan.arms], [(0.0, ("", ""))]
+    for a, b in itertools.combinations(common if len(common) > 1 else pilot.arms, 2):
+        x, y = (np.array([*pilot.units_of(arm).values()]) for arm in (a, b))
+        if len(x) == len(y) == pilot.searches and np.isfinite([x, y]).all():
+            found.append((float((x - y).std(ddof=1)), (a, b)))
+    deviation, arms = max(found)
     if not deviation:
         raise UserError(
             f"No two arms of the pilot {folder} have results of every search that differ from each"
             " other by more than a constant: name another sweep, or leave --pilot out."
         )
-    runs = [run for run in pilot.finals if (run.arm, run.search) == (arms[0], 0)]
-    trials = trials_of_search(pilot, arms[0])
-    return Pilot(folder, pilot.searches, trials, len(runs), arms, deviation, pilot.goal.words)
-
-
-def _goal(metric: str, better: str, select_on: str) -> str:
-    best = "smallest" if better == "min" else "largest"
-    return f"the {best} {metric} of the {select_on} split"
-
-
-def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tuple[str, str]]:
-    common = [arm for arm in pilot.arms if arm in arms]
-    found = [(0.0, ("", ""))]
-    for a, b in itertools.combinations(common if len(common) > 1 else pilot.arms, 2):
-        x, y = (np.array([*pilot.units_of(arm).values()]) for arm in (a, b))
-        if len(x) == len(y) == pilot.searches and np.isfinite([x, y]).all():
-            found.append((float((x - y).std(ddof=1)), (a, b)))
-    return max(found)
+    return Pilot(folder, pilot, arms, deviation)
 
 
 def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
@@ -127,17 +103,10 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
             " too often."
         ]
     units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
-    looks = (
-        decide.looks_at_any(units)
-        if plan.looks == "any"
-        else decide.looks_of_plan(units, (), plan.skewed)
-    )
+    looks = decide.looks_of_file(plan.looks, units, plan.skewed)
     pairs = number_of_pairs(arms, plan.ablated) * rungs
-    effect = _effect(units, looks, pairs)
-    noun, signs = (
-        _noun(searches, plan.final_seeds),
-        decide.fewest_signs(decide.PLANNED_LEVEL / pairs),
-    )
+    effect, noun = _effect(units, looks, pairs), _noun(searches, plan.final_seeds)
+    signs = decide.fewest_signs(decide.PLANNED_LEVEL / pairs)
     if effect is None:
         fewest = next(n for n in itertools.count(2) if _effect(n, looks, pairs) is not None)
         return [
@@ -162,28 +131,32 @@ def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
             f" If a run diverges or collapses, signs are counted, which can decide from {signs} on:"
             f" `searches: {signs}`."
         )
-    level = _level(looks, pairs, later=looks.planned is None)
-    return [text, *(_in_units(plan, pilot, effect, level) if pilot else ())]
+    return [text, *(_in_units(plan, pilot, effect, looks.level / pairs) if pilot else ())]
 
 
 def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str]:
-    low, high = pilot.interval
-    found = effect * pilot.deviation
-    each = f"{plural(pilot.trials, 'trial')} and {plural(pilot.final_seeds, 'final seed')} each"
+    from scipy.special import chdtri
+
+    sweep, arm = pilot.sweep, pilot.arms[0]
+    trials = sweep.points_of_search(arm)
+    seeds = sum((run.arm, run.search) == (arm, 0) for run in sweep.finals)
+    n = sweep.searches - 1  # the interval is that of normal differences
+    low, high = (float(pilot.deviation * math.sqrt(n / chdtri(n, p))) for p in (0.05, 0.95))
     text = (
-        f"pilot: in {pilot.name} ({pilot.searches} searches with {each}), the differences of"
-        f" {joined(pilot.arms)} have a standard deviation of {shown(pilot.deviation)} in the"
-        f" {pilot.words} (90% interval {shown(low)} to {shown(high)}), so that a difference of"
-        f" about {shown(found)} is found."
+        f"pilot: in {pilot.folder} ({sweep.searches} searches with {plural(trials, 'trial')} and"
+        f" {plural(seeds, 'final seed')} each), the differences of {joined(pilot.arms)} have a"
+        f" standard deviation of {shown(pilot.deviation)} in the {sweep.goal.words} (90% interval"
+        f" {shown(low)} to {shown(high)}), so that a difference of about"
+        f" {shown(effect * pilot.deviation)} is found."
     )
     ours = min(plan.counts.values()), len(plan.final_seeds)
-    if ours != (pilot.trials, pilot.final_seeds):
+    if ours != (trials, seeds):
         text += (
             f" Searches with {plural(ours[0], 'trial')} and {plural(ours[1], 'final seed')}, as in"
             " this sweep, may vary otherwise."
         )
     if (relevant := plan.goal.relevant) is not None and plan.looks == "planned":
-        n = power.seeds_for_power(relevant / pilot.deviation, POWER, level)
+        n = decide.seeds_for_power(relevant / pilot.deviation, POWER, level)
         many = "more than 10,000" if n is None else f"about {n:,}"
         text += f" The difference that matters, {shown(relevant)}, takes {many} searches."
     return [text]
@@ -206,19 +179,19 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
             f"power: with skewed: true, only the {plural(first_units, noun)} of the plan are"
             " judged, and the added ones change no verdict."
         ]
-    looks = decide.looks_of_plan(first_units, (now,))
     pairs = number_of_pairs(arms, revision.get("ablated", ""))
-    first = _effect(first_units, looks, pairs)
-    later = _effect(now, looks, pairs, later=True)
-    text = f"power: the results are judged again at {plural(now, noun)}, "
-    if later is None:
-        text += "which cannot decide anything"
-    else:
-        text += f"which finds a difference of {later:.2g} {_DEVIATIONS} with a power of {POWER:g}"
+    first = _effect(first_units, decide.looks_of_plan(first_units), pairs)
+    later = _effect(now, decide.Looks(None, (now,)), pairs)
+    finds, unit = "cannot decide anything", f" {_DEVIATIONS}"
+    if later is not None:
+        finds = f"finds a difference of {later:.2g}{unit} with a power of {POWER:g}"
+        unit = ""
+    planned_look = ""
     if first is not None:
-        unit = f" {_DEVIATIONS}" if later is None else ""
-        text += f"; the planned look at {first_units:,} finds {first:.2g}{unit}"
-    text += "."
+        planned_look = f"; the planned look at {first_units:,} finds {first:.2g}{unit}"
+    text = (
+        f"power: the results are judged again at {plural(now, noun)}, which {finds}{planned_look}."
+    )
     if now < 2 * first_units:
         text += (
             f" Fewer than twice the planned number hardly help: extend to at least"
@@ -231,15 +204,9 @@ def _noun(searches: int, final_seeds: Sequence[int]) -> str:
     return "search" if searches > 1 else "final seed" if final_seeds else "seed"
 
 
-def _level(looks: decide.Looks, pairs: int, later: bool) -> float:
-    return (looks.later_level if later else looks.planned_level) / pairs
-
-
-def _effect(units: int, looks: decide.Looks, pairs: int, later: bool = False) -> float | None:
-    """Returns the effect that a look at so many units finds; None if they decide nothing."""
-    # It is the planned look, or one by an e-value if it is `later`, or there is no planned one.
-    later = later or looks.planned is None
-    level = _level(looks, pairs, later)
+def _effect(units: int, looks: decide.Looks, pairs: int) -> float | None:
+    """Returns the effect that the last look finds at so many units; None if it decides nothing."""
+    level = looks.level / pairs
     if units < decide.fewest_units(level):
         return None
-    return power.detectable_effect(units, POWER, level, later=later)
+    return decide.detectable_effect(units, POWER, level, later=looks.planned is None)

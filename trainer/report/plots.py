@@ -21,7 +21,6 @@ from trainer.writers import read_metrics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 Values = Sequence[float] | NDArray[Any]
 Curve = tuple[Values, Values]  # x values, y values
@@ -104,8 +103,7 @@ def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
     """Returns the curve of a run, or the mean of several with a band."""
     # The band is the 95% t interval of the mean for three runs or more, and from the smallest to
     # the largest value for two. There are points at the steps that all runs have; their x is the
-    # mean over the runs, in which times differ. Every run is first smoothed with the weight
-    # `smoothing`.
+    # mean over the runs, in which times differ. Runs are smoothed first, by the weight `smoothing`.
     faint = [(run.x, run.y) for run in runs]
     smoothed = [run._replace(y=smooth(run.y, smoothing)) for run in runs]
     if len(runs) == 1:
@@ -116,17 +114,13 @@ def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
     x = np.mean([run.x[index] for run, index in zip(runs, at, strict=True)], axis=0)
     y = np.stack([run.y[index] for run, index in zip(smoothed, at, strict=True)])  # [runs, points]
     with np.errstate(invalid="ignore"):  # infinite values have no mean and no band
-        low, high = _band(y)
-        return Line(x, y.mean(0), low, high, faint, len(runs))
+        mean, low, high = y.mean(0), y.min(0), y.max(0)
+        if len(y) >= T_RUNS:
+            from scipy.special import stdtrit  # imported faster than scipy.stats
 
-
-def _band(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if len(y) < T_RUNS:
-        return y.min(0), y.max(0)
-    from scipy.special import stdtrit  # imported faster than scipy.stats
-
-    half = stdtrit(len(y) - 1, 0.975) * y.std(0, ddof=1) / np.sqrt(len(y))
-    return y.mean(0) - half, y.mean(0) + half
+            half = stdtrit(len(y) - 1, 0.975) * y.std(0, ddof=1) / np.sqrt(len(y))
+            low, high = mean - half, mean + half
+        return Line(x, mean, low, high, faint, len(runs))
 
 
 def describe_bands(lines: Iterable[Line]) -> str:
@@ -137,8 +131,6 @@ def describe_bands(lines: Iterable[Line]) -> str:
 
 
 # Figures in files.
-
-FORMATS = ("png", "pdf", "svg")
 
 _NAMED = 47  # names in a legend, in two columns; other curves are grey
 _ROWS = 24  # names in a column of a legend
@@ -165,9 +157,8 @@ def save_figure(
     log_y: bool = False,
 ) -> None:
     """Draws curves into a file, with a legend if there are several; raises UserError."""
-    # It raises if the suffix is not one of `FORMATS`, or the file cannot be written. With more than
-    # 47 curves, the others are grey. On a logarithmic x axis, points that are not positive are not
-    # drawn; on a logarithmic y axis, bands are cut where they reach beyond the curves.
+    # With more than 47 curves, the others are grey. On a logarithmic x axis, points that are not
+    # positive are not drawn; on a logarithmic y axis, bands are cut to the reach of the curves.
 
     # pyplot would choose a backend for the display, and keep every figure in memory.
     from matplotlib.figure import Figure
@@ -178,7 +169,8 @@ def save_figure(
         axes = figure.add_subplot()
         axes.set(title=title, xlabel=printable(x_label), ylabel=printable(y_label))
         axes.title.set_fontsize("medium")
-        _show_as_written(axes.title, axes.xaxis.label, axes.yaxis.label)
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+            text.set_parse_math(False)  # a "$" in the name of a folder does not begin a formula
         # Set scales before drawing curves: markers are spaced by their positions in the figure.
         axes.set_xscale("log" if log_x else "linear")
         axes.set_yscale("log" if log_y else "linear")
@@ -187,8 +179,14 @@ def save_figure(
                 _draw(axes, line, style(index), len(lines))
             else:
                 axes.plot(*line.curve, color=_GREY, linewidth=0.6)
-        if log_y:
-            _fit(axes, lines)
+        if log_y:  # fit the axis to the curves, not to bands, whose ends may be close to 0
+            curves: list[Curve] = [c for line in lines.values() for c in (line.curve, *line.faint)]
+            values = np.concatenate([np.asarray(y, float) for _, y in curves])
+            values = values[np.isfinite(values) & (values > 0)]
+            if len(values):
+                low, high = values.min(), values.max()
+                margin = (high / low) ** 0.05 if high > low else 2.0
+                axes.set_ylim(low / margin, high * margin)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
@@ -199,10 +197,9 @@ def save_figure(
 @contextlib.contextmanager
 def figure_file(file: str | os.PathLike[str]) -> Iterator[Callable[["Figure"], None]]:
     """Yields a function that writes a figure into a file; raises UserError if that cannot be."""
-    # The figure is drawn inside of the context. A suffix that is not one of `FORMATS` is an error.
-    suffix = Path(file).suffix.removeprefix(".").lower()
-    if suffix not in FORMATS:
-        known = ", .".join(FORMATS)
+    # The figure is drawn inside of the context. A suffix that is not in `_METADATA` is an error.
+    if (suffix := Path(file).suffix.removeprefix(".").lower()) not in _METADATA:
+        known = ", .".join(_METADATA)
         raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
     from matplotlib import rc_context
 
@@ -236,21 +233,6 @@ def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:
     )
 
 
-def _fit(axes: "Axes", lines: Mapping[str, Line]) -> None:
-    """Fits a logarithmic y axis to the curves, not to bands, whose ends may be close to 0."""
-    curves: list[Curve] = [c for line in lines.values() for c in (line.curve, *line.faint)]
-    values = np.concatenate([np.asarray(y, float) for _, y in curves])
-    values = values[np.isfinite(values) & (values > 0)]
-    if len(values):
-        margin = (values.max() / values.min()) ** 0.05 if values.max() > values.min() else 2.0
-        axes.set_ylim(values.min() / margin, values.max() * margin)
-
-
-def _show_as_written(*texts: "Text") -> None:
-    for text in texts:
-        text.set_parse_math(False)  # a "$" in the name of a folder does not begin a formula
-
-
 def _add_legend(figure: "Figure", names: list[str]) -> None:
     """Adds a legend to the right of the axes, and widens the figure by its width."""
     from matplotlib.lines import Line2D
@@ -272,10 +254,10 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
         fontsize=8 if len(handles) <= 12 else 7,
         handlelength=4,
     )
-    _show_as_written(*legend.get_texts())
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     # Widen the figure; the constrained layout would take the width of the legend from the axes.
-    extent = legend.get_window_extent()
-    figure.set_size_inches(7 + max(0.0, extent.width / figure.dpi - 0.5), 4)
+    figure.set_size_inches(7 + max(0.0, legend.get_window_extent().width / figure.dpi - 0.5), 4)
 
 
 # Drawings with characters.

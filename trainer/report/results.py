@@ -1,33 +1,37 @@
-"""The results that a report compares: those of a sweep, or of single runs grouped by config."""
+"""The results that a report compares: those of a sweep, or of single runs grouped by config.
 
+A `Workload` has all of them. The functions below it return the points of its searches: their
+values, and their places along the axes of a space.
+"""
+
+import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
+from trainer.report.statistics.estimates import edge
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.halving import Cut
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.methods import Cuts
 from trainer.sweep.per_example_file import read_examples
+from trainer.sweep.spaces import Bounds, bounds
 from trainer.sweep.target_rule import TargetRule
-from trainer.sweep.tuned import Linked
+from trainer.sweep.tuned import Linked, Tuning, tuning_of
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import ENDS, Summary
 
-SECONDS = "perf/seconds"
 
-
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A metric of a run at its evaluations."""
 
     steps: NDArray[np.float64]  # number of updates before each evaluation
@@ -83,7 +87,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Goal:
+class ReportGoal:
     """The metric by which runs are compared."""
 
     metric: str  # the name without a split: "loss"
@@ -93,8 +97,7 @@ class Goal:
     target: float | None = None  # a value of the metric; None if there is none
     relevant: float | None = None  # the smallest difference that matters; None if not known
     primary: str = ""  # the metric by which winners were selected, if it is another one
-    # by which an arm has reached the target; None if the plan had none before its results
-    rule: TargetRule | None = None
+    rule: TargetRule | None = None  # of the target; None if there was none before the results
 
     @property
     def selected(self) -> str:
@@ -122,7 +125,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Space:
+class ArmSpace:
     """The search space of an arm."""
 
     method: str = ""  # how its points were chosen, such as "sobol, seed 0"
@@ -148,7 +151,7 @@ class Revision:
     new_winners: tuple[str, ...] = ()  # arms with another compared configuration than before
     # arm -> how many points it added to the searches of the arm; absent if none
     points: Mapping[str, int] = field(default_factory=dict)
-    spaces: Mapping[str, Space] = field(default_factory=dict)  # arm -> that of those points
+    spaces: Mapping[str, ArmSpace] = field(default_factory=dict)  # arm -> that of those points
 
 
 def planned_revision(revisions: Sequence[Revision]) -> Revision:
@@ -162,26 +165,22 @@ class Workload:
 
     name: str  # for headings: the name of the sweep's folder
     path: Path | None  # None for single runs
-    goal: Goal
+    goal: ReportGoal
     arms: tuple[str, ...]  # in the order of the file
     trials: tuple[Result, ...]  # the runs of the search; empty for single runs
     finals: tuple[Result, ...]  # what is compared: winners on fresh seeds, or single runs
-    spaces: Mapping[str, Space]
-    # arm and search -> the number of its best point; absent if it has none
-    winners: Mapping[tuple[str, int], int]
+    spaces: Mapping[str, ArmSpace]
+    winners: Mapping[tuple[str, int], int]  # arm and search -> its best point, if it has one
     revisions: tuple[Revision, ...] = ()
     completed: int = 0  # the last revision of which all runs have ended; 0 if none has
     searches: int = 1  # how many independent searches each arm has
-    # the searches, or the final seeds, in the order of the plan; empty for single runs
-    units: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()  # searches or final seeds, as planned; empty for single runs
     looks: str = "planned"  # "planned" or "any", as the file has it
     skewed: bool = False  # whether the file says that differences may be skewed
-    # final runs of earlier winners, which other points replaced when the sweep was extended
-    replaced: tuple[Result, ...] = ()
+    replaced: tuple[Result, ...] = ()  # final runs of winners that an extension replaced
     budgets: str = "equal"  # "equal", or "unequal" if the file allows it
     missing: tuple[str, ...] = ()  # sentences about what is not computed yet
-    # files of the sweep or of the runs that disagree, each with what is wrong
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # files that disagree, each with what is wrong
     # name in the user's code -> the hashes that it had, in order, as far as a ledger has them
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # trials computed again after their results had been removed -> whether these were failures
@@ -196,16 +195,11 @@ class Workload:
     linked: Mapping[str, Sequence[Linked]] = field(default_factory=dict)
     # "seeds" or "final seeds" -> those that the file lists, where it does not count them
     listed_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    # kinds of differences between arms that the file named before any compared run was known
-    differs: Sequence[str] = ()
-    # sentences on what the ledger does not show, and what the file changed too late
-    caveats: tuple[str, ...] = ()
-    # why runs of sweeps that a user named are not judged, in a sentence; "" if they may be
-    picked: str = ""
-    # the arm with which the others, without one of its parts, are compared; "" for all pairs
-    ablated: str = ""
-    # arms of a whole ladder have the names of the plan, such as "muon@2x"; see `on_rungs`
-    ladder: PlannedLadder | None = None
+    differs: Sequence[str] = ()  # kinds of differences that the file named before results
+    caveats: tuple[str, ...] = ()  # on what the ledger does not show, or changed too late
+    picked: str = ""  # why runs that were picked from sweeps are not judged; "" if they may be
+    ablated: str = ""  # the arm that is compared with itself without each part; "" for all pairs
+    ladder: PlannedLadder | None = None  # its arms are named as "muon@2x"; see `on_rungs`
     rung: str = ""  # of a ladder, such as "2x", which follows the names of the arms in the plan
     families: int = 1  # among how many workloads of the sweep the error of a verdict is divided
     # arm -> the points of each search on lower rungs, for a rung that has the winners of these
@@ -218,6 +212,21 @@ class Workload:
     orders: Mapping[tuple[str, int], Sequence[Cut]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
     _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def comparisons(self) -> int:
+        """The number of pairs over which the error of its claims is divided."""
+        return max(1, number_of_pairs(len(self.arms), self.ablated)) * self.families
+
+    @property
+    def failed(self) -> list[Result]:
+        """The runs that failed: compared ones, and trials among which winners were chosen."""
+        # They are no results: an arm with one of them is not judged until it was computed again.
+        # Without a trial, an arm has had fewer of them than the others. A trial that failed again
+        # is a result, of its hyperparameters: it ranks last.
+        once = [r for r in (*self.trials, *self.failed_below) if not self.again.get(r.name)]
+        runs = {run.name: run for run in (*self.finals, *once)}.values()
+        return [run for run in runs if run.end == "failed"]
 
     @property
     def unit(self) -> str:
@@ -240,9 +249,9 @@ class Workload:
         """The arms whose points were chosen by the results of earlier ones."""
         return [arm for arm, space in self.spaces.items() if space.asked]
 
-    def initial_of(self, arm: str, name: str) -> float | None:
-        """Returns a metric of an arm before its first step, by its name in rows, if it is known."""
-        return self.initial.get(arm, {}).get(name)
+    def initial_of(self, arm: str, name: str) -> float:
+        """Returns a metric of an arm before its first step, by its name in rows; NaN if unknown."""
+        return self.initial.get(arm, {}).get(name, math.nan)
 
     def finals_of(self, arm: str) -> list[Result]:
         """Returns the compared runs of an arm that have ended, by seed."""
@@ -252,6 +261,12 @@ class Workload:
     def trials_of(self, arm: str) -> list[Result]:
         """Returns the runs of an arm's search."""
         return [run for run in self.trials if run.arm == arm]
+
+    def points_of_search(self, arm: str) -> int:
+        """Returns the number of points of each search of an arm; 0 for single runs."""
+        # On a rung of a ladder that is not searched, it is that of the search on lower rungs.
+        own = len({run.number for run in self.trials_of(arm) if run.search == 0})
+        return self.chosen_from.get(arm, own)
 
     def units_of(self, arm: str) -> dict[int, float]:
         """Returns the value of each unit of an arm, in the order of the plan."""
@@ -276,15 +291,20 @@ class Workload:
         """Returns the unit of a compared run: its search, or its seed with one search an arm."""
         return run.search if self.searches > 1 else run.seed
 
-    def values_of(self, arm: str, row: str) -> dict[int, float]:
-        """Returns a metric of an arm's compared runs by seed; runs without it are left out."""
+    def values_of(self, arm: str, row: str) -> list[float]:
+        """Returns a metric of an arm's compared runs, by seed; runs without it are left out."""
         values = {run.seed: run.value(row) for run in self.finals_of(arm)}
-        return {seed: value for seed, value in values.items() if value is not None}
+        return [value for value in values.values() if value is not None]
 
     def curve(self, run: Result) -> Curve:
         """Returns the selected metric at every evaluation of a run; each is read once."""
         if run.name not in self._curves:
-            self._curves[run.name] = read_curve(run.folder, self.goal.selected)
+            row, points = self.goal.selected, list[tuple[float, float, float]]()
+            with contextlib.suppress(OSError):
+                for line in iterate_metrics(run.folder, about=row):
+                    if row in line:
+                        points.append((line["step"], line[row], line.get("perf/seconds", math.nan)))
+            self._curves[run.name] = Curve(*np.asarray(points, float).reshape(-1, 3).T)
         return self._curves[run.name]
 
     def examples(self, run: Result) -> Examples | None:
@@ -292,6 +312,11 @@ class Workload:
         if run.name not in self._examples:
             self._examples[run.name] = read_examples(run.folder)
         return self._examples[run.name]
+
+
+def number_of_pairs(arms: int, ablated: str = "") -> int:
+    """Returns how many pairs are compared: every two arms, or each with the `ablated` whole one."""
+    return arms - 1 if ablated else math.comb(arms, 2)
 
 
 def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Result:
@@ -315,14 +340,123 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
     )
 
 
-def read_curve(folder: Path, row: str) -> Curve:
-    """Reads a metric from a metrics.jsonl; an empty curve if the file or the metric is missing."""
-    points: list[tuple[float, float, float]] = []
-    try:
-        for line in iterate_metrics(folder, about=row):
-            if row in line:
-                points.append((line["step"], line[row], line.get(SECONDS, math.nan)))
-    except OSError:
-        pass
-    columns = np.asarray(points, float).reshape(-1, 3).T
-    return Curve(*columns)
+Place = tuple[int, int]  # a search, and the number of a point in it
+
+
+def point_values(workload: Workload, arm: str) -> dict[Place, float]:
+    """Returns the goal of each point of an arm's searches, the mean over its seeds."""
+    # Only points with all results have a value; it is infinite if a seed diverged or failed.
+    of_seeds = seed_values(workload, arm).items()
+    return {place: math.fsum(values) / len(values) for place, values in of_seeds}
+
+
+def seed_values(workload: Workload, arm: str) -> dict[Place, list[float]]:
+    """Returns the goal of each point of an arm's searches for each seed; see `point_values`."""
+    values: dict[Place, list[float | None]] = {}
+    for run in workload.trials_of(arm):
+        if (value := run.value(workload.goal.selected)) is None and run.end != "missing":
+            value = workload.goal.sign * math.inf
+        values.setdefault(place_of(run), []).append(value)
+    return {place: each for place, each in values.items() if None not in each}  # type: ignore[misc]
+
+
+def place_of(run: Result) -> Place:
+    """Returns the search and the number of the point of a run."""
+    return run.search, run.number or 0
+
+
+# Parts of a path that say little: the place of an optimizer, and that a rate has a schedule.
+_PLAIN = ("optimizer", "groups", "peak_value")
+
+
+def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
+    """Returns short names for axes, such as "matrices.learning_rate", by config path."""
+    # The peak of a schedule and a constant in the same place are the same axis of two arms.
+    spaces = [space for workload in workloads for space in workload.spaces.values()]
+    names = {path: _plain(path) for space in spaces for path in space.axes}
+    for space in spaces:
+        within = [names[path] for path in space.axes]
+        for path in space.axes:
+            # Two axes of one arm must have different names.
+            if within.count(_plain(path)) > 1:
+                names[path] = path
+    return names
+
+
+def _plain(path: str) -> str:
+    return ".".join([part for part in path.split(".") if part not in _PLAIN][-3:]) or path
+
+
+def tuning(workload: Workload, arm: str) -> Tuning:
+    """Returns how an arm is tuned by its trials, whether or not they have ended."""
+    points = {(each.search, each.number): each.values for each in workload.trials_of(arm)}
+    return tuning_of(points, workload.configs.get(arm), workload.linked.get(arm, ()))
+
+
+def tunings(workload: Workload) -> dict[str, Tuning]:
+    """Returns how each arm is tuned; an empty dict for single runs."""
+    return {arm: tuning(workload, arm) for arm in workload.arms} if workload.trials else {}
+
+
+def number_of(value: Tree) -> float | None:
+    """Returns a value of a config as a number; None if it is not one."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if usable else None
+
+
+class Scan(NamedTuple):
+    """The points of an arm along one axis of its space, by the value on the axis."""
+
+    arm: str
+    path: str  # the config path of the axis
+    alone: bool  # whether the arm searched no other axis
+    at: tuple[float, ...]  # the values on the axis
+    values: tuple[float, ...]  # the goal of each point; infinity as the worst value
+    best: int  # the index of the best point
+    names: tuple[str, ...]  # a trial of each point
+    seeds: tuple[tuple[float, ...], ...]  # the goal of each point for each of its seeds
+
+
+def scans(workload: Workload, arm: str) -> list[Scan]:
+    """Returns the points of an arm along each axis whose values are numbers."""
+    values, seeds = point_values(workload, arm), seed_values(workload, arm)
+    first = {place_of(run): run for run in reversed(workload.trials_of(arm))}
+    alone = tuning(workload, arm).count <= 1
+    found: list[Scan] = []
+    for path in workload.spaces[arm].axes if arm in workload.spaces else ():
+        points = [
+            (x, values[place], first[place].name, tuple(seeds[place]))
+            for place in values
+            if (x := number_of(first[place].values.get(path))) is not None
+        ]
+        if not points:
+            continue
+        at, goals, names, of_seeds = zip(*sorted(points), strict=True)
+        # Paths that always have the same value, such as the rates of two groups, are one axis.
+        if not any((at, names) == (scan.at, scan.names) for scan in found):
+            best = min(range(len(at)), key=lambda i: workload.goal.sign * goals[i])
+            found.append(Scan(arm, path, alone, at, goals, best, names, of_seeds))
+    return found
+
+
+def edge_of(at: Sequence[float], best: int, text: str) -> tuple[Bounds, str | None]:
+    """Returns the bounds of a space, and the edge at which the best point lies, or None."""
+    # `at` are the points on the axis, `best` the index of the best one. `text` is the space, as a
+    # plan has it; one that lists values ends with those that were tried.
+    space = bounds(text) or Bounds("values", min(at), max(at))
+    return space, edge(at, best, space.low, space.high, space.log)
+
+
+def at_edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
+    """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
+    if not math.isfinite(scan.values[scan.best]) or workload.path is None:
+        return None
+    space, where = edge_of(scan.at, scan.best, workload.spaces[scan.arm].axes[scan.path])
+    return None if where is None else (scan.at[scan.best], space, where)
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Returns whether values get a logarithmic axis: positive, and over a decade apart."""
+    # Values that are not finite are ignored.
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)

@@ -3,18 +3,19 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Literal
 
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError, joined, plural
-from trainer.report.conditions import read_config
+from trainer.report.conditions import read_run_config
 from trainer.report.plots import Line, combine, read_points
-from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
+from trainer.report.results import MISSING, ReportGoal, Result, Workload, with_outcome
 from trainer.sweep.evidence import unlike_rows
 from trainer.sweep.status import best_runs
-from trainer.workdir.record import edited
+from trainer.workdir.record import edited_files_of_run
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -30,11 +31,10 @@ def read_runs(
     """Reads runs, those that differ in seeds only as one arm; raises UserError if it cannot."""
     # `workdirs` are the runs' folders, or folders with runs; `metric` has no split. It is an error
     # if a folder is not that of a run, no run has the metric, or an arm has a seed twice.
-    named = names_of([run for workdir in workdirs for run in _runs(Path(workdir))])
-    groups = group_by_seed(named)
+    groups = group_by_seed(names_of([run for workdir in workdirs for run in _runs(Path(workdir))]))
     results = tuple(_result(folder, arm) for arm, folders in groups.items() for folder in folders)
     _check_seeds(results)
-    roots = {arm: read_config(folders[0], "config.yaml") for arm, folders in groups.items()}
+    roots = {arm: read_run_config(folders[0], "config.yaml") for arm, folders in groups.items()}
     missing = [run.name for run in results if run.end == MISSING.end]
     are, others = "is" if len(missing) == 1 else "are", " and others" if len(missing) > 5 else ""
     text = (
@@ -72,8 +72,7 @@ def _runs(workdir: Path) -> list[str]:
             )
     if sweeps := sorted(file.parent.name for file in workdir.glob("*/plan.json")):
         raise UserError(f"{workdir} has the sweeps {joined(sweeps)}: name one, or several.")
-    found = runs_in(workdir, "step")
-    if not found:
+    if not (found := runs_in(workdir, "step")):
         raise UserError(
             f"{workdir} is not the folder of a run or of a sweep: it has neither metrics.jsonl nor"
             " plan.json, and no folder in it has."
@@ -88,8 +87,7 @@ def _picked(groups: Mapping[str, Sequence[str]]) -> str:
     # arms with the folders of their runs.
     places = [Path(folder).resolve() for folders in groups.values() for folder in folders]
     above = [next((x for x in run.parents if (x / "plan.json").exists()), None) for run in places]
-    sweeps = list(dict.fromkeys(str(sweep) for sweep in above if sweep is not None))
-    if not sweeps:
+    if not (sweeps := list(dict.fromkeys(str(sweep) for sweep in above if sweep is not None))):
         return ""
     return (
         f"{'Some of these' if None in above else 'These'} runs are of the"
@@ -103,8 +101,7 @@ def _check_seeds(results: Sequence[Result]) -> None:
     """Raises UserError if an arm has a seed twice, for example because a run was copied."""
     seen: dict[tuple[str, int], Result] = {}
     for run in results:
-        other = seen.setdefault((run.arm, run.seed), run)
-        if other is not run:
+        if (other := seen.setdefault((run.arm, run.seed), run)) is not run:
             same = other.fingerprint.get("data_seed") == run.fingerprint.get("data_seed")
             why = "they are one run" if same else "they differ in data_seed only"
             raise UserError(
@@ -115,14 +112,13 @@ def _check_seeds(results: Sequence[Result]) -> None:
 
 def _goal(
     results: Sequence[Result], metric: str, better: Literal["min", "max"], target: float | None
-) -> Goal:
+) -> ReportGoal:
     found = {name for run in results for name in run.summary.metrics}
-    splits = [split for split, prefix in PREFIXES.items() if prefix + metric in found]
-    if not splits:
+    if not (splits := [split for split, prefix in PREFIXES.items() if prefix + metric in found]):
         names = {n.removeprefix(p) for n in found for p in PREFIXES.values() if n.startswith(p)}
         has = f"there are {joined(sorted(names))}" if names else "none of them was evaluated"
         raise UserError(f"No run has the metric {metric!r} on a validation or test split: {has}.")
-    return Goal(
+    return ReportGoal(
         metric=metric,
         better=better,
         select_on="validation" if "validation" in splits else "test",
@@ -146,15 +142,12 @@ def _result(name: str, arm: str) -> Result:
 
 def _faults(run: Result) -> Iterator[str]:
     """Yields the files of a run that disagree with each other, each with what is wrong."""
-    names = edited(run.folder, read_record(run.folder / "run.json") or {})
+    names = edited_files_of_run(run.folder, read_record(run.folder / "run.json") or {})
     for name in names:
         yield f"{run.folder / name} (it is not as the run left it)"
     if run.end != "missing" and not names:
         for value in itertools.islice(unlike_rows(run.folder, run.summary), 1):
             yield f"{run.folder / SUMMARY_FILE} (its {value} is not that of metrics.jsonl)"
-
-
-_SEEDS = ("seed", "data_seed")
 
 
 def runs_in(folder: Path, name: str) -> list[str]:
@@ -234,9 +227,11 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
     # runs' names have in common at their beginnings or ends.
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
-        root, key = read_config(folder, "config.yaml"), f"the run {name}"
+        root, key = read_run_config(folder, "config.yaml"), f"the run {name}"
         if root is not None:
-            kept = {word: value for word, value in root.kwargs.items() if word not in _SEEDS}
+            kept = dict(root.kwargs)
+            for seed in ("seed", "data_seed"):
+                kept.pop(seed, None)
             key = configs.digest(Call(root.name, kept))
         groups.setdefault(key, {})[name] = folder
     titles = [_common_name(list(group)) for group in groups.values()]
@@ -254,10 +249,5 @@ def _common_name(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     words = [re.findall(r"[^/_. -]+|[/_. -]+", name) for name in names]
-    shared = _shared_start(words) or _shared_start([each[::-1] for each in words])[::-1]
+    shared = commonprefix(words) or commonprefix([each[::-1] for each in words])[::-1]
     return "".join(shared).strip("/_. -") or f"{names[0]} and {len(names) - 1} more"
-
-
-def _shared_start(lists: Sequence[Sequence[str]]) -> list[str]:
-    same = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False))
-    return [words[0] for words in same]

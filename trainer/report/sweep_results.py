@@ -13,15 +13,15 @@ from typing import Any, Literal
 from trainer.config.wording import known_names
 from trainer.messages import UserError, joined, plural
 from trainer.report import results
-from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
-from trainer.sweep.confounders import listed_seeds
-from trainer.sweep.evidence import Evidence, examine
+from trainer.report.results import ArmSpace, ReportGoal, Result, Revision, Workload, with_outcome
+from trainer.sweep.code_changes import versions_in
+from trainer.sweep.evidence import examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
-from trainer.sweep.ledger import compared_known
-from trainer.sweep.plan import TO_FINAL_SEEDS, Plan, SharedProgram, Trial, point_name, searches_of
-from trainer.sweep.plan_file import revision_changes, shown
+from trainer.sweep.ledger import began_late, compared_known
+from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name, searches_of
+from trainer.sweep.plan_file import revision_changes, shown_part
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
 from trainer.writers.json_files import DamagedFile
@@ -30,7 +30,7 @@ from trainer.writers.run_record import read_record
 from trainer.writers.summary import Summary, read_outcome, read_summary
 
 
-def read_sweep(
+def read_sweep_results(
     folder: Path,
     target: float | None = None,
     metric: str | None = None,
@@ -43,28 +43,19 @@ def read_sweep(
     reader = SweepReader(folder)
     status, plan = reader.read(), reader.plan
     so_far = {**_waiting(reader, status), **status.outcomes}
-    trials = tuple(_result(reader, so_far, trial) for trial in plan.trials)
+    trials = tuple(_result(reader, so_far.get(trial.folder), trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
     winners = _winners(plan, status, choices)
-    # After an extension, the winners are those of before until its trials are complete.
-    chosen = trials_of_choice(plan, choices) if choices else ()
-    # The status has only the outcomes of the plan's last revision.
-    new = {each.folder for each in chosen} - {*status.outcomes}
-    read = {name: found for name in new if (found := read_outcome(folder / name)) is not None}
-    outcomes = {**status.outcomes, **read}
-    finals = tuple(_result(reader, outcomes, trial) for trial in chosen)
+    finals = tuple(_finals(reader, status, choices))
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
-    if metric is not None and metric != plan.goal.metric:
-        _check_metric(folder, metric, (*trials, *finals))
+    _check_metric(folder, metric or plan.goal.metric, (*trials, *finals), plan.goal.metric)
     goal, searches = _goal(plan, finals, target, metric, better), len(plan.offsets)
-    evidence = _evidence(folder, status)
-    tested, in_order = goal.report_on != goal.select_on, not evidence.began_late
-    revisions = tuple(
-        _revision(plan, n, choices, in_order, tested) for n in range(1, plan.revision + 1)
-    )
+    # Most digests are taken from the ledger, so that few files are read.
+    evidence = examine(folder, status.outcomes, thorough=False)
+    late = began_late(evidence.ledger)
+    revisions = tuple(_revision(plan, n, choices, goal, late) for n in range(1, plan.revision + 1))
     planned = plan.revisions[results.planned_revision(revisions).number - 1]
-    units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
         path=folder,
@@ -77,23 +68,23 @@ def read_sweep(
         revisions=revisions,
         completed=_completed(plan, choices, trials, finals),
         searches=searches,
-        units=tuple(units),
+        units=tuple(range(searches) if searches > 1 else plan.final_seeds or plan.seeds),
         looks=plan.looks,
         skewed=plan.skewed,
         replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
         faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
-        code=evidence.code,
+        code=versions_in(evidence.ledger),
         again=evidence.again,
         initial=evidence.initial,
         vocabulary=plan.vocabulary,
         configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
-        listed_seeds=listed_seeds(plan.seeds, plan.final_seeds, TO_FINAL_SEEDS),
+        listed_seeds=plan.listed_seeds,
         differs=tuple(planned.get("differs", ())),
-        caveats=tuple(filter(None, (evidence.began_late, _changed_late(plan, planned)))),
+        caveats=tuple(filter(None, (late, _changed_late(plan, planned)))),
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
@@ -102,13 +93,21 @@ def read_sweep(
     )
 
 
+def _finals(reader: SweepReader, status: Status, choices: Sequence[Choice]) -> Iterator[Result]:
+    """Yields the runs of the winners on fresh seeds."""
+    # After an extension, the winners are those of before until its trials are complete.
+    for trial in trials_of_choice(reader.plan, choices) if choices else ():
+        # The status has only the outcomes of the plan's last revision.
+        outcome = status.outcomes.get(trial.folder) or read_outcome(reader.path / trial.folder)
+        yield _result(reader, outcome, trial)
+
+
 def on_rungs(workload: Workload) -> list[Workload]:
     """Returns a ladder's rungs, from the lowest, each a workload of the arms of the file."""
     # A rung on which arms are searched beside the rule comes twice, "4x" and "4x-retuned". Without
     # a ladder, it is the workload itself. The error of 5% is divided among the rungs on which
     # several arms are compared.
-    ladder = workload.ladder
-    if ladder is None:
+    if (ladder := workload.ladder) is None:
         return [workload]
     suffixes = dict.fromkeys(map(rung_of, workload.arms))
     order = [label + again for label in ladder.labels for again in ("", RETUNED)]
@@ -168,28 +167,19 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
     )
 
 
-def _evidence(folder: Path, status: Status) -> Evidence:
-    """Finds files that disagree; takes most digests from the ledger, so that few files are read."""
-    try:
-        return examine(folder, status.outcomes, thorough=False)
-    except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
-
-
 def _winners(plan: Plan, status: Status, choices: Sequence[Choice]) -> dict[tuple[str, int], int]:
     """Returns the winner of each search: that of the last choice, or the best point so far."""
     if choices:
-        found = choices[-1].winners
-        return {key: number for key, number in found.items() if number is not None}
+        return {key: number for key, number in choices[-1].winners.items() if number is not None}
     ranked = rank(plan, status.outcomes)
     best = {key: next(iter(points.items()), (0, math.inf)) for key, points in ranked.items()}
     return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
 
 
-def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
-    """Raises UserError for a metric that no run has."""
+def _check_metric(folder: Path, metric: str, runs: Sequence[Result], own: str) -> None:
+    """Raises UserError for a metric that is not the sweep's `own`, and that no run has."""
     known = {row.partition("/")[2] for run in runs for row in run.summary.metrics if "/" in row}
-    if known and metric not in known:
+    if known and metric not in known | {own}:
         hint = known_names(metric, sorted(known))
         raise UserError(f"No run of the sweep in {folder} has the metric {metric!r}. {hint}")
 
@@ -199,8 +189,7 @@ def _completed(
 ) -> int:
     """Returns the number of the last revision of which all runs have ended; 0 if none has."""
     if plan.final_seeds:
-        missing = any(run.end == "missing" for run in finals)
-        ended = choices[:-1] if missing else choices
+        ended = choices[:-1] if any(run.end == "missing" for run in finals) else choices
         return ended[-1].revision if ended else 0
     names = {run.name for run in trials if run.end == "missing"}
     until = [{each.folder for each in trials_until(plan, n + 1)} for n in range(plan.revision)]
@@ -213,14 +202,14 @@ def _goal(
     target: float | None,
     metric: str | None,
     better: Literal["min", "max"] | None,
-) -> Goal:
+) -> ReportGoal:
     goal = plan.goal
     second = metric not in (None, goal.metric)
     name = metric or goal.metric
     tested = any(PREFIXES["test"] + name in run.summary.metrics for run in finals)
     # A target or a rule of --target or of an extension was chosen when results were known.
     planned = all(each["goal"] == plan.revisions[0]["goal"] for each in plan.revisions)
-    return Goal(
+    return ReportGoal(
         metric=name,
         better=(better or "min") if second else goal.better,
         select_on=goal.select_on,
@@ -238,7 +227,7 @@ def _waiting(reader: SweepReader, status: Status) -> dict[str, Summary]:
     return {name: found for name, place in places.items() if (found := read_summary(place))}
 
 
-def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) -> Result:
+def _result(reader: SweepReader, outcome: Summary | None, trial: Trial) -> Result:
     folder = reader.path / trial.folder
     result = Result(
         name=trial.folder,
@@ -250,7 +239,6 @@ def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) 
         values=trial.values,
         **_planned(reader.program_of(trial)),
     )
-    outcome = outcomes.get(trial.folder)
     return result if outcome is None else with_outcome(result, outcome, _record(folder))
 
 
@@ -288,7 +276,7 @@ def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
         for each in (planned, plan.revisions[-1])
     )
     changes = [
-        f"{name} from {shown(before[name])} to {shown(value)}"
+        f"{name} from {shown_part(before[name])} to {shown_part(value)}"
         for name, value in now.items()
         if value != before[name]
     ]
@@ -297,7 +285,7 @@ def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
 
 
 def _revision(
-    plan: Plan, number: int, choices: Sequence[Choice], in_order: bool, tested: bool
+    plan: Plan, number: int, choices: Sequence[Choice], goal: ReportGoal, late: str
 ) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
@@ -306,18 +294,21 @@ def _revision(
     added = Counter(arm for arm, _ in _points(content).difference(*map(_points, before)))
     changes = revision_changes(before[-1], content) if before else []
     for name, arm in content["arms"].items() if before else ():
-        old = before[-1]["arms"].get(name)
-        if old is None:
+        if (old := before[-1]["arms"].get(name)) is None:
             changes.append(f"arm {name} added")
         elif old["space"] != arm["space"]:
-            changes.append(f"space of {name}: {shown(old['space'])} -> {shown(arm['space'])}")
+            changes.append(
+                f"space of {name}: {shown_part(old['space'])} -> {shown_part(arm['space'])}"
+            )
     return Revision(
         number=number,
         digest=content["digest"],
         trials=Counter(trial[0] for trial in content["trials"]),
         known=None if known is None else len(known["finished"]),
         winners_known=bool(known and known["final"]),
-        compared_known=compared_known(revisions[:number], in_order, tested),
+        compared_known=compared_known(
+            revisions[:number], not late, goal.report_on != goal.select_on
+        ),
         changes=tuple(changes),
         arms=tuple(content["arms"]),
         units=planned_units(content),
@@ -335,14 +326,12 @@ def planned_units(revision: Mapping[str, Any]) -> int:
 
 def _points(revision: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Returns the points to which a revision added runs: the arm, and the name of the point."""
-    return {
-        (arm, point_name(sum(search), number)) for arm, number, _, _, *search in revision["trials"]
-    }
+    return {(arm, point_name(sum(search), n)) for arm, n, _, _, *search in revision["trials"]}
 
 
-def _spaces(revision: Mapping[str, Any]) -> dict[str, Space]:
+def _spaces(revision: Mapping[str, Any]) -> dict[str, ArmSpace]:
     arms = revision["arms"].items()
-    return {arm: Space(each["method"], each["space"], "asks" in each) for arm, each in arms}
+    return {arm: ArmSpace(each["method"], each["space"], "asks" in each) for arm, each in arms}
 
 
 def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
@@ -364,8 +353,7 @@ def _missing(
             f"The search is not complete: no result yet of {plural(counts.total(), 'trial')} of"
             f" {len(trials):,} ({listed})."
         )
-    seeds = len(reader.plan.final_seeds)
-    if seeds and status.final is None and finals:
+    if (seeds := len(reader.plan.final_seeds)) and status.final is None and finals:
         yield (
             "The sweep was extended. Until the new trials have ended, the winners are those of"
             " before, with the runs of before."
@@ -385,8 +373,7 @@ def _missing(
             " points were selected, so that their values may be better than those of fresh seeds."
         )
     ended = [run for run in (*trials, *finals) if run.end != "missing" and not run.fingerprint]
-    damaged = [run.name for run in ended if os.path.lexists(run.folder / "run.json")]
-    if damaged:
+    if damaged := [run.name for run in ended if os.path.lexists(run.folder / "run.json")]:
         yield (
             f"The run.json of {joined(damaged[:3])} is damaged, so that versions and retries of"
             " these runs are not known."

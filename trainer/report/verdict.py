@@ -9,19 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined, plural
 from trainer.report.conditions import conditions
-from trainer.report.pairs import (
-    EarlierLook,
-    Pair,
-    Standing,
-    comparisons_of,
-    failed,
-    fewest_units_of,
-    reason_not_to_judge,
-    standings,
-    trials_of_search,
-)
-from trainer.report.results import Workload
-from trainer.report.statistics.decide import PLANNED_LEVEL, fewest_signs
+from trainer.report.pairs import EarlierLook, Pair, Standing, reason_not_to_judge, standings
+from trainer.report.results import Workload, at_edge, axes_of, scans
+from trainer.report.statistics import decide
 from trainer.report.wording import p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
@@ -45,8 +35,7 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
 
 
 def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
-    ordered = standings(workload)
-    if not ordered:
+    if not (ordered := standings(workload)):
         return _without_runs(workload)
     first = ordered[0]
     if all(each.valueless for each in ordered) and not any(pair.decided for pair in pairs):
@@ -64,13 +53,12 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         return " ".join([text, *_limits(workload)])
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
-        return writer.unjudged(ordered)
+        return _unjudged(workload, ordered)
     if workload.ablated:
         return writer.ablation()
     beaten = {pair.worse for pair in pairs if pair.decided}
     # An arm without a mean, because a run has no value, may still be better by counting signs.
-    best = next((each for each in ordered if each.arm not in beaten), first)
-    return writer.judged(best.arm)
+    return writer.judged(next((each for each in ordered if each.arm not in beaten), first).arm)
 
 
 def _without_runs(workload: Workload) -> str:
@@ -93,7 +81,7 @@ def _without_runs(workload: Workload) -> str:
 
 def _failed_runs(workload: Workload) -> Iterator[str]:
     """Yields a sentence about the compared runs and the trials that failed, if there are any."""
-    runs, compared = failed(workload), {run.name for run in workload.finals}
+    runs, compared = workload.failed, {run.name for run in workload.finals}
     if not runs:
         return
     first = runs[0].summary.why.partition(". ")[0].rstrip(".")
@@ -114,25 +102,24 @@ def _limits(workload: Workload) -> Iterator[str]:
     """Yields sentences about what limits a verdict besides its numbers."""
     yield from _failed_runs(workload)
     yield from conditions(workload)
+    names = axes_of([workload])
+    every = [scan for arm in workload.arms for scan in scans(workload, arm)]
+    if found := [f"{names[scan.path]} of {scan.arm}" for scan in every if at_edge(workload, scan)]:
+        what = "lie at edges of their spaces" if len(found) > 1 else "lies at an edge of its space"
+        yield f"The best {joined(found, _NAMED)} {what}, and a wider one may have a better point."
 
 
 def recommended_units(workload: Workload) -> int:
     """Returns how many units of each arm a sweep of these arms should have, at least."""
     # From so many on, signs can decide, which are counted where a run diverges or collapses.
-    return fewest_signs(PLANNED_LEVEL / comparisons_of(workload))
-
-
-def _equivalent(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """Returns the pairs if all of them are equivalent, which the verdict then says, or none."""
-    return pairs if all(pair.relevance == "equivalent" for pair in pairs) else ()
+    return decide.fewest_signs(decide.PLANNED_LEVEL / workload.comparisons)
 
 
 class _Writer:
     """Writes the sentences about a workload and all of its pairs."""
 
     def __init__(self, workload: Workload, pairs: Sequence[Pair]):
-        self._workload = workload
-        self._pairs = pairs
+        self._workload, self._pairs = workload, pairs
         self._goal = workload.goal
         self._smaller = "smaller" if workload.goal.sign > 0 else "larger"
 
@@ -143,11 +130,12 @@ class _Writer:
         involved = [pair for pair in self._pairs if first in pair.arms]
         against = [pair for pair in involved if pair.decided and pair.better == first]
         others = [pair for pair in involved if pair not in against]
+        equal = all(pair.relevance == "equivalent" for pair in others)
         parts = [
             self._no_first(first, others, against) if others else self._better(against),
-            "" if others else self._cost(against[0]),
-            self._typical(against),
-            *self._on_other_test_sets(against, _equivalent(others)),
+            _cost(self._workload, (others or against)[0]),
+            _typical(self._workload, against),
+            *self._on_other_test_sets(against, others if equal else ()),
             self._meaning_of_collapsed(involved),
             *_limits(self._workload),
             self._when_judged(involved[0]),
@@ -157,8 +145,7 @@ class _Writer:
 
     def ablation(self) -> str:
         """Returns the verdict on an arm that was compared with itself without each part."""
-        whole = self._workload.ablated
-        unit = self._workload.unit
+        whole, unit = self._workload.ablated, self._workload.unit
         texts = "It is better than", "It is worse than", "Not decided:", "No interval:"
         found: dict[str, list[str]] = {text: [] for text in texts}
         better, worse, undecided, lost = found.values()
@@ -212,8 +199,7 @@ class _Writer:
 
     def _relevance(self, pair: Pair) -> str:
         """Says whether a difference matters, if the goal says which one does."""
-        relevant = self._goal.relevant
-        if relevant is None:
+        if (relevant := self._goal.relevant) is None:
             return ""
         return {
             "more": f" by more than {shown(relevant)}, the difference that matters",
@@ -224,7 +210,7 @@ class _Writer:
     def _no_first(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
         """Says which pairs are undecided or equivalent, and which arms the first one beats."""
         names = [pair.worse if pair.better == first else pair.better for pair in others]
-        equal = bool(_equivalent(others))
+        equal = all(pair.relevance == "equivalent" for pair in others)
         if len(names) > _NAMED:
             names = [f"{len(names)} other arms"]
         closest, between = others[0], self._between([first, *names])
@@ -238,7 +224,8 @@ class _Writer:
         else:
             text = f"Not decided between {between.rstrip(',')}."
         of = f" of {closest.better}"
-        how = f"The {self._size_and_test(closest, f' than that of {closest.worse}', of)}."
+        size = self._size_and_test(closest, f" than that of {closest.worse}", of)
+        how = f"The {size}, on this data set and model."
         with_mean = all(map(math.isfinite, self._workload.units_of(first).values()))
         if closest.better != first and with_mean:
             units = plural(closest.n, f"compared {self._workload.unit}")
@@ -255,7 +242,7 @@ class _Writer:
         if self._workload.searches == 1:
             found = "found for" if self._workload.trials else "of"
             return f"the configurations {found} {joined(names)}"
-        first, *more = {trials_of_search(self._workload, arm) for arm in self._workload.arms}
+        first, *more = {self._workload.points_of_search(arm) for arm in self._workload.arms}
         best = "the trials" if more else f"{first} trials"
         return f"{joined(names)}, each the best of {best} in its space,"
 
@@ -281,15 +268,14 @@ class _Writer:
             one = sum(pair.diverged) + sum(pair.collapsed) == 1
             worst = "counts as the worst one" if one else "count as the worst ones"
             return f"runs{of} are better more often; {joined(bad)}, and {worst} ({test})"
-        size = abs(pair.difference)
-        if size == 0:
+        if (size := abs(pair.difference)) == 0:
             return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
         interval = ""
         if pair.low is not None and pair.high is not None:
             interval = f"simultaneous 95% interval {self._ends(pair.low, pair.high)}; "
         times = ""
         if self._goal.relevant is None and pair.deviation:
-            times = f", {size / pair.deviation:.2g} standard deviations"
+            times = f", {_deviations(size / pair.deviation)}"
         return (
             f"mean {words}{of} is {self._smaller}{than} by {shown(size)}{times} ({interval}{test})"
         )
@@ -310,8 +296,8 @@ class _Writer:
             if pair.finds is None:
                 return ""
             return (
-                f" With {plural(pair.n, workload.unit)}, a difference of {pair.finds:.2g} standard"
-                " deviations is found with a power of 0.8."
+                f" With {plural(pair.n, workload.unit)}, a difference of {_deviations(pair.finds)}"
+                " is found with a power of 0.8."
             )
         many, has = "more than 10,000", ""
         if pair.needed is not None and pair.needed_range is not None:
@@ -325,38 +311,9 @@ class _Writer:
 
     # What limits it.
 
-    def _cost(self, pair: Pair) -> str:
-        """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
-        flops = [{run.flops for run in self._workload.finals_of(arm)} for arm in pair.arms]
-        if any(len(each) != 1 or not all(each) for each in flops):
-            return ""
-        ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
-        if 1 / 1.05 < ratio < 1.05:
-            return ""
-        return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
-
-    def _typical(self, against: Sequence[Pair]) -> str:
-        """Says that a claim is about typical units, and how many of them may fail unseen."""
-        if not against or against[0].without_mean:
-            return ""
-        n, units = against[0].n, self._workload.unit_plural
-        known = all(map(math.isfinite, against[0].initial))
-        bad = "collapsed or diverged" if known else "diverged"
-        text = (
-            f"This is about typical {units}: none of the {n:,} of an arm {bad}, and up to"
-            f" {1 - 0.05 ** (1 / n):.0%} of its {units} may."
-        )
-        if not known:
-            text += (
-                f" Whether one collapsed is not known, because the {self._goal.words} before the"
-                " first step is not."
-            )
-        return text
-
     def _meaning_of_collapsed(self, pairs: Sequence[Pair]) -> str:
         """Says which units collapsed, if any did."""
-        gone = next((pair for pair in pairs if any(pair.collapsed)), None)
-        if gone is None:
+        if (gone := next((pair for pair in pairs if any(pair.collapsed)), None)) is None:
             return ""
         return (
             f"A {self._workload.unit} collapsed if its {self._goal.words} gained less than half of"
@@ -429,7 +386,7 @@ class _Writer:
         if self._workload.searches > 1 or not against:
             return ""
         better, worse = against[0].arms
-        if not any(trials_of_search(self._workload, arm) > 1 for arm in (better, worse)):
+        if not any(self._workload.points_of_search(arm) > 1 for arm in (better, worse)):
             return (
                 f"Nothing was searched for: this does not show that {better} is better than {worse}"
                 " with other hyperparameters."
@@ -442,7 +399,7 @@ class _Writer:
 
     def _subject(self, arm: str, start: bool = False) -> str:
         """Returns an arm as the subject of a claim."""
-        trials = trials_of_search(self._workload, arm)
+        trials = self._workload.points_of_search(arm)
         if self._workload.searches > 1:
             return f"{arm}, best of {trials} trials in its space,"
         the = "The" if start else "the"
@@ -452,40 +409,76 @@ class _Writer:
 
     def _object(self, arm: str) -> str:
         """Returns the arm with which a claim compares."""
-        trials = trials_of_search(self._workload, arm)
+        trials = self._workload.points_of_search(arm)
         if self._workload.searches > 1:
             return f"{arm}, best of {trials} in its space"
         return f"that found for {arm}" if trials > 1 else f"that of {arm}"
 
-    # What is not judged.
 
-    def unjudged(self, ordered: Sequence[Standing]) -> str:
-        """Returns the means, and why there is no verdict."""
-        why = reason_not_to_judge(self._workload) or self._progress(ordered)
-        means = ", ".join(
-            f"{each.arm} {shown(each.mean.value)}"
-            if math.isfinite(each.mean.value)
-            else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
-            for each in ordered
+def _deviations(size: float) -> str:
+    return f"{size:.2g} standard deviation{'' if f'{size:.2g}' == '1' else 's'}"
+
+
+def _cost(workload: Workload, pair: Pair) -> str:
+    """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
+    flops = [{run.flops for run in workload.finals_of(arm)} for arm in pair.arms]
+    if any(len(each) != 1 or not all(each) for each in flops):
+        return ""
+    ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
+    if 1 / 1.05 < ratio < 1.05:
+        return ""
+    return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
+
+
+def _typical(workload: Workload, against: Sequence[Pair]) -> str:
+    """Says that a claim is about typical units, and how many of them may fail unseen."""
+    if not against or against[0].without_mean:
+        return ""
+    n, units = against[0].n, workload.unit_plural
+    known = all(map(math.isfinite, against[0].initial))
+    bad = "collapsed or diverged" if known else "diverged"
+    text = (
+        f"This is about typical {units}: none of the {n:,} of an arm {bad}, and up to"
+        f" {1 - 0.05 ** (1 / n):.0%} of its {units} may."
+    )
+    if not known:
+        text += (
+            f" Whether one collapsed is not known, because the {workload.goal.words} before the"
+            " first step is not."
         )
-        return " ".join([f"{why} The mean {self._goal.words}: {means}.", *_limits(self._workload)])
+    return text
 
-    def _progress(self, ordered: Sequence[Standing]) -> str:
-        """Says how many units have ended."""
-        workload, total = self._workload, len(self._workload.units)
-        every = len(ordered) == len(workload.arms)
-        ended = min(len(each.values) for each in ordered) if every else 0
-        if workload.rung and ended == total and workload.completed == 0:
-            return "Not judged yet: other rungs of the ladder have not ended."
-        if failed(workload) and all(run.end != "missing" for run in workload.finals):
-            return "Not decided."
-        if ended != total and workload.revisions:
-            noun = plural(total, workload.unit).partition(" ")[2]
-            return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
-        units, fewest = plural(ended or 1, workload.unit), fewest_units_of(workload)
-        if ended < fewest:
-            return (
-                f"Not decided: {units} of each arm cannot decide anything; with"
-                f" {plural(comparisons_of(workload), 'pair')} of arms it takes at least {fewest}."
-            )
-        return f"Not decided: there is no test with {units}."
+
+def _unjudged(workload: Workload, ordered: Sequence[Standing]) -> str:
+    """Returns the means, and why there is no verdict."""
+    why = reason_not_to_judge(workload) or _progress(workload, ordered)
+    means = ", ".join(
+        f"{each.arm} {shown(each.mean.value)}"
+        if math.isfinite(each.mean.value)
+        else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
+        for each in ordered
+    )
+    return " ".join([f"{why} The mean {workload.goal.words}: {means}.", *_limits(workload)])
+
+
+def _progress(workload: Workload, ordered: Sequence[Standing]) -> str:
+    """Says how many units have ended."""
+    total = len(workload.units)
+    every = len(ordered) == len(workload.arms)
+    ended = min(len(each.values) for each in ordered) if every else 0
+    if workload.rung and ended == total and workload.completed == 0:
+        return "Not judged yet: other rungs of the ladder have not ended."
+    if workload.failed and all(run.end != "missing" for run in workload.finals):
+        return "Not decided."
+    if ended != total and workload.revisions:
+        noun = plural(total, workload.unit).partition(" ")[2]
+        return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
+    first = decide.looks_of_file(workload.looks, 2, workload.skewed)
+    units = plural(ended or 1, workload.unit)
+    fewest = decide.fewest_units(first.level / workload.comparisons)
+    if ended < fewest:
+        return (
+            f"Not decided: {units} of each arm cannot decide anything; with"
+            f" {plural(workload.comparisons, 'pair')} of arms it takes at least {fewest}."
+        )
+    return f"Not decided: there is no test with {units}."

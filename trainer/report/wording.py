@@ -1,4 +1,6 @@
-"""Numbers as words, for the sentences of a report."""
+"""Numbers as words, for the sentences and tables of a report."""
+
+import math
 
 
 def p_text(p: float) -> str:
@@ -23,3 +25,8 @@ def p_sentence(p: float) -> str:
 def shown(x: float) -> str:
     """Returns a number with four significant digits."""
     return f"{x + 0.0:.4g}".replace("-", "−")  # + 0.0 makes -0 a 0
+
+
+def finite(value: float) -> float | None:
+    """Returns a number as a cell, None if it is not finite."""
+    return value if math.isfinite(value) else None

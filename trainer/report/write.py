@@ -30,11 +30,9 @@ _FORMULA = ("=", "+", "-", "@")  # a text that begins so is a formula for spread
 
 def write(report: Report, folder: Path, formats: Collection[str] | None = None) -> list[Path]:
     """Writes a report into a folder, in place of an earlier one; returns the files, page first."""
-    # Without `formats`, it is a page and Markdown. The same report gives the same bytes. Files that
-    # a user put there are kept. If the process is killed, or the disk is full, the folder still has
-    # the earlier report. Raises UserError if the folder is not that of a report, or cannot be
-    # written, and ValueError if a figure or table has a name that is not a name of a file, or that
-    # of another.
+    # Without `formats`, it is a page and Markdown. The same report gives the same bytes. Raises
+    # UserError as `replaced` does, and ValueError if a figure or table has a name that is not a
+    # name of a file, or that of another.
     formats = formats or DEFAULT_FORMATS
     _check_names("tables", [table.name for table in report.tables])
     _check_names("figures", [figure.name for figure in report.figures])
@@ -42,12 +40,13 @@ def write(report: Report, folder: Path, formats: Collection[str] | None = None) 
     with replaced(folder) as staged:
         files = []
         for name, content in _files(report, formats):
-            files.append(_new(staged / name))
+            files.append(staged / name)
+            files[-1].parent.mkdir(exist_ok=True)
             files[-1].write_bytes(content.encode("utf-8", "backslashreplace"))
         drawn = [each for each in ("pdf", "png") if each in formats]
         for figure in report.figures if drawn else ():
-            stem = _new(staged / "figures" / figure.name)
-            files += drawing.save(figure, report.arms, stem, drawn)
+            (staged / "figures").mkdir(exist_ok=True)
+            files += drawing.save(figure, report.arms, staged / "figures" / figure.name, drawn)
     return [folder / file.relative_to(staged) for file in files]
 
 
@@ -67,11 +66,6 @@ def _files(report: Report, formats: Collection[str]) -> Iterator[tuple[str, str]
         drawn = {each.name: f"../figures/{each.name}.pdf" for each in report.figures}
         files = latex(seen, drawn if "pdf" in formats else {})
         yield from ((f"latex/{name}.tex", text) for name, text in files.items())
-
-
-def _new(file: Path) -> Path:
-    file.parent.mkdir(exist_ok=True)
-    return file
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:
@@ -141,7 +135,16 @@ def replaced(folder: Path) -> Iterator[Path]:
         staged.mkdir(parents=True)
         yield staged
         files = sorted(_paths(staged))
-        _keep(folder, staged, kept)
+        for name in kept:
+            target = staged / name
+            if os.path.lexists(target):
+                raise UserError(
+                    f"{folder / name} is not of the last report, and the new one has a file of this"
+                    " name. Nothing was written. Move it away, or choose another folder with"
+                    " --output."
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(folder / name, target, follow_symlinks=False)
         (staged / _LIST).write_text(json.dumps({"files": files}, indent=1) + "\n", "utf-8")
         _swap(staged, folder)
     except OSError as e:
@@ -188,19 +191,6 @@ def _paths(folder: Path) -> Iterator[str]:
             yield Path(root, name).relative_to(folder).as_posix()
 
 
-def _keep(folder: Path, staged: Path, names: list[str]) -> None:
-    """Copies a user's files into the new folder."""
-    for name in names:
-        target = staged / name
-        if os.path.lexists(target):
-            raise UserError(
-                f"{folder / name} is not of the last report, and the new one has a file of this "
-                "name. Nothing was written. Move it away, or choose another folder with --output."
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(folder / name, target, follow_symlinks=False)
-
-
 def _swap(staged: Path, folder: Path) -> None:
     old = _sibling(folder, "old")
     there = folder.exists()
@@ -230,8 +220,7 @@ def _clean(folder: Path) -> None:
     # still fills its folder, is not known.
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.([\w-]+)\.(\d+)\.(tmp|old)")
     for path in sorted(folder.parent.glob(".*.*.*.*")):
-        found = pattern.fullmatch(path.name)
-        if found is None:
+        if (found := pattern.fullmatch(path.name)) is None:
             continue
         if found[3] == "old" and _is_missing_for_long(folder):
             os.rename(path, folder)

@@ -29,9 +29,9 @@ from trainer.config.yaml_reader import read
 from trainer.engine import every
 from trainer.engine.loading import load_located
 from trainer.messages import UserError, joined, plural
-from trainer.report.reaching import NotJudgedError, judge, means
+from trainer.report.panels.targets import NotJudgedError, judge, means
 from trainer.report.results import Workload
-from trainer.report.sweep_results import read_sweep
+from trainer.report.sweep_results import read_sweep_results
 from trainer.studies.shadow import differing
 from trainer.sweep.confounders import WITHOUT_EFFECT
 from trainer.sweep.definition import Goal
@@ -171,7 +171,7 @@ def read_challenge(folder: Path) -> Rules:
         raise UserError(
             f"{folder} is not the folder of a challenge, because it has no {CHALLENGE_FILE}."
         )
-    config = with_calls(load([file], language=CHALLENGE), ("goal", "exchange"))
+    config = with_calls(load([file], language=CHALLENGE), CHALLENGE.nodes)
     builder = Builder(config)
     builder.check()
     challenge = builder.build("")
@@ -196,7 +196,7 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
     text = _read_text(folder / ENTRY_FILE)
     plan = read_plan(folder / "sweep")
     check_vocabulary(folder / "sweep", plan, vocabulary)
-    workload = read_sweep(folder / "sweep")
+    workload = read_sweep_results(folder / "sweep")
     changes, offences = _against_rules(rules, plan.arms, vocabulary)
     offences += _against_goal(rules, plan.revisions)
     offences += _against_seeds(rules, text, workload)
@@ -274,8 +274,7 @@ def _against_doubted(
     rules: Rules, text: EntryText, plan: Plan, vocabulary: Sequence[str]
 ) -> Iterator[str]:
     """Compares an entry with the one that it doubts: somebody else runs it again on other seeds."""
-    folder = rules.folder / "entries" / text.doubts
-    if folder not in rules.entries:
+    if (folder := rules.folder / "entries" / text.doubts) not in rules.entries:
         yield f"It doubts {text.doubts}, which is no entry."
         return
     older, by = read_plan(folder / "sweep"), _read_text(folder / ENTRY_FILE).by
@@ -340,11 +339,11 @@ def sigma_of(folder: Path) -> str:
     """Says which sigma a rule may have, from the runs of a sweep with one configuration."""
     # The runs count for no entry. Raises UserError if there are several configurations, too few
     # runs, or one that diverged.
-    workload = read_sweep(folder)
+    workload = read_sweep_results(folder)
     if len(workload.arms) != 1 or len({run.number for run in workload.finals}) != 1:
         raise UserError(f"sigma is that of one configuration, and {folder} has several.")
     row = workload.goal.selected
-    values = list(workload.values_of(workload.arms[0], row).values())
+    values = workload.values_of(workload.arms[0], row)
     try:
         bound = sigma_bound(values)
     except ValueError as error:
@@ -358,8 +357,7 @@ def sigma_of(folder: Path) -> str:
 def passes_of(config: Config, vocabulary: Sequence[str] = ()) -> int:
     """Returns how often the model is applied while a step is traced, as a lower bound."""
     # An optimizer that asks for the loss or the gradient at other parameters, such as a line search
-    # or SAM, applies it again. A loop that applies it counts once for each time that its body is
-    # traced.
+    # or SAM, applies it again. A loop that applies it counts once each time its body is traced.
     program = load_located(config, vocabulary, declared=True)
     state = program.abstract_state()
     counting = _Counting(program.experiment.model)
@@ -372,8 +370,7 @@ class _Counting:
     """A model that counts how often it is applied in training."""
 
     def __init__(self, model: Any):
-        self._model = model
-        self.count = 0
+        self._model, self.count = model, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer.messages import joined, plural
-from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.challenge import Entry, Rules
-from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Comparison, TargetRule, compare
+from trainer.sweep.target_rule import CONFIRMING, LASTING, LEVEL, Lead, TargetRule, lead_of
 
 PROVISIONAL, CONFIRMED, REFUTED = "provisional", "confirmed", "refuted"
 
@@ -22,21 +21,21 @@ class Confirmation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class HistoryRow:
     """An entry in the history."""
 
     entry: Entry
     record: bool  # whether it has fewer steps than every entry before it, and was not refuted
     before: Entry | None  # the best entry before it; None if there is none
     # with that entry; None without an exchange, or if one has not reached the target
-    comparison: Comparison | None
+    comparison: Lead | None
     doubts: str  # what it says of the entry that it runs again, as a sentence; "" for none
     confirmation: Confirmation  # what the entries that doubt it say of it
 
 
-def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
+def history(rules: Rules, entries: Sequence[Entry]) -> list[HistoryRow]:
     """Puts entries in the order of the table beside the best entry before each."""
-    rows: list[Row] = []
+    rows: list[HistoryRow] = []
     best: Entry | None = None
     by_name = {entry.name: entry for entry in entries}
     for entry in entries:
@@ -46,9 +45,9 @@ def history(rules: Rules, entries: Sequence[Entry]) -> list[Row]:
         found, exchange = None, rules.challenge.exchange
         if exchange is not None and best is not None and None not in (best.steps, entry.steps):
             assert best.reached is not None and entry.reached is not None  # it has steps
-            found = compare(rules.rule, best.reached, entry.reached, exchange)
+            found = lead_of(rules.rule, best.reached, entry.reached, exchange)
         doubts = verdict_on(rules, by_name.get(entry.text.doubts), entry).sentence
-        rows.append(Row(entry, record, best, found, doubts, confirmation))
+        rows.append(HistoryRow(entry, record, best, found, doubts, confirmation))
         best = entry if record else best
     return rows
 
@@ -146,7 +145,7 @@ def make_table(rules: Rules, entries: Sequence[Entry], made: str = "") -> Report
     return Report(rules.title, tuple(verdict), arms, (panel,), made=made)
 
 
-def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
+def _table(rule: TargetRule, rows: Sequence[HistoryRow]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
         entry, found = row.entry, row.entry.reached
@@ -168,14 +167,12 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
             )
         )
     titles = (
-        *named_columns(
-            entry="text", verdict="text", steps="integer", runs="integer", mean="number"
-        ),
+        *Column.named(entry="text", verdict="text", steps="integer", runs="integer", mean="number"),
         Column("statistic", rule.formula, "number"),
-        *named_columns(needed="number", against="text"),
+        *Column.named(needed="number", against="text"),
         Column("p_against", "p against", "p"),
         Column("title", "what"),
-        *named_columns(by="text", date="text"),
+        *Column.named(by="text", date="text"),
     )
     note = (
         "steps is the step of the rule, the same for all runs of an entry; a record has fewer steps"
@@ -187,11 +184,13 @@ def _table(rule: TargetRule, rows: Sequence[Row]) -> Table:
     return Table("entries", "Entries", titles, tuple(cells), note).compact()
 
 
-def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:
+def _figure(rules: Rules, rows: Sequence[HistoryRow]) -> Figure:
     """Draws the steps of the entries in their order; those of the records are connected."""
     reached = {i: row.entry.steps for i, row in enumerate(rows) if row.entry.steps is not None}
     records = {i: steps for i, steps in reached.items() if rows[i].record}
     last = [*records.values()][-1]
+    places, columns = (*records, len(rows) - 1), Column.named(entry="text", steps="integer")
+    cells = tuple((rows[i].entry.name, steps) for i, steps in reached.items())
     return Figure(
         name="records",
         title=f"Steps to {rules.challenge.goal.metric} {rules.rule.target:g}",
@@ -203,14 +202,7 @@ def _figure(rules: Rules, rows: Sequence[Row]) -> Figure:
         y=Axis("steps"),
         series=(
             Series("points", "", tuple(reached), tuple(reached.values()), label="entries"),
-            Series(
-                "steps", "", (*records, len(rows) - 1), (*records.values(), last), label="record"
-            ),
+            Series("steps", "", places, (*records.values(), last), label="record"),
         ),
-        table=Table(
-            "records",
-            "Steps of the entries",
-            named_columns(entry="text", steps="integer"),
-            tuple((rows[i].entry.name, steps) for i, steps in reached.items()),
-        ),
+        table=Table("records", "Steps of the entries", columns, cells),
     )

@@ -24,17 +24,18 @@ from trainer.report.results import Result
 from trainer.studies.claim_segments import (
     Recomputed,
     Segment,
-    conditions,
     kept_by,
+    process_conditions,
     recompute,
     segments_of,
 )
-from trainer.studies.claim_tolerance import FEWEST, Tolerance, measure
+from trainer.studies.claim_tolerance import FEWEST, Tolerance
+from trainer.sweep.code_changes import versions_in
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
-from trainer.sweep.ledger import Ledger, began_late, files_in, read_ledger
+from trainer.sweep.ledger import Ledger, began_late, files_in
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
@@ -78,9 +79,9 @@ _DRAWN_BY = (
 
 
 def write_claim(folder: Path, file: Path) -> Claim:
-    """Writes a claim about a finished sweep, in place of an earlier one."""
-    # Raises UserError if the sweep has not ended, has no ledger or files that disagree, or computes
-    # several trials at once, so that their bits are not those of a run alone.
+    """Writes a claim about a finished sweep; another claim that is there already stays."""
+    # Raises UserError if it is there, if the sweep has not ended, has no ledger or files that
+    # disagree, or computes several trials at once, whose bits are not those of a run alone.
     reader = SweepReader(folder)
     if not reader.read().complete:
         raise UserError(
@@ -99,12 +100,21 @@ def write_claim(folder: Path, file: Path) -> Claim:
             f"Files of the sweep in {folder} disagree: {first.file}: {first.why}. `python -m"
             f" trainer sweep check {folder}` names all."
         )
-    if not evidence.head:
+    if not evidence.ledger.head:
         raise UserError(
             f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
         )
     claim = _claim_of(folder, reader.plan, evidence, _results(folder))
-    replace_file(file, (json.dumps(as_json(claim), indent=1) + "\n").encode())
+    text = (json.dumps(as_json(claim), indent=1) + "\n").encode()
+    try:
+        if file.exists() and read_regular(file) != text:
+            raise UserError(
+                f"{file} exists and is another claim, which may have been published: name a new"
+                " file with --output=FILE, or remove it."
+            )
+        replace_file(file, text)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}.") from error
     return claim
 
 
@@ -133,9 +143,9 @@ def _claim_of(folder: Path, plan: Plan, evidence: Evidence, results: "_Results")
         sweep=folder.absolute().name,
         verdict=results.verdict,
         plan=plan.digest,
-        ledger=evidence.head,
+        ledger=evidence.ledger.head,
         runs=sorted(runs),
-        code={file: list(hashes) for file, hashes in evidence.code.items()},
+        code={file: list(hashes) for file, hashes in versions_in(evidence.ledger).items()},
         data=sorted({str(run.fingerprint.get("data", "")) for run in runs.values()}),
         environment=dict(fingerprint_rows([x for x in runs.values() if x.fingerprint])),
         lockstep=trainer.__version__,
@@ -177,8 +187,7 @@ class Checked:
     segments: int | None = None  # of how many segments some were drawn; None if whole runs were
     # the segments, or runs, that were computed again: the last ones, and what was drawn
     recomputed: tuple[Recomputed, ...] = ()
-    # the differences between the two environments, of each kind of segments for which they were
-    # measured
+    # the differences between the two environments, of the kinds of segments that were measured
     tolerances: tuple[Tolerance, ...] = ()
     # the entries of the environment that differ between the runs, by the claim
     mixed: tuple[str, ...] = ()
@@ -253,7 +262,7 @@ def verify_claim(
     results, evidence = _results(folder), examine(folder)
     runs = results.runs
     made = _claim_of(folder, plan, evidence, results)
-    ledger = read_ledger(folder)
+    ledger = evidence.ledger
     for why in (  # generators: what is further down costs more
         _refuted(claim, made, evidence),
         _unfounded(folder, plan, ledger, runs),
@@ -333,13 +342,15 @@ class _Check:
         of_kind = [each for each in others if (each.start == 0) == begins_run]
         drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
         # Whatever environment they name, but not those with other code or data.
-        nexts = [x for x in of_kind[: self._count] if not conditions(x.run, self._fingerprint)[1]]
+        nexts = [
+            x for x in of_kind[: self._count] if not process_conditions(x.run, self._fingerprint)[1]
+        ]
         apart = any(not (x.same or x.other_program) and x.differing for x in judged)
         if not apart or len(nexts) < FEWEST:
             return None
         self._log(f"Measuring on {len(nexts)} more how far apart results are here.")
-        measured = [self.compute(each) for each in nexts]
-        return measure(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
+        measured = tuple(self.compute(each) for each in nexts)
+        return Tolerance(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
 
 
 def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
@@ -374,35 +385,32 @@ def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
 
 
 def _unfounded(
-    folder: Path, plan: Plan, ledger: Ledger | None, runs: Mapping[str, Result]
+    folder: Path, plan: Plan, ledger: Ledger, runs: Mapping[str, Result]
 ) -> Iterator[str]:
     """Yields what a check would read of the runs that plan or ledger do not determine."""
     files = ConfigFiles(plan.vocabulary)
-    listed = {x.content["trial"]: x.content["files"] for x in ledger.of("trial")} if ledger else {}
+    listed = {x.content["trial"]: x.content["files"] for x in ledger.of("trial")}
     trials = {x.folder: x for x in (*plan.trials, *(final_trials(folder, plan) or ()))}
     for name, run in runs.items():
         needed = [x for x in files_in(run.folder) if x in _NEEDED or x.startswith(f"{SEGMENTS}/")]
-        missing = [file for file in needed if file not in listed.get(name, {})]
-        if missing:
+        if missing := [file for file in needed if file not in listed.get(name, {})]:
             yield f"{name}/{missing[0]}: ledger.jsonl has no hash of it."
         planned = kept_steps(run.steps, plan.segments, run.first_step)
         if strange := set(kept_by(run)).difference(planned):
             yield f"{name}/{SEGMENTS}/{min(strange)}: by the plan, this run keeps no such state."
         file, wanted = run.folder / "config.yaml", files.texts(trials[name])["config.yaml"]
         if read_regular(file) != wanted.encode():  # another version may have written it otherwise
-            unlike = configs.diff(configs.load([file]).root, trials[name].config.root)
-            if unlike:
+            if unlike := configs.diff(configs.load([file]).root, trials[name].config.root):
                 yield f"{name}/config.yaml: it is not the config of the plan: {unlike[0]}."
 
 
-def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) -> Iterator[str]:
+def _unlike_at_first(plan: Plan, ledger: Ledger, words: Sequence[str]) -> Iterator[str]:
     """Yields which metrics before the first step the ledger has otherwise than configs here."""
     # They decide which runs collapsed. Other environments differ by rounding only. Ledgers of
     # earlier versions have none.
     programs = {plan.example_of(shared).folder: shared for shared in plan.programs}
     noted = [
-        (x.content["trial"], x.content["arms"], x.content["values"])
-        for x in (ledger.of("initial") if ledger is not None else ())
+        (x.content["trial"], x.content["arms"], x.content["values"]) for x in ledger.of("initial")
     ]
     known = {arm for _, arms, _ in noted for arm in arms}
     for trial, shared in programs.items() if _notes_initial(ledger) else ():
@@ -432,7 +440,7 @@ def _unlike_at_first(plan: Plan, ledger: Ledger | None, words: Sequence[str]) ->
                 break
 
 
-def _caveats(ledger: Ledger | None) -> Iterator[str]:
+def _caveats(ledger: Ledger) -> Iterator[str]:
     """Yields what a ledger does not show, and those of other sweeps do."""
     if late := began_late(ledger):
         yield late
@@ -443,10 +451,9 @@ def _caveats(ledger: Ledger | None) -> Iterator[str]:
         )
 
 
-def _notes_initial(ledger: Ledger | None) -> bool:
+def _notes_initial(ledger: Ledger) -> bool:
     """Returns whether a ledger is of a version that notes metrics before the first step."""
-    entries = ledger.entries if ledger is not None else ()
-    return any(entry.event in ("initial", "environment") for entry in entries)
+    return any(entry.event in ("initial", "environment") for entry in ledger.entries)
 
 
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:

@@ -24,7 +24,7 @@ from trainer.report.results import Result
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import files_in
 from trainer.train.clipping import CLIPPED_FILE
-from trainer.workdir.fingerprint import compare
+from trainer.workdir.fingerprint import fingerprint_differences
 from trainer.writers import iterate_metrics, read_metrics
 from trainer.writers.lines import lines_of
 from trainer.writers.run_record import read_record
@@ -132,14 +132,16 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
         wanted = "stopped" if until is not None else run.end
         if summary.end != wanted and not apart:  # all rows are those of a run that ended otherwise
             apart, first = {ENDS: math.inf}, f"as {summary.end!r}, and not as {wanted!r}"
-    differing, other_program = conditions(run, fingerprint)
+    differing, other_program = process_conditions(run, fingerprint)
     found = Recomputed(segment.name, apart, first, differing, segment.start == 0, other_program)
     return found, fingerprint
 
 
-def conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+def process_conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Returns what a process has otherwise than a run, as texts; see `Recomputed`."""
-    changes = [x for x in compare(run.fingerprint, fingerprint) if x.key not in OF_CONFIG]
+    changes = [
+        x for x in fingerprint_differences(run.fingerprint, fingerprint) if x.key not in OF_CONFIG
+    ]
     return tuple(map(str, changes)), any(change.kind != "bits" for change in changes)
 
 

@@ -1,6 +1,6 @@
 """The sentences about a check of a claim: what was checked, what was found, what remains unknown.
 
-Start with `sentences`.
+Start with `claim_sentences`.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from trainer.studies.claim_tolerance import (
 _LISTED = 4
 
 
-def sentences(checked: Checked) -> Iterator[str]:
+def claim_sentences(checked: Checked) -> Iterator[str]:
     """Yields what was checked, what was found, and what remains unknown."""
     if checked.refuted:
         yield from checked.refuted
@@ -91,8 +91,8 @@ def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
         size = f"ended {each.first}, with the same rows"
     if not each.differing:
         return (
-            f"{again} under the same conditions and {size}: its files are not those of this config"
-            " and code."
+            f"{again} under the conditions that the files name and {size}: its files are not those"
+            " of this config and code, or the code opens other files here."
         )
     beyond = {} if tolerance is None else tolerance.beyond(each)
     far = f" That is more than the tolerance allows: {_listed(beyond)}." if beyond else ""
@@ -153,7 +153,9 @@ def _power(checked: Checked) -> str:
     if checked.segments is None:
         return (
             f"Verified, as far as {plural(count, 'run')} of {total:,} can: had somebody forged one"
-            f" of them, it would have been drawn {few}."
+            f" of them, it would have been drawn {few}. The last evaluations, on which the verdict"
+            " rests, were computed again of these runs only. With `claims` in its file, a sweep"
+            " keeps what it takes to compute all of them again."
         )
     return (
         f"Verified, as far as {last} can, and {count:,} of the {plural(total, 'other segment')} of"

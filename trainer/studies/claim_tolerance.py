@@ -2,11 +2,10 @@
 
 Versions, devices and numbers of cores round otherwise, and training amplifies that: most in the
 first steps of a run. By how much is measured on segments that are drawn for that alone, of those
-that begin a run and of the others apart. Start with `measure`.
+that begin a run and of the others apart. Start with `Tolerance`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.studies.claim_segments import Recomputed
@@ -24,11 +23,19 @@ FEWEST = 3  # segments of which a median says anything
 class Tolerance:
     """The differences that two environments have in segments of a kind."""
 
-    measured: tuple[Recomputed, ...]  # the segments on which they were measured
-    median: float  # of their largest differences, relative to the values
+    # It rests on the median, so that less than half of the segments, if they are forged, cannot
+    # widen it; and on all metrics and parts of the state together, because the differences of one
+    # metric are mostly none or one unit of rounding.
+
+    measured: tuple[Recomputed, ...]  # on which they were measured; none of them is judged
     begins_run: bool = False  # the kind: whether they begin with the first state of a run
     judged: int = 0  # how many of the kind were drawn to be judged
     total: int = 0  # how many of the kind there are
+
+    @property
+    def median(self) -> float:
+        """That of the largest differences, relative to the values; the lower one of two."""
+        return sorted(each.largest for each in self.measured)[(len(self.measured) - 1) // 2]
 
     @property
     def allowed(self) -> float:
@@ -39,18 +46,6 @@ class Tolerance:
         """Returns what of a segment is further apart than allowed, the furthest first."""
         found = {name: size for name, size in segment.apart.items() if size > self.allowed}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def measure(
-    segments: Sequence[Recomputed], begins_run: bool = False, judged: int = 0, total: int = 0
-) -> Tolerance:
-    """Computes a tolerance from segments of a kind, at least one, that are not to be judged."""
-    # It rests on the median, so that less than half of the segments, if they are forged, cannot
-    # widen it; and on all metrics and parts of the state together, because the differences of one
-    # metric are mostly none or one unit of rounding.
-    sizes = sorted(each.largest for each in segments)
-    middle = sizes[(len(sizes) - 1) // 2]  # the lower one of two
-    return Tolerance(tuple(segments), middle, begins_run, judged, total)
 
 
 def caught(total: int, forged: int, count: int) -> float:

@@ -25,7 +25,7 @@ from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.logits import ChunkedLogits
 from trainer.messages import UserError, joined, plural
-from trainer.studies.rate_test import Run, with_constant_rates
+from trainer.studies.rate_test import RateRun, with_constant_rates
 
 LIMIT = 0.25  # half of the smallest wrong power of the width in the theory, 1/2
 LEVEL = 0.05  # of the intervals of all slopes together
@@ -210,7 +210,7 @@ class Runs:
 
     def measure(self, seed: int) -> Iterator[dict[str, np.ndarray]]:
         """Yields module -> (size, change) at the start and after each of the stops."""
-        run = Run(self._program, self._program.inputs.values, seed)
+        run = RateRun(self._program, self._program.inputs.values, seed)
         # Copies, because the step donates the state.
         first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
         probe = next(run.program.feed.batches(self._stops[-1]))
@@ -229,10 +229,9 @@ class Runs:
 
     def _sizes(self, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
         before = activations(self._program, *first, batch)
-        after = activations(self._program, *now, batch)
         return {
             name: jnp.stack([_rms(x), _rms(x - before[name])])  # the size, and the change
-            for name, x in after.items()
+            for name, x in activations(self._program, *now, batch).items()
         }
 
 
@@ -357,8 +356,7 @@ def _number(builder: Builder, root: Call, path: str, option: str) -> int | float
     above, rest, parameter = "", path, None
     while rest:
         items = child_trees(tree)
-        key = longest_key(items, rest)
-        if key is None:
+        if (key := longest_key(items, rest)) is None:
             word = rest.split(".")[0]
             known = known_names(word, items, "It has")
             place = above or "The config"

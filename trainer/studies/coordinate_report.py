@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 
 from trainer.messages import joined, plural, table
-from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.coordinate_check import LEVEL, LIMIT, Found, Slope, fit
 
@@ -44,21 +43,21 @@ class Judged:
         return f"{self.slope.value:.2f} ± {self.half:.2f}"
 
 
-def judge(found: Found) -> list[Judged]:
+def judge_slopes(found: Found) -> list[Judged]:
     """Returns the slopes of all changes, with intervals that hold together."""
     slopes = found.slopes()
     return [Judged(*at, slope, slope.half_width(len(slopes))) for at, slope in slopes.items()]
 
 
-def passed(found: Found) -> bool:
+def changes_passed(found: Found) -> bool:
     """Returns whether each change was shown to keep its size."""
-    judged = judge(found)
+    judged = judge_slopes(found)
     return bool(judged) and not found.ended() and all(x.kind == "keeps" for x in judged)
 
 
-def verdict(found: Found) -> list[str]:
+def verdict_on_widths(found: Found) -> list[str]:
     """Returns the sentences of the verdict, which say no more than the intervals."""
-    judged, sentences = judge(found), []
+    judged, sentences = judge_slopes(found), []
     if ended := found.ended():
         runs = joined([f"{width} (seed {seed})" for width, seed in ended], 4)
         sentences.append(f"Runs had a loss or gradient that is not finite, at the width {runs}.")
@@ -74,8 +73,7 @@ def verdict(found: Found) -> list[str]:
         ]
         if names:
             sentences.append(f"Changes {words} with the width in {joined(names, 4)}.")
-    open_ones = [x for x in judged if x.kind == "not decided"]
-    if open_ones:
+    if open_ones := [x for x in judged if x.kind == "not decided"]:
         widest = max(open_ones, key=lambda x: x.half)
         modules = list(dict.fromkeys(x.module for x in open_ones))
         sentences.append(
@@ -95,7 +93,7 @@ def verdict(found: Found) -> list[str]:
 
 def _slopes(found: Found) -> Table:
     """Returns the table of slopes, whose cells are text."""
-    judged = {(x.module, x.step): x for x in judge(found)}
+    judged = {(x.module, x.step): x for x in judge_slopes(found)}
     rows: list[tuple[str, ...]] = []
     for module, sizes in found.sizes.items():
         start = fit(found.widths, sizes[0])
@@ -130,7 +128,7 @@ def printed(found: Found) -> list[str]:
     return table([titles, *rows], right=range(1, len(titles) - 1))
 
 
-def notes(found: Found) -> list[str]:
+def notes_on_widths(found: Found) -> list[str]:
     """Returns what differs between the widths, and how it was measured."""
     seeds = joined([str(seed) for seed in found.seeds])
     lines = [
@@ -150,13 +148,13 @@ def notes(found: Found) -> list[str]:
     return lines
 
 
-def make_report(found: Found, title: str) -> Report:
+def make_coordinate_report(found: Found, title: str) -> Report:
     """Makes the report of a coordinate check."""
     figures = tuple(_figure(found, index) for index in range(len(found.steps)))
-    text, slopes = tuple(notes(found)), (_slopes(found),)
+    text, slopes = tuple(notes_on_widths(found)), (_slopes(found),)
     block = Block(text=text, warnings=found.warnings, figures=figures, tables=slopes)
     panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
-    return Report(title, tuple(verdict(found)), tuple(found.sizes), (panel,))
+    return Report(title, tuple(verdict_on_widths(found)), tuple(found.sizes), (panel,))
 
 
 def _figure(found: Found, index: int) -> Figure:
@@ -189,7 +187,7 @@ def _figure(found: Found, index: int) -> Figure:
         table=Table(
             f"changes_after_{found.steps[index]}",
             f"Changes after {after}",
-            named_columns(
+            Column.named(
                 module="text", width="integer", seed="integer", change="number", size="number"
             ),
             tuple(rows),

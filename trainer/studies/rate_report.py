@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from trainer.messages import joined, plural
-from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.rate_test import RangeTest
 
@@ -35,14 +34,13 @@ def upper_end(tested: RangeTest) -> str:
 
 def yaml(tested: RangeTest) -> list[str]:
     """Returns the lines of a space to paste into an arm of a sweep; none without a range."""
-    found = space(tested)
-    if found is None:
+    if (found := space(tested)) is None:
         return []
     low, high = found
     return ["space:", f"  {tested.paste}: !space.log_uniform {{low: {low:g}, high: {high:g}}}"]
 
 
-def sentences(tested: RangeTest) -> list[str]:
+def rate_sentences(tested: RangeTest) -> list[str]:
     """Returns what was seen, and what is suggested."""
     rates, found = tested.rates.values, space(tested)
     pairs = zip(tested.seeds, tested.ends, strict=True)
@@ -86,13 +84,13 @@ def notes(tested: RangeTest) -> list[str]:
     ]
 
 
-def make_report(tested: RangeTest, title: str) -> Report:
+def make_rate_report(tested: RangeTest, title: str) -> Report:
     """Makes the report of a range test."""
     pasted = yaml(tested)
     text = (*notes(tested), *((f"To paste: {' '.join(pasted[1:]).strip()}",) if pasted else ()))
     block = Block(text=text, figures=(_losses(tested), _differences(tested)))
     panel = Panel("rates", "Loss by learning rate", "describes", (block,))
-    return Report(title, tuple(sentences(tested)), (_RISING, _STEADY), (panel,))
+    return Report(title, tuple(rate_sentences(tested)), (_RISING, _STEADY), (panel,))
 
 
 def _marks(tested: RangeTest) -> list[Series]:
@@ -116,6 +114,11 @@ def _losses(tested: RangeTest) -> Figure:
         for step in range(len(rates))
         if math.isfinite(tested.steady[i, step])
     )
+    columns = (
+        *Column.named(seed="integer", step="integer", rate="number"),
+        Column("rising", _RISING, "number"),
+        Column("stays", _STEADY, "number"),
+    )
     return Figure(
         name="losses",
         title="Loss while the learning rate rises",
@@ -123,16 +126,7 @@ def _losses(tested: RangeTest) -> Figure:
         x=Axis(tested.rates.path, log=True),
         y=Axis("loss of the step"),
         series=(*series, *_marks(tested)),
-        table=Table(
-            "losses",
-            "Losses",
-            (
-                *named_columns(seed="integer", step="integer", rate="number"),
-                Column("rising", _RISING, "number"),
-                Column("stays", _STEADY, "number"),
-            ),
-            rows,
-        ),
+        table=Table("losses", "Losses", columns, rows),
     )
 
 
@@ -168,7 +162,7 @@ def _differences(tested: RangeTest) -> Figure:
         table=Table(
             "differences",
             "Smoothed mean of the differences",
-            named_columns(rate="number", difference="number"),
+            Column.named(rate="number", difference="number"),
             tuple(zip(common, tested.mean.tolist(), strict=True)),
         ),
     )

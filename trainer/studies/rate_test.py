@@ -192,7 +192,7 @@ def rate_test(
     seed, values = program.experiment.seed, program.inputs.values
     numbers = tuple(range(seed, seed + seeds))
     stays = {**values, growth: 1.0}
-    runs = [(Run(program, values, each), Run(program, stays, each)) for each in numbers]
+    runs = [(RateRun(program, values, each), RateRun(program, stays, each)) for each in numbers]
     done = 0
     while done < rates.steps and any(_end(*pair) is None for pair in runs):
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
@@ -229,13 +229,16 @@ def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str
     return program
 
 
-def _end(rising: "Run", steady: "Run") -> int | None:
+def _end(rising: "RateRun", steady: "RateRun") -> int | None:
     """Returns where a run diverged, compared with the one whose rate stays; see `diverged_at`."""
     return diverged_at(np.array(rising.losses), np.array(steady.losses))
 
 
 def _tested(
-    config: Config, rates: Rates, seeds: tuple[int, ...], runs: Sequence[tuple["Run", "Run"]]
+    config: Config,
+    rates: Rates,
+    seeds: tuple[int, ...],
+    runs: Sequence[tuple["RateRun", "RateRun"]],
 ) -> RangeTest:
     shape = len(runs), rates.steps
     losses, steady = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -256,7 +259,7 @@ def _paste(config: Config, path: str) -> str:
     return path
 
 
-class Run:
+class RateRun:
     """A run of a study, which is computed a few steps at a time."""
 
     # `values` are those of the program's inputs; `losses` has those of the steps so far.

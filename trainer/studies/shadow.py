@@ -125,16 +125,14 @@ def check_alike(config: Config, other: Config, vocabulary: Sequence[str] = ()) -
     """Raises UserError if two configs differ in more than their optimizers."""
     # What changes no update, such as `log_every` and `metrics`, may differ as well.
     Builder(config, vocabulary).check()
-    missing = [name for name in _REQUIRED if name not in other.root.kwargs]
-    if missing:
+    if missing := [name for name in _REQUIRED if name not in other.root.kwargs]:
         raise UserError(
             f"The config of --shadow has no {joined(missing)}. Name a whole config, or the files of"
             " --config and then the file that changes the optimizer, each with --shadow."
         )
     Builder(other, vocabulary).check()
     found = differing({"config": config, "shadow": other}, vocabulary)
-    wrong = {path: x for path, x in found.items() if path.partition(".")[0] not in FREE}
-    if not wrong:
+    if not (wrong := {path: x for path, x in found.items() if path.partition(".")[0] not in FREE}):
         return
     texts = [
         f"{path} is {values['config']}{_place(config, path)} and in --shadow"
@@ -157,8 +155,7 @@ def differing(
 
 def _place(config: Config, path: str) -> str:
     """Returns where a value was written, " (a.yaml:3)"; "" if it is a default."""
-    source = config.argument_source(path)
-    return "" if source is None else f" ({source})"
+    return "" if (source := config.argument_source(path)) is None else f" ({source})"
 
 
 def shadow(
@@ -181,8 +178,7 @@ def shadow(
     every = max(1, steps // 50) if every is None else every
     _check_steps(total, steps, every)
     run = Shadow(program, config, other, vocabulary)
-    rows = list(run.rows(steps, every, log))
-    if not rows:
+    if not (rows := list(run.rows(steps, every, log))):
         raise UserError(f"{run.ended} No step was recorded before: write a smaller --every.")
     params = flatten(run.state.params)
     labels = flatten(program.experiment.optimizer.label(run.state.params))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trainer.messages import joined, plural, table
-from trainer.report.columns import named_columns
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.studies.shadow import Angles, Shadowed
 
@@ -29,7 +28,7 @@ _FIGURES = (
 )
 
 
-def notes(found: Shadowed) -> list[str]:
+def notes_on_groups(found: Shadowed) -> list[str]:
     """Returns what was computed, and what it does not show."""
     lines = [
         "A is the optimizer of --config, and trains the run. B is that of --shadow: at each step it"
@@ -98,7 +97,7 @@ def _medians(angles: Angles) -> list[float | None]:
     return [*_spread(angles.cosine), *_spread(angles.ratio), *descents]
 
 
-def printed(found: Shadowed) -> list[str]:
+def table_of_groups(found: Shadowed) -> list[str]:
     """Returns the lines of a table of the groups for a terminal."""
     rows = [
         (name, f"{_elements(found, paths):,}", *map(_text, _medians(found.over(paths))))
@@ -111,11 +110,13 @@ def _elements(found: Shadowed, paths: Sequence[str]) -> int:
     return sum(found.sizes[path] for path in paths)
 
 
-def make_report(found: Shadowed, title: str) -> Report:
+def make_shadow_report(found: Shadowed, title: str) -> Report:
     """Makes the report of two optimizers."""
     groups = {name: found.over(paths) for name, paths in found.by_group().items()}
     figures = (*(_figure(found, groups, *each) for each in _FIGURES), _parameters(found))
-    block = Block(text=tuple(notes(found)), figures=figures, tables=(_medians_table(found),))
+    block = Block(
+        text=tuple(notes_on_groups(found)), figures=figures, tables=(_medians_table(found),)
+    )
     panel = Panel("updates", "Updates of two optimizers", "describes", (block,))
     return Report(title, tuple(sentences(found)), tuple(groups), (panel,))
 
@@ -135,6 +136,7 @@ def _figure(
         for step, *cells in zip(found.steps, *map(_cells, columns), strict=True)
     ]
     drawn = {group: columns[0] for group, columns in curves.items()}
+    columns = *Column.named(group="text", step="integer"), *(_COLUMNS[x] for x in fields)
     return Figure(
         name=name,
         title=title,
@@ -148,12 +150,7 @@ def _figure(
             Series("line", group, found.steps, y.tolist(), label=group)
             for group, y in drawn.items()
         ),
-        table=Table(
-            name,
-            title,
-            (*named_columns(group="text", step="integer"), *(_COLUMNS[x] for x in fields)),
-            tuple(rows),
-        ),
+        table=Table(name, title, columns, tuple(rows)),
     )
 
 
@@ -168,6 +165,8 @@ def _parameters(found: Shadowed) -> Figure:
             found.steps, losses, *(_cells(getattr(each, x)) for x in _COLUMNS), strict=True
         )
     ]
+    columns = Column.named(parameter="code", group="text", step="integer", loss="number")
+    columns = *columns, *_COLUMNS.values()
     return Figure(
         name="parameters",
         title="Cosine of the two updates, by parameter",
@@ -178,15 +177,7 @@ def _parameters(found: Shadowed) -> Figure:
             Series("line", found.groups[path], found.steps, each.cosine.tolist(), label=path)
             for path, each in angles.items()
         ),
-        table=Table(
-            "parameters",
-            "Updates of each parameter",
-            (
-                *named_columns(parameter="code", group="text", step="integer", loss="number"),
-                *_COLUMNS.values(),
-            ),
-            tuple(rows),
-        ),
+        table=Table("parameters", "Updates of each parameter", columns, tuple(rows)),
     )
 
 
@@ -198,12 +189,7 @@ def _medians_table(found: Shadowed) -> Table:
         (group, path, _elements(found, paths), *_medians(found.over(paths)))
         for group, path, paths in parts
     ]
-    return Table(
-        "medians",
-        "Medians over the recorded steps, with the smallest and the largest value",
-        (
-            *named_columns(group="text", parameter="code", elements="integer"),
-            *(Column(*each, "number") for each in zip(_MEDIANS, _TITLES[1:], strict=True)),
-        ),
-        tuple(rows),
-    )
+    medians = (Column(*each, "number") for each in zip(_MEDIANS, _TITLES[1:], strict=True))
+    columns = *Column.named(group="text", parameter="code", elements="integer"), *medians
+    title = "Medians over the recorded steps, with the smallest and the largest value"
+    return Table("medians", title, columns, tuple(rows))

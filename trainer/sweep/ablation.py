@@ -42,7 +42,7 @@ class Ablation:
                 "ablate takes nothing out: name the path of a chain in parts, or write settings."
             )
         for name, values in self.settings.items():
-            check_name("settings", name)
+            check_arm_name("settings", name)
             if not values:
                 raise ValueError(f"settings changes nothing for {name!r}: give it a path.")
 
@@ -56,7 +56,7 @@ class Ablation:
             )
 
 
-def check_name(argument: str, name: str) -> None:
+def check_arm_name(argument: str, name: str) -> None:
     """Raises ValueError if a folder cannot have the name that an argument gives an arm."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ValueError(
@@ -65,41 +65,31 @@ def check_name(argument: str, name: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Removal:
-    """One thing that is taken out of an arm."""
-
-    name: str  # of the arm without it
-    values: Mapping[str, Tree]  # config path -> the value with which it does nothing
-
-    def keeps(self, paths: Sequence[str]) -> bool:
-        """Returns whether none of the paths lies within what is taken out."""
-        return not any(
-            f"{path}.".startswith(f"{removed}.") for path in paths for removed in self.values
-        )
-
-
-def removals(ablation: Ablation, title: str, config: Config, sweep: Config) -> list[Removal]:
-    """Returns what an ablation takes out of an arm, in the order of the chains."""
+def removals(
+    ablation: Ablation, title: str, config: Config, sweep: Config
+) -> dict[str, Mapping[str, Tree]]:
+    """Returns name of an arm -> config path -> the value with which what it lacks does nothing."""
     # `title` is the arm as the subject of a sentence; `sweep` is the config of the sweep, for
     # places in its file. Raises ConfigError if a path is not that of a chain, two arms have one
     # name, `keep` has a name that no arm has, or nothing is left.
     source = sweep.argument_source("ablate") or sweep.sources[""]
     place = sweep.argument_source("ablate.parts") or source
     chains = [ablation.parts] if isinstance(ablation.parts, str) else ablation.parts
-    parts = [part for path in chains for part in _of_chain(path, title, config, place)]
-    found = [*_numbered(parts), *(Removal(*each) for each in ablation.settings.items())]
-    names = [each.name for each in found]
+    found, counts = list[tuple[str, Mapping[str, Tree]]](), Counter[str]()
+    for name, values in (x for path in chains for x in _of_chain(path, title, config, place)):
+        counts[name] += 1
+        more = f"_{counts[name]}" if counts[name] > 1 else ""  # "no_momentum", "no_momentum_2"
+        found.append((f"{name}{more}", values))
+    found += ablation.settings.items()
+    names = [name for name, _ in found]
     for name in ablation.keep:
         if name not in names:
             hint = known_names(name, names, "The arms without a part are")
             text = f"keep has {name!r}, which is not the name of an arm without a part. {hint}"
             raise ConfigError(text, sweep.argument_source("ablate.keep") or source)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ConfigError(f"ablate has two arms named {twice[0]!r}: rename settings.", source)
-    left = [each for each in found if each.name not in ablation.keep]
-    if not left:
+    if not (left := {name: values for name, values in found if name not in ablation.keep}):
         raise ConfigError(f"ablate keeps all of {listing(names)}: nothing is taken out.", source)
     return left
 
@@ -119,8 +109,10 @@ def parts_needed(found: Mapping[str, str], sweep: Config) -> ConfigError:
     )
 
 
-def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator[Removal]:
-    """Yields the parts of a chain."""
+def _of_chain(
+    path: str, title: str, config: Config, source: Source
+) -> Iterator[tuple[str, dict[str, Tree]]]:
+    """Yields the name and the values of a removal for each part of a chain."""
     try:
         chain = config.at(path)
     except KeyError:
@@ -139,16 +131,7 @@ def _of_chain(path: str, title: str, config: Config, source: Source) -> Iterator
             if isinstance(part, Call) and part.name != _NOTHING.name:
                 inner, place = part.kwargs.get("around"), join(join(path, side), index)
                 name = f"no_{part.name.rpartition('.')[2]}"
-                yield Removal(name, {place: inner if isinstance(inner, Call) else _NOTHING})
+                yield name, {place: inner if isinstance(inner, Call) else _NOTHING}
                 if isinstance(inner, Call):
                     name = f"no_{inner.name.rpartition('.')[2]}"
-                    yield Removal(name, {join(place, "around"): None})
-
-
-def _numbered(found: Sequence[Removal]) -> Iterator[Removal]:
-    """Numbers parts of the same name: "no_momentum", "no_momentum_2"."""
-    counts = Counter[str]()
-    for each in found:
-        counts[each.name] += 1
-        more = f"_{counts[each.name]}" if counts[each.name] > 1 else ""
-        yield Removal(f"{each.name}{more}", each.values)
+                    yield name, {join(place, "around"): None}

@@ -1,11 +1,11 @@
 """Finds what the paths and selectors in the file of a sweep set in the config of an arm."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainer.config import Call, Config, ConfigError, Source, Tree, join, load, replace
-from trainer.config.tree import child_trees
+from trainer.config.tree import walk
 from trainer.config.wording import known_names
 
 _SELECTOR = re.compile(r"(\w+/)*\w+(\.\w+)*")
@@ -78,9 +78,7 @@ class ArmPaths:
     def _select(self, config: Config, key: str) -> tuple[tuple[str, ...], str]:
         """Returns the paths that a selector reaches, or none and the reason."""
         if not self.files:
-            function, _, argument = key.rpartition("/")[2].rpartition(".")
-            named = [x for x, name in _calls(config.root) if f".{name}".endswith(f".{function}")]
-            every = [join(path, argument) for path in named]
+            every = _of_calls(config, key.rpartition("/")[2])
             found = [path for path in self.planned if path in every] or every
             return tuple(found), "The files of the arm are not here."
         if not self.files[0].lower().endswith(".gin"):
@@ -90,9 +88,8 @@ class ArmPaths:
             )
         if not _SELECTOR.fullmatch(key):
             return (), "It is neither a path nor a selector of Gin."
-        function, _, argument = key.rpartition(".")
-        calls = [path for path, name in _calls(config.root) if f".{name}".endswith(f".{function}")]
-        in_edits = [join(path, argument) for path in calls if self._is_edited(path)]
+        every = _of_calls(config, key)
+        in_edits = [path for path in every if self._is_edited(path.rpartition(".")[0])]
         in_files, refusal = self._bound(key)
         # Some of the calls in the files may have been replaced.
         kept = [path for path in in_files if not self._is_edited(path.rpartition(".")[0])]
@@ -115,9 +112,8 @@ class ArmPaths:
         return tuple(reached), "As a binding of Gin it changes nothing: others override it."
 
 
-def _calls(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the path and the function name of every call in a tree."""
-    if isinstance(tree, Call):
-        yield path, tree.name
-    for key, child in child_trees(tree).items():
-        yield from _calls(child, join(path, key))
+def _of_calls(config: Config, key: str) -> list[str]:
+    """Returns the paths of an argument of all calls of a function, by a selector of Gin."""
+    function, _, argument = key.rpartition(".")
+    calls = ((path, x) for path, x in walk(config.root) if isinstance(x, Call))
+    return [join(path, argument) for path, x in calls if f".{x.name}".endswith(f".{function}")]

@@ -1,7 +1,7 @@
 """Methods of search that choose points by the results of earlier ones, with Optuna and cmaes.
 
-`Asked` is such a method, as `methods.tpe` returns it, and `Asks` is what plan.json has of it. Which
-points were chosen is in the folder of the sweep; see `points`.
+`Asks` is what plan.json has of such a method, as `methods.tpe` returns it. Which points were chosen
+is in the folder of the sweep; see `points`.
 """
 
 import hashlib
@@ -9,15 +9,14 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trainer.config import Tree
-from trainer.messages import plural
-from trainer.sweep.encoding import decoded, encoded
-from trainer.sweep.spaces import Space, of_record
+from trainer.sweep.encoding import decoded
+from trainer.sweep.spaces import of_record
 
 
 def search_seed(seed: int, search: int, attempt: int = 0) -> int:
@@ -38,16 +37,6 @@ def scrambled(name: str, seed: int, dimensions: int, count: int) -> np.ndarray:
         # Sobol warns of a number of points that is not a power of 2; the docstring says that.
         warnings.simplefilter("ignore", UserWarning)
         return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
-
-
-def points_at(
-    space: Mapping[str, Space], coordinates: Sequence[Sequence[float]]
-) -> list[dict[str, Tree]]:
-    """Returns the points at some coordinates, as key of the space -> value."""
-    return [
-        {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
-        for row in coordinates
-    ]
 
 
 @dataclass(frozen=True)
@@ -154,57 +143,3 @@ class Asks:
             generation = known[start : start + self.batch]
             strategy.tell([(np.array(at), value) for at, value in generation])
         return [strategy.ask().tolist() for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Points that are chosen in batches, by the results of those before in their search."""
-
-    kind: str
-    seed: int
-    first: int
-    batch: int
-    search: int = 0  # of which search this object chooses the first points
-    cuts: None = None
-    grows: bool = True
-    counted: bool = True
-
-    @property
-    def chooser(self) -> "Asked":
-        """The method; see `methods.Method`."""
-        return self
-
-    @property
-    def text(self) -> str:
-        """See `methods.Method`."""
-        start = f", the first {self.first:,} by Sobol" if self.kind != "cmaes" else ""
-        return f"{self.kind}, seed {self.seed}{start}, in batches of {self.batch:,}"
-
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks:
-        """Returns how the points are chosen for axes that are path -> space."""
-        records = tuple({p: encoded(x.record) for p, x in axis.items()} for axis in axes)
-        return Asks(self.kind, self.seed, self.first, self.batch, records)
-
-    def count(self, space: Mapping[str, Space]) -> int | None:
-        """Returns None, and refuses a space that is too small; see `methods.Method`."""
-        fewest = 2 if self.kind == "cmaes" else 1
-        if len(space) < fewest:
-            raise ValueError(
-                f"method.{self.kind} needs a space of at least {plural(fewest, 'value')}, and this"
-                f" one has {len(space) or 'none'}: add one, or use method.sobol."
-            )
-        return None
-
-    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Mapping[str, Tree]]:
-        """Returns the points of the first batch; see `methods.Method`."""
-        if self.kind == "cmaes" and count % self.batch:
-            raise ValueError(
-                f"method.cmaes chooses {self.batch:,} points at a time, and trials is {count:,}:"
-                f" write a multiple, such as {-(-count // self.batch) * self.batch:,}."
-            )
-        asks = self.asks([{key: each} for key, each in space.items()])
-        return points_at(space, asks.coordinates(self.search, [], asks.batch_at(0, count)))
-
-    def of_search(self, search: int) -> "Asked":
-        """Returns the method for a search; see `methods.Method`."""
-        return replace(self, search=search)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import Call, Config
+from trainer.config import Call
 from trainer.sweep.confounders import with_arms
 
 
@@ -45,12 +45,11 @@ class PlannedBranch:
     at: int  # the step of the checkpoint
     sha256: str  # what `checkpoint.leaves_digest` returned for it
 
-    def text(self, configs: Mapping[str, Config]) -> str:
+    def text(self, configs: Mapping[str, Call]) -> str:
         """Returns the branch as a line for the plan; `configs` are those of the arms."""
-        roots = {name: config.root for name, config in configs.items()}
         return (
             f"branch: every run continues {self.run} from step {self.at:,} (checkpoint"
-            f" {self.sha256[:16]}); optimizer states: {states_text(roots)}"
+            f" {self.sha256[:16]}); optimizer states: {states_text(configs)}"
         )
 
     def condition(self, configs: Mapping[str, Call]) -> str:

@@ -16,7 +16,7 @@ from trainer.config.tree import functions
 from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
-from trainer.sweep.ledger import Ledger, Recorder
+from trainer.sweep.ledger import Ledger, LedgerWriter
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
@@ -37,8 +37,7 @@ class CodeChange(NamedTuple):
 
 def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
     """Imports modules of the user's packages that configs name; ConfigError if one has a fault."""
-    # Nothing is built. A package or module has a fault if it cannot be imported, or lacks a
-    # function.
+    # Nothing is built. A module has a fault if it cannot be imported, or lacks a function.
     known = Vocabulary(vocabulary)
     for config in configs:
         for name in dict.fromkeys(functions(config.root)):
@@ -46,8 +45,8 @@ def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
                 known.function(name)
 
 
-def check_code(
-    folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
+def changed_hashes(
+    folder: Path, ledger: LedgerWriter, found: Mapping[str, str], allowed: Sequence[str]
 ) -> dict[str, str]:
     """Returns the old hashes of what differs from the code with which the sweep ran before."""
     # Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
@@ -56,7 +55,7 @@ def check_code(
     from trainer.workdir import code  # imports jax, which a sweep's status does without
 
     known = ledger.code()
-    names = code.differing({name: file.hash for name, file in known.items()}, found)
+    names = code.differing_files({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
     if changed and "code" not in allowed:
         lines = []
@@ -76,30 +75,29 @@ def check_code(
 
 def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Raises UserError for changed code before anything is done in the folder of a sweep."""
-    # It does so as well if the ledger cannot be read. For the arguments, see `check_code`.
+    # It does so as well if the ledger cannot be read. For the arguments, see `changed_hashes`.
     try:
-        check_code(folder, Recorder(folder), found, allowed)
+        changed_hashes(folder, LedgerWriter(folder), found, allowed)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
 def note_code(
-    folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
+    folder: Path, ledger: LedgerWriter, found: Mapping[str, str], allowed: Sequence[str]
 ) -> list[str]:
     """Adds new code of this process to the ledger; returns the names of what was changed."""
-    # The sweep must be locked. For arguments and exceptions, see `check_code`.
-    changed = check_code(folder, ledger, found, allowed)
+    # The sweep must be locked. For arguments and exceptions, see `changed_hashes`.
+    changed = changed_hashes(folder, ledger, found, allowed)
     known = ledger.code()
-    new = {x: hash for x, hash in found.items() if x not in known or known[x].hash != hash}
-    if new:
+    if new := {x: hash for x, hash in found.items() if x not in known or known[x].hash != hash}:
         ledger.add_code(new, changed)
     return list(changed)
 
 
-def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
-    """Yields the allowed changes of the code from a ledger, in order; none without a ledger."""
+def changes_in(ledger: Ledger) -> Iterator[CodeChange]:
+    """Yields the allowed changes of the code from a ledger, in order."""
     ended = set[str]()
-    for entry in () if ledger is None else ledger.entries:
+    for entry in ledger.entries:
         content = entry.content
         if entry.event == "trial":
             ended.add(content["trial"])
@@ -108,33 +106,27 @@ def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
             yield CodeChange(files, len(ended))
 
 
-def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
-    """Returns name -> the hashes that it had, in order; empty without a ledger."""
+def versions_in(ledger: Ledger) -> dict[str, tuple[str, ...]]:
+    """Returns name -> the hashes that it had, in order."""
     found: dict[str, tuple[str, ...]] = {}
-    for entry in () if ledger is None else ledger.of("code"):
+    for entry in ledger.of("code"):
         for name, hash in entry.content["code"].items():
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), hash]))
     return found
 
 
-def code_of(trial: Path) -> Mapping[str, str]:
-    """Returns the code with which a trial ran, file -> hash; empty if that is not known."""
-    return fingerprint_of(trial).get("code", {})
-
-
 def fingerprint_of(trial: Path) -> Mapping[str, Any]:
     """Returns the fingerprint with which a trial ran; empty if that is not known."""
     with contextlib.suppress(DamagedFile, OSError):
-        record = read_record(trial / "run.json")
-        return {} if record is None else record["fingerprint"]
+        return {} if (record := read_record(trial / "run.json")) is None else record["fingerprint"]
     return {}
 
 
-def sentences(changes: Sequence[CodeChange]) -> list[str]:
+def change_sentences(changes: Sequence[CodeChange]) -> list[str]:
     """Returns a sentence about each change.
 
     Example:
-        >>> sentences([CodeChange({"lab/nets.py": "0f"}, 12)])
+        >>> change_sentences([CodeChange({"lab/nets.py": "0f"}, 12)])
         ['The code was changed after 12 trials had ended, as was allowed: lab/nets.py.']
     """
     lines = []

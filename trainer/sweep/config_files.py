@@ -28,8 +28,7 @@ class ConfigFiles:
 
     def __init__(self, vocabulary: Sequence[str] = ()):
         self._vocabulary = vocabulary
-        # By arm and paths: the config of the arm, and name -> texts and, between them, numbers of
-        # values.
+        # By arm and paths: the arm's config, and name -> texts and, between them, places of values.
         self._templates: dict[tuple[str, ...], tuple[Config, dict[str, list[str]]]] = {}
 
     def write(self, trial: Trial, folder: Path) -> None:

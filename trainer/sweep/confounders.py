@@ -1,6 +1,6 @@
 """Finds in what the arms of a sweep differ besides what they compare, and unlike losses.
 
-Start with `differences`.
+Start with `arm_differences`.
 """
 
 import contextlib
@@ -12,15 +12,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trainer.config import Call, Tree
-from trainer.config.tree import child_trees, join, split_path
+from trainer.config.tree import child_trees, join, split_path, walk
 from trainer.config.wording import brief
 from trainer.messages import joined
 from trainer.sweep.spaces import bounds
 from trainer.sweep.tuned import Tuning, unequally_tuned
 
-_OfTraining = Literal["schedule", "weight_decay", "clipping", "ema", "accumulation", "batch"]
-_OfRuns = Literal["steps", "seeds", "model", "data", "loss", "settings"]
-Kind = Literal[_OfTraining, _OfRuns, "arguments", "space", "tuned", "nothing"]
+Kind = Literal[
+    "schedule",
+    "weight_decay",
+    "clipping",
+    "ema",
+    "accumulation",
+    "batch",
+    "steps",
+    "seeds",
+    "model",
+    "data",
+    "loss",
+    "settings",
+    "arguments",
+    "space",
+    "tuned",
+    "nothing",
+]
 _OF_PATH = {
     "data.batch_size": "batch",
     "data_seed": "seeds",
@@ -45,7 +60,7 @@ _DECAY = re.compile(r"parts\.(cautious_)?decay|optax\.add_decayed_weights")
 _CLIP = re.compile(r"(\w+\.)*(clip|clip_by_\w+|adaptive_grad_clip)")
 # The arguments of schedules that a rate is multiplied by.
 SCALES = ("peak_value", "value", "init_value", "values")
-_WIDER = 1.5  # spaces whose widths have a larger ratio are unequal
+_WIDER = 1.499  # spaces whose widths have this ratio or a larger one are unequal: 3 decades to 2
 _WIDTHS = {
     "log_uniform": "decades of their logarithmic axes",
     "uniform": "shares of the largest value of their uniform axes",
@@ -55,7 +70,7 @@ _WIDTHS = {
 _Shape = tuple[str, tuple[tuple[str, str], ...]]  # a value; or a function and its arguments
 
 
-class Side(NamedTuple):
+class ComparedArm(NamedTuple):
     """An arm, as it is compared with others."""
 
     tree: Call | None  # the config of one of its runs, with its defaults; None if it is not known
@@ -100,7 +115,7 @@ class Differences(NamedTuple):
         yield from ((of, f"{words[of]}{'; '.join(each)}.") for of, each in texts.items())
 
 
-def differences(sides: Mapping[str, Side], past: bool) -> Differences:
+def arm_differences(sides: Mapping[str, ComparedArm], past: bool) -> Differences:
     """Returns in what arms differ; `past` says whether the trials have ended."""
     # What every arm searches is no difference; what only some of them search is one. The arguments
     # of functions are compared where the arms call the same ones.
@@ -126,7 +141,7 @@ def differences(sides: Mapping[str, Side], past: bool) -> Differences:
     return Differences(compared, found + [("arguments", text) for text in texts])
 
 
-def _comparable(side: Side) -> Any:
+def _comparable(side: ComparedArm) -> Any:
     """Returns the config of an arm, in which what is searched has no value."""
     searched = {*side.space, *(path for values in side.points for path in values)}
     left_out = ("warm_start.optimizer", "warm_start.follow") if side.branched else ()
@@ -150,18 +165,6 @@ def named_by(differs: Sequence[str], ablated: str) -> Sequence[str]:
     """Returns the kinds that a file names; an ablation, which has an arm `ablated`, by itself."""
     # A part that is taken out may take a hyperparameter with it.
     return ("space", "tuned") if ablated else differs
-
-
-def listed_seeds(
-    seeds: Sequence[int], final_seeds: Sequence[int], to_final: int
-) -> dict[str, Sequence[int]]:
-    """Returns the seeds of a plan that are not those which a number of them stands for."""
-    every = {"seeds": (seeds, seeds[0]), "final seeds": (final_seeds, seeds[0] + to_final)}
-    return {
-        what: of
-        for what, (of, start) in every.items()
-        if tuple(of) != tuple(range(start, start + len(of)))
-    }
 
 
 class _Optimizer:
@@ -241,8 +244,7 @@ def _besides(optimizers: Mapping[str, _Optimizer]) -> tuple[bool, list[str]]:
 
 def _group_of(place: str) -> str:
     """Returns the group of whose optimizer an argument is; "" for all others."""
-    found = re.match(r"groups\.(.+?)\.optimizer(\.|$)", place)
-    return found[1] if found else ""
+    return found[1] if (found := re.match(r"groups\.(.+?)\.optimizer(\.|$)", place)) else ""
 
 
 def _is_own(tree: Tree) -> bool:
@@ -308,14 +310,14 @@ def _text(values: Collection[_Shape], unlike: Collection[str]) -> str:
     return " and ".join(sorted(texts)) or "none"
 
 
-def _widths(sides: Mapping[str, Side], search: str) -> Iterator[str]:
+def _widths(sides: Mapping[str, ComparedArm], search: str) -> Iterator[str]:
     """Yields sentences about spaces that are much wider than others, or of other kinds."""
     # `search` is how such a sentence begins.
     tuned = {arm: side for arm, side in sides.items() if side.tuning and side.tuning.count}
     widths = {arm: _widths_of(side) for arm, side in tuned.items()}
     for kind, words in _WIDTHS.items():
         of = {arm: each[kind] for arm, each in widths.items() if kind in each}
-        if len(of) == len(widths) > 1 and max(of.values()) > _WIDER * min(of.values()):
+        if len(of) == len(widths) > 1 and max(of.values()) >= _WIDER * min(of.values()):
             listed = joined([f"{arm} {each:.3g}" for arm, each in of.items()])
             yield f"{search} spaces of unequal width, in {words}: {listed}."
     counts = {side.tuning.count for side in tuned.values() if side.tuning}
@@ -324,7 +326,7 @@ def _widths(sides: Mapping[str, Side], search: str) -> Iterator[str]:
         yield f"{search} spaces of unlike kinds: {listed}."
 
 
-def _widths_of(side: Side) -> dict[str, float]:
+def _widths_of(side: ComparedArm) -> dict[str, float]:
     """Returns the widths of what an arm tunes, added for each kind of a space."""
     found: dict[str, float] = {}
     for paths in side.tuning.hyperparameters if side.tuning else ():
@@ -333,28 +335,24 @@ def _widths_of(side: Side) -> dict[str, float]:
     return found
 
 
-def _width(side: Side, path: str) -> tuple[float, str]:
+def _width(side: ComparedArm, path: str) -> tuple[float, str]:
     """Returns the width of the space of a path, and its kind."""
-    space = bounds(side.space.get(path, ""))
-    if space is not None and space.log:
-        return math.log10(space.high / space.low), "log_uniform"
-    if space is not None:
+    space, found = bounds(side.space.get(path, "")), _range(side, path)
+    if space is not None and not space.log:
         return (space.high - space.low) / max(abs(space.low), abs(space.high)), "uniform"
-    values = [each[path] for each in side.points if path in each]
-    numbers = [x for x in values if isinstance(x, int | float) and x > 0]
-    if len(numbers) < len(values) or not numbers:
+    if found is None or found.texts or found.low <= 0:
         return 0.0, "other values"
-    return math.log10(max(numbers) / min(numbers)), "values"
+    return math.log10(found.high / found.low), "values" if space is None else "log_uniform"
 
 
-def _methods(sides: Mapping[str, Side], search: str) -> Iterator[str]:
+def _methods(sides: Mapping[str, ComparedArm], search: str) -> Iterator[str]:
     """Yields a sentence about arms that are searched by different methods, seeds aside."""
     texts = {arm: re.sub(r", seed \d+", "", x.method) for arm, x in sides.items() if x.space}
     if len({*texts.values()} - {""}) > 1:
         yield f"{search} by different methods: {values_text(texts)}."
 
 
-def _apart(sides: Mapping[str, Side], search: str) -> Iterator[str]:
+def _apart(sides: Mapping[str, ComparedArm], search: str) -> Iterator[str]:
     """Yields sentences about spaces of an argument of one function that have nothing in common."""
     of_all = [each for side in sides.values() for each in (side.space, *side.points)]
     for path in dict.fromkeys(path for each in of_all for path in each):
@@ -381,7 +379,7 @@ class _Range(NamedTuple):
     text: str
 
 
-def _range(side: Side, path: str) -> _Range | None:
+def _range(side: ComparedArm, path: str) -> _Range | None:
     """Returns the values of a path that is searched; None if it is not."""
     space = bounds(side.space.get(path, ""))
     values = [each[path] for each in side.points if path in each]
@@ -462,13 +460,11 @@ def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dic
 
 def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
     """Yields the path and value of each argument below `path`, and the function of each call."""
-    if isinstance(tree, Call):
-        yield path, tree.name
-    children = child_trees(tree)
-    if not children and not isinstance(tree, Call):
-        yield path, tree if isinstance(tree, str) else brief(tree)
-    for key, value in children.items():
-        yield from arguments(value, join(path, key))
+    for at, part in walk(tree, path):
+        if isinstance(part, Call):
+            yield at, part.name
+        elif not child_trees(part):
+            yield at, part if isinstance(part, str) else brief(part)
 
 
 def values_text(values: Mapping[str, str]) -> str:

@@ -63,8 +63,7 @@ class ContinuedRun:
 
     def choose_states(self, config: Config, title: str) -> Config:
         """Returns an arm's config with its optimizer's state, unless it says that itself."""
-        # `title` is the arm as the subject of a sentence. Raises ConfigError if it begins
-        # otherwise.
+        # `title` is the arm as a subject of sentences. Raises ConfigError if it begins otherwise.
         start: Any = config.root.kwargs.get("warm_start")
         fixed = self._fixed
         if not isinstance(start, dict) or any(start.get(key) != x for key, x in fixed.items()):

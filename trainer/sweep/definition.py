@@ -5,18 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.sweep.ablation import Ablation, check_name
-from trainer.sweep.asked import Asked
+from trainer.sweep.ablation import Ablation, check_arm_name
 from trainer.sweep.branch import Branch
 from trainer.sweep.confounders import Kind
 from trainer.sweep.ladder import Ladder
-from trainer.sweep.methods import Explicit, Grid, Halved, Method, Sampled
+from trainer.sweep.methods import Method, grid
 from trainer.sweep.spaces import Space
 from trainer.sweep.target_rule import LASTING, RuleName, TargetRule
 from trainer.writers.lines import PREFIXES
 
 _MOST_SEEDS = 10_000
-_METHODS = (Grid, Sampled, Explicit, Halved, Asked)
 _FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
 # A file name has at most 255 bytes. Files and folders are named after arms; the other 55 are for
 # what is added to a name, also for temporary files.
@@ -25,29 +23,11 @@ _LONGEST_NAME = 200
 _KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
 
 
-def _check_space(space: Mapping[str, Space] | None) -> None:
-    """Raises ValueError for a space without paths, or an entry that is not a space."""
-    if space is not None and not space:
-        raise ValueError(
-            "space is empty: give it a path and its values, or remove it for an arm of a single"
-            " trial."
-        )
-    for key, each in (space or {}).items():
-        if not isinstance(each, Space):
-            raise ValueError(f"The entry {key!r} of space must be a call of a function of space.")
-
-
-def _check_kind(name: str, value: Any, *kinds: type) -> None:
+def _check_kind(name: str, value: Any, kind: type) -> None:
     """Raises ValueError for an object of another class, which a call may have returned."""
-    if value is not None and not isinstance(value, kinds):
+    if value is not None and not isinstance(value, kind):
         # The text leaves the object out: its fields would be taken for places of the mistake.
         raise ValueError(f"{name} must be a call of {_KINDS.get(name, name)}.")
-
-
-def _check_trials(trials: int | None) -> None:
-    """Raises ValueError for a number of trials below 1."""
-    if trials is not None and trials < 1:
-        raise ValueError(f"trials is {trials}, but an arm has at least one trial.")
 
 
 def _check_searches(searches: int | None, final: "Final | None") -> None:
@@ -102,9 +82,18 @@ class Arm:
     method: Method | None = None
 
     def __post_init__(self) -> None:
-        _check_space(self.space)
-        _check_trials(self.trials)
-        _check_kind("method", self.method, *_METHODS)
+        if self.space is not None and not self.space:
+            raise ValueError(
+                "space is empty: give it a path and its values, or remove it for an arm of a single"
+                " trial."
+            )
+        for key, each in (self.space or {}).items():
+            if not isinstance(each, Space):
+                text = f"The entry {key!r} of space must be a call of a function of space."
+                raise ValueError(text)
+        if self.trials is not None and self.trials < 1:
+            raise ValueError(f"trials is {self.trials}, but an arm has at least one trial.")
+        _check_kind("method", self.method, Method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +274,7 @@ class Sweep:
     branch: Branch | None = None
     searches: int | None = None
     seeds: int | Sequence[int] = 1
-    method: Method = Grid()
+    method: Method = grid()
     goal: Goal = Goal()
     final: Final | None = Final()
     looks: Literal["planned", "any"] = "planned"
@@ -315,8 +304,7 @@ class Sweep:
                 "The sweep has arms and space. With arms, each has a space of its own: move space"
                 " into the arms."
             )
-        _check_space(self.space)
-        _check_trials(self.trials)
+        Arm(space=self.space, trials=self.trials, method=self.method)  # checks them
         _check_searches(self.searches, self.final)
         _check_seeds(self.seeds)
         if self.skewed and self.looks == "any":
@@ -324,7 +312,6 @@ class Sweep:
                 "looks is 'any' and skewed is true, but the test that holds at any look is wrong"
                 " for skewed differences: remove one of them."
             )
-        _check_kind("method", self.method, *_METHODS)
         kinds = {"goal": Goal, "final": Final, "claims": Claims}
         kinds |= {"ladder": Ladder, "ablate": Ablation, "branch": Branch}
         for name, kind in kinds.items():
@@ -342,15 +329,14 @@ class Sweep:
             )
         lower: dict[str, str] = {}
         for name in map(str, self.arms):
-            check_name("arms", name)
+            check_arm_name("arms", name)
             if len(name) > _LONGEST_NAME:
                 raise ValueError(
                     f"arms has a name of {len(name)} characters, {name[:20]}..., after which files"
                     f" are named: use at most {_LONGEST_NAME}."
                 )
             # Folders are named after arms, and some file systems ignore the case.
-            other = lower.setdefault(name.lower(), name)
-            if other != name:
+            if (other := lower.setdefault(name.lower(), name)) != name:
                 raise ValueError(
                     f"arms has the names {other!r} and {name!r}, which differ only in upper and"
                     " lower case and would share a folder: rename one."

@@ -13,19 +13,17 @@ from typing import Any
 from trainer.config import ConfigError, load
 from trainer.config.vocabulary import SWEEP
 from trainer.config.wording import listing
-from trainer.sweep.asked import Asked
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.extension import added_trials
 from trainer.sweep.ledger import Ledger
-from trainer.sweep.methods import Sampled
-from trainer.sweep.plan import Plan, make_plan
-from trainer.sweep.plan_file import changed, differences, first_other, linked_in, plan_of
+from trainer.sweep.plan import Plan, plan_sweep
+from trainer.sweep.plan_file import changed, first_other, linked_in, plan_differences, plan_of
 from trainer.sweep.reading import AbsentArm, Definition, read_sweep
 
 _NAMED = 6  # differences at most that a sentence lists
 
 
-def derive(folder: Path, plan: Plan, ledger: Ledger | None) -> tuple[list[str], list[str]]:
+def derive(folder: Path, plan: Plan, ledger: Ledger) -> tuple[list[str], list[str]]:
     """Returns what plan.json has otherwise than its files give, and what was not derived."""
     # The first are parts of sentences, the second sentences. Of what the files name only our own
     # methods and spaces are called, and nothing outside of the folder is read.
@@ -73,7 +71,7 @@ def _definition(file: Path, stored: Plan) -> Definition:
 
 def _made(definition: Definition, stored: Plan, before: Plan | None) -> tuple[Plan, list[str]]:
     """Makes the plan of a revision; returns lines about what it changes of the one before, too."""
-    plan, lines = make_plan(definition), list[str]()
+    plan, lines = plan_sweep(definition), list[str]()
     if stored.revision > 1:
         assert before is not None, "its error is the one of this revision"
         added, lines = added_trials(before, definition, plan)
@@ -89,7 +87,7 @@ def _differences(stored: Plan, made: Plan) -> list[str]:
     """Lists in what a plan in a folder, up to a revision, differs from the one that was made."""
     revision = stored.revisions[-1]
     lines = first_other(stored.trials, made.trials)
-    lines += differences(stored, _compared(made, revision))
+    lines += plan_differences(stored, _compared(made, revision))
     new, keys = made.content() | {"linked": linked_in(made)}, {"offsets", *revision}
     found = changed(revision, new, sorted({"offsets", "linked"} & keys))
     return [*lines, *(f"{key}: {text}" for key, text in found.items())]
@@ -108,13 +106,11 @@ def _compared(made: Plan, revision: Mapping[str, Any]) -> Plan:
     return replace(made, arms=arms)
 
 
-def _other_scipy(definition: Definition, number: int, ledger: Ledger | None) -> str:
+def _other_scipy(definition: Definition, number: int, ledger: Ledger) -> str:
     """Returns a sentence if another version of scipy may have drawn other points, or ""."""
-    choosers = [arm.method.chooser for arm in definition.arms]
-    drawn = [x.kind for x in choosers if isinstance(x, Sampled | Asked)]
-    if {*drawn} <= {"random", "cmaes"}:
+    if {arm.method.kind for arm in definition.arms} <= {"grid", "explicit", "random", "cmaes"}:
         return ""
-    here, lines = importlib.metadata.version("scipy"), ledger.of("plan") if ledger else []
+    here, lines = importlib.metadata.version("scipy"), ledger.of("plan")
     then = {str(x.content.get("scipy", "")) for x in lines if x.content["revision"] == number}
     if then == {here}:
         return ""

@@ -49,7 +49,6 @@ def _tree(text: str) -> Tree:
     from trainer.config import yaml_reader
     from trainer.config.nodes import plain
 
-    read = yaml_reader.read(text, Source("a value"))
-    if read is None:
+    if (read := yaml_reader.read(text, Source("a value"))) is None:
         raise TypeError("a value is empty")
     return plain(read).kwargs["value"]

@@ -15,14 +15,13 @@ from pathlib import Path
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.code_changes import (
-    CodeChange,
+    change_sentences,
     changes_in,
     fingerprint_of,
-    sentences,
     versions_in,
 )
 from trainer.sweep.derivation import derive
-from trainer.sweep.final import FINAL_FILE, trials_until, wrong_choices
+from trainer.sweep.final import FINAL_FILE, is_same_value, trials_until, wrong_choices
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
@@ -33,7 +32,7 @@ from trainer.sweep.ledger import (
     LEDGER_FILE,
     POINTS_FILE,
     Ledger,
-    Recorder,
+    LedgerWriter,
     began_late,
     file_digest,
     files_in,
@@ -49,7 +48,6 @@ from trainer.writers.json_files import DamagedFile, as_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _LOOKS = 3  # checks at most, while workers append to the ledger
-_SAME = 1e-9  # relative
 _NAMED = 5  # the most trials that a sentence lists
 
 
@@ -69,13 +67,8 @@ class Evidence:
     results: int  # how many trials have a result
     files: int  # how many files were compared with the ledger
     absent: int  # how many files of states the ledger has that are not here
-    head: str  # the last hash of the ledger; "" if there is none
-    # what the ledger, or none, does not show, in a sentence; "" if it began with the plan
-    began_late: str
+    ledger: Ledger
     underived: tuple[str, ...]  # sentences on what of the plan was not derived from its files
-    changes: tuple[CodeChange, ...]  # those of the user's code, which were allowed
-    # name in the user's code -> the hashes that it had, in order
-    code: Mapping[str, tuple[str, ...]]
     # the trials that were computed again after their results had been removed -> whether these
     # results were failures
     again: Mapping[str, bool]
@@ -86,14 +79,17 @@ class Evidence:
 def examine(
     folder: Path, outcomes: Mapping[str, Summary] | None = None, thorough: bool = True
 ) -> Evidence:
-    """Checks the results of a sweep, also while it is computed; UserError if it is no sweep."""
+    """Checks the results of a sweep, also while it is computed; UserError if it cannot be read."""
     # `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
     # also of trials whose files the ledger has.
-    for _ in range(_LOOKS):
-        before = _size(folder)
-        found = _Examination(folder, outcomes, thorough).evidence()
-        if not found.faults or _size(folder) == before:
-            break
+    try:
+        for _ in range(_LOOKS):
+            before = _size(folder)
+            found = _Examination(folder, outcomes, thorough).evidence()
+            if not found.faults or _size(folder) == before:
+                break
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
     return found
 
 
@@ -133,7 +129,7 @@ class _Examination:
         """Returns what the check found."""
         files, recorded = 0, set[str]()
         ledger = self._ledger
-        if ledger is not None and self._check_ledger(ledger):
+        if ledger.exists and self._check_ledger(ledger):
             recorded, files = self._check_files(ledger)
             if self._thorough:
                 self._check_conditions(ledger)
@@ -147,7 +143,7 @@ class _Examination:
             wrong, underived = derive(self._folder, self._plan, ledger)
             underived += not_chosen_again(self._folder, self._plan)
             self._check_choices("plan.json", wrong)
-            halving = Halving(self._folder, self._plan, Recorder(self._folder))
+            halving = Halving(self._folder, self._plan, LedgerWriter(self._folder))
             for name, why in halving.wrong_waiting():
                 self._fault(name, why)
             of_plan = self._folder, self._plan, self._outcome
@@ -159,13 +155,14 @@ class _Examination:
             results=len(self._results),
             files=files - self._absent,
             absent=self._absent,
-            head="" if ledger is None else ledger.head,
-            began_late=began_late(ledger),
+            ledger=ledger,
             underived=tuple(underived),
-            changes=tuple(changes_in(ledger)),
-            code=versions_in(ledger),
             again=_computed_again(ledger),
-            initial=_initial(ledger),
+            initial={
+                arm: line.content["values"]
+                for line in reversed(ledger.of("initial"))  # the first one about an arm counts
+                for arm in line.content["arms"]
+            },
         )
 
     def _fault(self, file: str, why: str) -> None:
@@ -181,8 +178,7 @@ class _Examination:
             self._fault(LEDGER_FILE, "its last line is cut off, as by a worker that was killed")
         seen: set[str] = set()
         for entry in ledger.of("trial"):
-            name = entry.content["trial"]
-            if name in seen and not entry.content.get("again"):
+            if (name := entry.content["trial"]) in seen and not entry.content.get("again"):
                 self._fault(LEDGER_FILE, f"line {entry.line} has {name} for a second time")
             seen.add(name)
         if self._plan is None:
@@ -262,8 +258,7 @@ class _Examination:
 
     def _check_conditions(self, ledger: Ledger) -> None:
         """Checks that the ledger has code and environment of each trial."""
-        # Only after its first such line. Ledgers of earlier versions have no lines about
-        # environments.
+        # Only after its first such line. Ledgers of earlier versions have none about environments.
         versions, begun, trials = versions_in(ledger), set[str](), dict[str, set[str]]()
         known = [each.content["environment"] for each in ledger.of("environment")]
         for entry in ledger.entries:
@@ -304,12 +299,10 @@ class _Examination:
 
     def _check_rows(self, name: str) -> None:
         """Checks the summary of a trial against its rows."""
-        outcome = self._outcome(name)
-        if outcome is None:
+        if (outcome := self._outcome(name)) is None:
             self._fault(f"{name}/{SUMMARY_FILE}", "it is missing or damaged")
             return
-        wrong = list(unlike_rows(self._folder / name, outcome))
-        if wrong:
+        if wrong := list(unlike_rows(self._folder / name, outcome)):
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
             self._fault(f"{name}/{SUMMARY_FILE}", why)
@@ -333,56 +326,38 @@ def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
             if math.isfinite(row[name]):
                 finite[name].append(row[name])
     for name, value in outcome.metrics.items():
-        if not _same(newest.get(name), value):
+        if not is_same_value(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
         if name.startswith("perf/") and value is not None:
-            if not _same(newest.get(name, 0.0), value):
+            if not is_same_value(newest.get(name, 0.0), value):
                 yield name
     of_mode = {"min": min, "max": max}
     for name, modes in outcome.best.items():
         for mode, best in modes.items():
-            if not finite[name] or not _same(of_mode[mode](finite[name]), best.value):
+            if not finite[name] or not is_same_value(of_mode[mode](finite[name]), best.value):
                 yield f"best {name}"
 
 
-def _same(one: float | None, other: float) -> bool:
-    if one is None or math.isnan(other):
-        return one is not None and math.isnan(one)
-    return math.isclose(one, other, rel_tol=_SAME)
-
-
-def _computed_again(ledger: Ledger | None) -> dict[str, bool]:
+def _computed_again(ledger: Ledger) -> dict[str, bool]:
     """Returns the trials that a ledger has again -> whether all results before were failures."""
     found: dict[str, bool] = {}
     ends: dict[str, set[str]] = {}
-    for entry in ledger.of("trial") if ledger is not None else ():
-        name = entry.content["trial"]
-        if name in ends:
+    for entry in ledger.of("trial"):
+        if (name := entry.content["trial"]) in ends:
             found[name] = ends[name] == {"failed"}
         ends.setdefault(name, set()).add(str(entry.content.get("end")))
     return found
 
 
-def _initial(ledger: Ledger | None) -> dict[str, Mapping[str, float]]:
-    """Returns arm -> its metrics before the first step, by the first line about it."""
-    found: dict[str, Mapping[str, float]] = {}
-    for entry in ledger.of("initial") if ledger is not None else ():
-        for arm in entry.content["arms"]:
-            found.setdefault(arm, entry.content["values"])
-    return found
-
-
 def sentences_about_repeats(again: Mapping[str, bool]) -> Iterator[str]:
     """Yields sentences about trials that were computed again; see `Evidence.again`."""
-    removed = [name for name, failed in again.items() if not failed]
-    if removed:
+    if removed := [name for name, failed in again.items() if not failed]:
         yield (
             "Results that were known had been removed, and were computed again:"
             f" {listing(removed, _NAMED)}."
         )
-    failed = [name for name, each in again.items() if each]
-    if failed:
+    if failed := [name for name, each in again.items() if each]:
         yield f"Runs that had failed were computed again: {listing(failed, _NAMED)}."
 
 
@@ -391,16 +366,17 @@ def report_of(evidence: Evidence) -> list[str]:
     if evidence.faults:
         return [f"{fault.file}: {fault.why}." for fault in evidence.faults]
     results = f"{evidence.results:,} results"
-    if not evidence.head:
-        agree = f"The {results} agree with their rows and with final.json. {evidence.began_late}"
+    head, late = evidence.ledger.head, began_late(evidence.ledger)
+    if not head:
+        agree = f"The {results} agree with their rows and with final.json. {late}"
         return [agree, *evidence.underived]
     absent = [f"{plural(evidence.absent, 'file')} of states that it has are not here."]
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
-        f" whose last hash is {evidence.head}.",
-        *([evidence.began_late] if evidence.began_late else []),
+        f" whose last hash is {head}.",
+        *([late] if late else []),
         *evidence.underived,
         *(absent if evidence.absent else []),
         *sentences_about_repeats(evidence.again),
-        *sentences(evidence.changes),
+        *change_sentences(list(changes_in(evidence.ledger))),
     ]

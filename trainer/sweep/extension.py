@@ -15,10 +15,10 @@ from typing import Any
 from trainer.config import Call, Config, Tree
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
-from trainer.sweep.code_changes import check_code, note_code
+from trainer.sweep.code_changes import changed_hashes, note_code
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
-from trainer.sweep.ledger import Recorder, known_results, read_ledger, results_in
+from trainer.sweep.ledger import LedgerWriter, known_results, read_ledger, results_in
 from trainer.sweep.plan import (
     Plan,
     PlannedArm,
@@ -37,7 +37,7 @@ from trainer.sweep.plan_file import (
     read_plan,
     revision_changes,
     revision_of,
-    shown,
+    shown_part,
     write_revisions,
     writing,
 )
@@ -45,7 +45,7 @@ from trainer.sweep.presence import Mode
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import tuned_line
 from trainer.sweep.warning_text import merge_warnings, warning_lines
-from trainer.workdir.changes import indented
+from trainer.workdir.fingerprint import indented
 from trainer.writers.files import replace_file
 
 _Points = dict[int, Mapping[str, Tree]]  # number of a point -> its values
@@ -74,8 +74,8 @@ def write_extension(
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
-        stored, ledger = read_plan(folder), Recorder(folder)
-        check_code(folder, ledger, code or {}, allow_changed)
+        stored, ledger = read_plan(folder), LedgerWriter(folder)
+        changed_hashes(folder, ledger, code or {}, allow_changed)
         revision = make_extension(folder, stored, definition, plan)
         fence = partial(_check_not_extended, folder, stored)
         texts, file = files_of(definition, plan), folder / f"sweep.{stored.revision + 1}.yaml"
@@ -111,13 +111,7 @@ def make_extension(
     # chosen; "follows", the digest of the revision before.
     # Raises UserError if the file changes or removes what was planned, or adds nothing, or if
     # winners were chosen and final.json is missing; ConfigError if the arms have unequal budgets.
-    why = ""
-    if stored.ladder or plan.ladder:
-        why = "a ladder cannot be extended, because its rungs are judged together and once"
-    elif stored.cuts or plan.cuts:
-        why = "method.halving cannot be extended, because its trials were stopped among those that"
-        why += " it had, by the goal that it had"
-    if why:
+    if why := stored.fixed or plan.fixed:
         raise UserError(
             f"A sweep with {why}: start another sweep in another --workdir. Nothing in {folder} was"
             " changed."
@@ -157,8 +151,7 @@ def added_trials(stored: Plan, definition: Definition, plan: Plan) -> tuple[list
         lines += lost
         seeds = [seed_of_search(seed, offset) for seed in plan.seeds]
         for (number, values), seed in itertools.product(points.items(), seeds):
-            config = plan.arms[arm.name].config
-            trial = Trial(arm.name, number, seed, values, config, search=search)
+            trial = Trial(arm.name, number, seed, values, plan.arms[arm.name].config, search=search)
             if trial.name not in stored.by_name:
                 added.append(trial)
     return added, lines
@@ -201,17 +194,18 @@ def _extended_points(
     line = f"trials of {arm.name}: {len(old):,} -> {len(new):,}"
     if len(new) < len(old):
         return {}, [line]
-    if 0 < len(old) < len(new) and not arm.method.chooser.grows:
+    if 0 < len(old) < len(new) and not arm.method.grows:
         why = f"the first {len(old):,} points of {arm.method.text} change"
         return {}, [f"{line} ({why}: raise searches instead)"]
-    if arm.method.chooser.counted:
+    if arm.method.seed is not None:
         return new | old, []
     keys, theirs = ({_key(values) for values in points.values()} for points in (old, new))
-    lost = [number for number, values in old.items() if _key(values) not in theirs]
-    if lost:
+    if lost := [number for number, values in old.items() if _key(values) not in theirs]:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         name = f"{arm.name}/{point_name(search, lost[0])}"
-        return {}, [f"trial {name} ({shown(encoded(old[lost[0]]))}){more}: present -> (absent)"]
+        return {}, [
+            f"trial {name} ({shown_part(encoded(old[lost[0]]))}){more}: present -> (absent)"
+        ]
     fresh = [values for values in new.values() if _key(values) not in keys]
     return old | dict(enumerate(fresh, len(old))), []
 
@@ -265,7 +259,7 @@ def _known_results(folder: Path, names: Set[str]) -> dict[str, Any]:
     # The ledger also has results that were removed, and the folders also results that it lacks.
     # Raises UserError if winners were chosen and final.json, which names them, is missing.
     ledger, chosen = read_ledger(folder), (folder / FINAL_FILE).exists()
-    known = known_results(ledger.entries if ledger else (), results_in(folder))
+    known = known_results(ledger.entries, results_in(folder))
     if known.final and not chosen:
         raise UserError(
             f"The winners of the sweep in {folder} were chosen, and {FINAL_FILE}, which names them,"
@@ -283,9 +277,8 @@ def render_extension(
     unlike: Sequence[str] = (),
 ) -> str:
     """Formats a revision: the new trials, programs and what they cost, and what was known."""
-    # `stored` is the plan before the revision; `power` has sentences about the differences that the
-    # added units find, and `unlike` about what the arms differ in. The last line ends with a
-    # newline.
+    # `stored` is the plan before the revision; `power` are sentences about the differences that
+    # added units find, `unlike` about what the arms differ in. The last line ends with a newline.
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
     # All trials of an arm that the revision adds have the same paths: its config is not asked.
     new = PlannedArm(Config(Call("", {}), {}), "", {})

@@ -7,7 +7,7 @@ import jax
 
 from trainer.checkpoint import CheckpointError
 from trainer.checkpoint.errors import ABSENT
-from trainer.data.shard_reader import DataChanged
+from trainer.data.shards import DataChanged
 from trainer.messages import UserError
 from trainer.train.rows import MetricsError
 from trainer.workdir import WorkdirTakenOver

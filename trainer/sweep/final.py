@@ -76,8 +76,7 @@ def choose_winners(
     record: Callable[[bytes], None],
 ) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs."""
-    # All trials of the plan have results. `record` takes the content of the file before it is
-    # written.
+    # All trials of the plan have results. `record` takes the file's content before it is written.
     text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
     record(text.encode())
     replace_file(folder / FINAL_FILE, text.encode())
@@ -168,9 +167,9 @@ def is_same_value(one: Any, other: Any) -> bool:
     """Returns whether two values are equal, floats up to rounding, those in dicts too."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same_value(one[x], other[x]) for x in one)
-    if type(one) is float and type(other) is float:
+    if type(one) is float and type(other) is float and not math.isnan(other):
         return math.isclose(one, other, rel_tol=1e-9)
-    return one == other
+    return one == other or (one != one and other != other)  # NaN is the same as NaN
 
 
 def _shown(winner: _Winner | None) -> str:
@@ -183,8 +182,7 @@ def _shown(winner: _Winner | None) -> str:
 
 def final_trials(folder: Path, plan: Plan) -> list[Trial] | None:
     """Returns the final trials; None before the winners of the plan's revision are chosen."""
-    # They are ordered by arm, then by search, then by seed. Raises DamagedFile as `read_choices`
-    # does.
+    # They are ordered by arm, search and seed. Raises DamagedFile as `read_choices` does.
     choices = read_choices(folder, plan)
     chosen = [n for n, each in enumerate(choices) if each.revision == plan.revision]
     return trials_of_choice(plan, choices[: chosen[0] + 1]) if chosen else None

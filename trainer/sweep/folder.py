@@ -24,13 +24,13 @@ from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials, read_choices
 from trainer.sweep.halving import Halving, waiting_folder
-from trainer.sweep.ledger import CUTS_FILE, POINTS_FILE, Recorder, trial_event
+from trainer.sweep.ledger import CUTS_FILE, POINTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import choose_points
 from trainer.sweep.presence import Presence
-from trainer.sweep.removal import clean, remove, set_aside, set_aside_result
+from trainer.sweep.removal import clean, remove_set_aside, set_aside, set_aside_result
 from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import paths_below, replace_file
@@ -64,7 +64,7 @@ def read_wave(file: Path) -> WaveContent:
 
 
 @dataclass(frozen=True)
-class Claim:
+class WaveClaim:
     """A wave that this process alone computes, until `close`."""
 
     name: str  # of the wave, from its trials
@@ -95,7 +95,7 @@ class SweepFolder:
         self.path = path
         self.presence = presence or Presence(path)
         self._log = log
-        self._ledger = Recorder(path)
+        self._ledger = LedgerWriter(path)
         self._waves = path / "waves"
         self.limits = Limits(self._waves / "limits.json", self.presence.exclusive)
         self._read_plan()
@@ -180,14 +180,14 @@ class SweepFolder:
             return note_code(self.path, self._ledger, found, allowed)
 
     @contextlib.contextmanager
-    def locked_ledger(self) -> Iterator[Recorder]:
+    def locked_ledger(self) -> Iterator[LedgerWriter]:
         """Keeps others from the sweep while its ledger is used."""
         with self.presence.exclusive():
             yield self._ledger
 
     # Claims.
 
-    def claim(self, workers: int, fits: Callable[[int], int]) -> Claim | None:
+    def claim(self, workers: int, fits: Callable[[int], int]) -> WaveClaim | None:
         """Takes a wave that nobody computes: one that a killed worker left, or a new one."""
         # `workers` is how many workers share the trials, at least. `fits` takes the index of a
         # program, and returns how many of its trials fit into memory side by side. Returns None if
@@ -203,10 +203,12 @@ class SweepFolder:
             taken: set[str] = set()
             for file, content in self._unfinished():
                 taken |= set(content["trials"])
-                claim = self._hold(file, content)
-                if claim is not None:
+                if (claim := self._hold(file, content)) is not None:
                     return claim
-            starts = self._cut(taken)
+            cuts = self.halving.cut()
+            if self.plan.cuts:
+                self.halving.clean(taken)
+            starts = self.halving.starts(cuts)
             if self._pending and choose_points(self.path, self.plan, self._ledger, self.finished()):
                 self._read_plan()
             self._choose_winners()
@@ -233,15 +235,13 @@ class SweepFolder:
             try:
                 yield file, read_wave(file)
             except (DamagedFile, FileNotFoundError) as error:
-                self._throw_away(file, error)
-
-    def _cut(self, taken: Collection[str]) -> dict[str, int | None]:
-        """Makes the cuts that can be made; returns what `Halving.starts` does."""
-        # `taken` are the trials in waves.
-        cuts = self.halving.cut()
-        if self.plan.cuts:
-            self.halving.clean(taken)
-        return self.halving.starts(cuts)
+                with contextlib.ExitStack() as stack:
+                    with contextlib.suppress(OSError):  # what cannot be opened is not locked
+                        number = stack.enter_context(_opened(file)).fileno()
+                        if not self.presence.take(file.stem, number):
+                            continue  # a worker computes it nevertheless
+                    self._log(str(error))
+                    remove_set_aside(set_aside(file))
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
@@ -249,15 +249,13 @@ class SweepFolder:
         if chosen or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
-        lost = [name for name, outcome in outcomes.items() if outcome is None]
-        if lost:
+        if lost := [name for name, outcome in outcomes.items() if outcome is None]:
             raise UserError(
                 f"The winners cannot be chosen: {self.path / lost[0] / SUMMARY_FILE} is missing"
                 f" or damaged{f', and {len(lost) - 1} more' if len(lost) > 1 else ''}."
                 " Restore it, or remove the folder, and the trial is computed again."
             )
-        record = partial(self._ledger.add_file, FINAL_FILE)
-        choose_winners(self.path, self.plan, outcomes, record)
+        choose_winners(self.path, self.plan, outcomes, partial(self._ledger.add_file, FINAL_FILE))
 
     def _new_wave(
         self,
@@ -265,10 +263,9 @@ class SweepFolder:
         starts: Mapping[str, int | None],
         workers: int,
         fits: Callable[[int], int],
-    ) -> Claim | None:
+    ) -> WaveClaim | None:
         trials = self.trials()
-        left = [trial for name, trial in trials.items() if name not in taken]
-        if not left:
+        if not (left := [trial for name, trial in trials.items() if name not in taken]):
             return None
         # Take the arm with the largest share of trials left, so that all arms advance together.
         # Runs of new winners stand apart, and an arm whose winner is as before has none there.
@@ -281,10 +278,14 @@ class SweepFolder:
         start = starts.get(first.folder)
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
+        alike = [arm]  # the arms with trials that may be in one wave: all of a branch begin alike
+        if self.plan.branch is not None:
+            arms = self.plan.arms
+            alike = [name for name in arms if arms[name].cuts == arms[arm].cuts]
         same = [
             trial
             for trial in left
-            if self._share_waves(trial.arm, arm)
+            if trial.arm in alike
             and self.program_of(trial) == program
             and starts.get(trial.folder) == start
             and trial.folder not in limits["alone"]
@@ -301,15 +302,9 @@ class SweepFolder:
         width = wave_width(len(same), most, *bounds)
         return self._write_wave(same[:width], program, start=start)
 
-    def _share_waves(self, arm: str, other: str) -> bool:
-        """Returns whether trials of two arms may be in one wave: all of a branch begin alike."""
-        arms = self.plan.arms
-        alike = self.plan.branch is not None and arms[arm].cuts == arms[other].cuts
-        return arm == other or alike
-
     def _write_wave(
         self, trials: Sequence[Trial], program: int, alone: bool = False, start: int | None = None
-    ) -> Claim:
+    ) -> WaveClaim:
         content = WaveContent(alone=alone, program=program, trials=[t.folder for t in trials])
         until = self.halving.until(trials[0], start or 0)
         if start is not None:
@@ -322,7 +317,7 @@ class SweepFolder:
         assert claim is not None, "the sweep is locked, so that nobody else holds a new wave"
         return claim
 
-    def _hold(self, file: Path, content: WaveContent) -> Claim | None:
+    def _hold(self, file: Path, content: WaveContent) -> WaveClaim | None:
         """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(_opened(file))
@@ -337,11 +332,11 @@ class SweepFolder:
             gone = not set(names) <= set(known)
             if gone or all(self.has_moved(known[name], until) for name in names):
                 self._ledger.add_trials(self._events(names))
-                remove(set_aside(file))
+                remove_set_aside(set_aside(file))
                 return None
             self.presence.announce(file.stem)
             stack.pop_all()
-        return Claim(
+        return WaveClaim(
             name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
             alone=content["alone"],
@@ -361,17 +356,7 @@ class SweepFolder:
             return True
         return until is not None and waiting_folder(self.path, trial, until).exists()
 
-    def _throw_away(self, file: Path, error: Exception) -> None:
-        """Removes a wave whose file is damaged, unless a worker computes it nevertheless."""
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a file that cannot be opened is not locked
-                stream = stack.enter_context(_opened(file))
-                if not self.presence.take(file.stem, stream.fileno()):
-                    return
-            self._log(str(error))
-            remove(set_aside(file))
-
-    def record(self, claim: Claim) -> None:
+    def record(self, claim: WaveClaim) -> None:
         """Adds the trials of a wave that have results, and were moved, to the ledger."""
         # If a worker is killed before this, the next one finds its wave and adds them.
         events = list(self._events([trial.folder for trial in claim.trials]))
@@ -388,8 +373,7 @@ class SweepFolder:
         # If trials of the search are among them, the winners are chosen again, and their runs in
         # these searches are removed, too. The ledger keeps that they were computed before. Raises
         # UserError if the winners cannot be chosen again.
-        found = [name for name in self.trials() if self._has_failed(name)]
-        if found:
+        if found := [name for name in self.trials() if self._has_failed(name)]:
             self._waves.mkdir(mode=0o700, exist_ok=True)
             self.limits.forget_faults(found)
         with self.presence.exclusive():
@@ -403,7 +387,7 @@ class SweepFolder:
                 self._final = None
             removed = [set_aside_result(self.path / name, self._waves) for name in again]
         for each in removed:
-            remove(each)
+            remove_set_aside(each)
         return again
 
     def _chosen_among(self, failed: Sequence[str]) -> list[str]:
@@ -446,13 +430,13 @@ class SweepFolder:
         outcome = read_outcome(self.path / trial)
         return outcome is not None and outcome.end == "failed"
 
-    def remove(self, claim: Claim) -> None:
+    def remove(self, claim: WaveClaim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again."""
         # Its workdir must be closed.
         with self.presence.exclusive():  # other workers read the files of waves
             removed = set_aside(claim.file)
             claim.close()
-        remove(removed)
+        remove_set_aside(removed)
 
 
 def _opened(file: Path) -> BinaryIO:

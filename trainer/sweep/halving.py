@@ -19,7 +19,7 @@ from pathlib import Path
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
 from trainer.sweep.final import ArmSearch, is_same_value
-from trainer.sweep.ledger import CUTS_FILE, Recorder, trial_event
+from trainer.sweep.ledger import CUTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
@@ -55,8 +55,7 @@ Cuttings = Mapping[ArmSearch, Sequence[Cut]]  # the cuts of each search, in the 
 def planned_steps(plan: Plan, arm: str, programs: Sequence[SharedProgram]) -> int:
     """Returns the steps that the trials of an arm need together, if none of them diverges."""
     # `programs` are those of the arm; if trials are cut, all have the same number of steps.
-    cuts = plan.arms[arm].cuts
-    if cuts is None:
+    if (cuts := plan.arms[arm].cuts) is None:
         return sum(each.updates * each.counts[arm] for each in programs)
     first, points = programs[0], plan.counts[arm]
     steps = cuts.total(points, first.steps) - points * (first.first_step or 0)
@@ -108,17 +107,13 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
         values = [value_at(trial, step, plan.goal) for trial in trials]
         known = [value for value in values if value is not None]
         means[number] = math.fsum(known) / len(known) if len(known) == len(values) else None
-
-    def place(number: int) -> tuple[float, int]:
-        value = means[number]
-        return math.inf if value is None else sign * value, number
-
-    order = tuple(sorted(means, key=place))
-    finite = sum(value is not None for value in means.values())
+    finite = [number for number, value in means.items() if value is not None]
+    places = {n: (math.inf if x is None else sign * x, n) for n, x in means.items()}
+    order = tuple(sorted(means, key=places.__getitem__))
     cuts = plan.arms[key[0]].cuts
     assert cuts is not None, "only searches with cuts are cut"
     most = cuts.going_on(plan.counts[key[0]], step)
-    return Cut(*key, step, order, tuple(means[n] for n in order), min(most, finite))
+    return Cut(*key, step, order, tuple(means[n] for n in order), min(most, len(finite)))
 
 
 def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
@@ -166,7 +161,7 @@ class Halving:
     # The ledger gets the content of cuts.json before it is written, and the trials that are pruned
     # before they are moved.
 
-    def __init__(self, folder: Path, plan: Plan, ledger: Recorder):
+    def __init__(self, folder: Path, plan: Plan, ledger: LedgerWriter):
         self._folder, self._plan, self._ledger = folder, plan, ledger
         cuts = plan.cuts
         self._trials = {trial.name: trial for trial in plan.trials if trial.arm in cuts}
@@ -196,8 +191,7 @@ class Halving:
         cuts, waiting = read_cuts(self._folder, self._plan), self.waiting()
         for cut in itertools.chain.from_iterable(cuts.values()):
             key = cut.arm, cut.search
-            found = self._arrived(key, cut.order, cut.step, waiting)
-            if found is None:
+            if (found := self._arrived(key, cut.order, cut.step, waiting)) is None:
                 continue
             again = cut_of(self._plan, key, cut.step, found)
             same = (again.order, again.kept) == (cut.order, cut.kept)
@@ -288,8 +282,7 @@ class Halving:
             if cut is None or step is None or trial.number in cut.going_on:
                 continue
             place = waiting_folder(self._folder, trial, step)
-            summary = read_summary(place)
-            if summary is None:
+            if (summary := read_summary(place)) is None:
                 why = "it is missing or damaged"
                 advice = f"remove {place}, and the trial is computed again."
                 raise damaged(place / SUMMARY_FILE, why, advice)

@@ -304,8 +304,7 @@ class PlannedLadder:
         known = self.factors[: self.searched]
         found: dict[str, Tree] = {}
         for path, value in winners[-1].items():
-            power = powers.get(path)
-            if power is None:
+            if (power := powers.get(path)) is None:
                 found[path] = value
             elif isinstance(power, str):
                 found[path] = _continued(known, [each[path] for each in winners], factor)
@@ -377,11 +376,11 @@ def rung_of(name: str) -> str:
     return name.partition("@")[2]
 
 
-def rungs_of(ladder: Ladder, arm: str) -> Iterator[tuple[int, bool]]:
-    """Yields the index of each rung of an arm, and whether it is searched beside the rule."""
+def rungs_of(ladder: Ladder, arm: str) -> Iterator[tuple[int, str, bool]]:
+    """Yields the index of each rung of an arm, its name there, and whether it is not searched."""
     rungs = len(ladder.values) - (ladder.baseline is not None and arm != ladder.baseline)
     again = set(map(label_of, ladder.retuned))
-    for index in range(rungs):
-        yield index, False
-        if ladder.labels[index] in again:
-            yield index, True
+    for index, label in enumerate(ladder.labels[:rungs]):
+        yield index, name_on(arm, label), index >= ladder.searched
+        if label in again:
+            yield index, name_on(arm, label, retuned=True), False

@@ -10,7 +10,7 @@ from trainer.config.wording import describe
 from trainer.config.yaml_reader import read
 
 
-class Setting(NamedTuple):
+class LauncherSetting(NamedTuple):
     """A value and where it was given: a value of YAML, or the text of the command line."""
 
     value: Any
@@ -30,12 +30,12 @@ def read_settings(
     texts: Sequence[str],
     named: Callable[[str, Source], str],
     example: tuple[str, str],
-) -> dict[str, Setting]:
+) -> dict[str, LauncherSetting]:
     """Reads a file of settings and those of the command line, which override the file."""
     # `option` is that of the command line, such as "--slurm". `named` takes a key and its source,
     # and returns the name of the setting. `example` is a key with a value. Raises ConfigError if
     # the file cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
-    values: dict[str, Setting] = {}
+    values: dict[str, LauncherSetting] = {}
     if file is not None:
         content, _ = read_text(file, None)
         check_text(content, Source(file))
@@ -44,14 +44,13 @@ def read_settings(
             why = f"This must be a mapping, such as {': '.join(example)}."
             raise ConfigError(why, Source(file, 1))
         for key, node in root.value.items():
-            name = named(str(key), node.argument_source)
-            if name in values:
+            if (name := named(str(key), node.argument_source)) in values:
                 raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
-            values[name] = Setting(plain(node), node.source)
+            values[name] = LauncherSetting(plain(node), node.source)
     for text in texts:
         source = Source(f"{option} {text}")
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"A setting is KEY=VALUE, such as {'='.join(example)}.", source)
-        values[named(key, source)] = Setting(value, source)
+        values[named(key, source)] = LauncherSetting(value, source)
     return values

@@ -47,7 +47,7 @@ _COMPUTATION = ("run.json", SUMMARY_FILE)
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A line of the ledger."""
 
     line: int  # its number, from 1
@@ -73,12 +73,13 @@ class KnownResults(NamedTuple):
 class Ledger:
     """The ledger of a sweep."""
 
-    entries: tuple[Entry, ...]  # its lines that are intact
-    damage: str  # what is wrong with the first line that is not intact; "" if all are
-    head: str  # the hash of the last intact line; "" of an empty ledger
-    torn: bool  # whether a last line without its end follows, which a killed worker left
+    entries: tuple[LedgerEntry, ...] = ()  # its lines that are intact
+    damage: str = ""  # what is wrong with the first line that is not intact; "" if all are
+    head: str = ""  # the hash of the last intact line; "" of an empty ledger
+    torn: bool = False  # whether a last line without its end follows, which a killed worker left
+    exists: bool = True  # False for sweeps of earlier versions
 
-    def of(self, event: str) -> list[Entry]:
+    def of(self, event: str) -> list[LedgerEntry]:
         """Returns the entries of an event, in order."""
         return [entry for entry in self.entries if entry.event == event]
 
@@ -91,7 +92,7 @@ class Ledger:
         return None if line is None else known_results(x for x in self.entries if x.line < line)
 
 
-def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> KnownResults:
+def known_results(entries: Iterable[LedgerEntry], others: Iterable[str] = ()) -> KnownResults:
     """Returns the results of which there are lines of a ledger."""
     # `others` are further results, by their folders, of which there may be no line.
     lines = list(entries)
@@ -104,11 +105,11 @@ def known_results(entries: Iterable[Entry], others: Iterable[str] = ()) -> Known
     )
 
 
-def began_late(ledger: Ledger | None) -> str:
-    """Returns what a ledger, or none, does not show, as a sentence; "" if it shows all."""
-    # It shows all if it began with the plan. Sweeps of earlier versions have none, or one that
-    # began when there were results.
-    if ledger is None:
+def began_late(ledger: Ledger) -> str:
+    """Returns what a ledger does not show, as a sentence; "" if it shows all."""
+    # It shows all if it began with the plan. Those of earlier versions began when there were
+    # results, or do not exist.
+    if not ledger.exists:
         return (
             "There is no ledger.jsonl, which would show that no file was changed, and which results"
             " were known before an extension."
@@ -178,26 +179,24 @@ def _hash_of(line: bytes) -> str:
         return ""
 
 
-def read_ledger(folder: Path) -> Ledger | None:
-    """Reads the ledger of a sweep and checks its lines; None if there is none."""
-    # Sweeps of earlier versions have none.
+def read_ledger(folder: Path) -> Ledger:
+    """Reads the ledger of a sweep and checks its lines."""
     try:
         text = read_regular(folder / LEDGER_FILE)
     except FileNotFoundError:
-        return None
+        return Ledger(exists=False)
     lines = text.split(b"\n")
     torn = bool(lines.pop())
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     head = damage = ""
     for number, line in enumerate(lines, 1):
-        content = _checked(line)
-        if content is None:
+        if (content := _checked(line)) is None:
             damage = damage or f"line {number} was changed"
             continue
         if content["before"] != head and not damage:
             damage = f"what stood before line {number} was changed or removed"
         head = content["hash"]
-        entries.append(Entry(number, content["event"], content))
+        entries.append(LedgerEntry(number, content["event"], content))
     return Ledger(tuple(entries), damage, head, torn)
 
 
@@ -233,7 +232,7 @@ def _is_event(content: Mapping[str, Any]) -> bool:
     return all(isinstance(each, str) for of in hashes for each in of.values())
 
 
-class Recorder:
+class LedgerWriter:
     """Appends what happens to a sweep's ledger; all methods but `code` need the sweep's lock."""
 
     # It reads the ledger once, and after that only what other workers appended.
@@ -252,8 +251,7 @@ class Recorder:
 
     def add_plan(self, revision: int, digest: str) -> None:
         """Adds the last revision of the plan and its digest, unless the ledger has it."""
-        # The ledger of a sweep that was computed without one begins with the results that are
-        # there.
+        # The ledger of a sweep computed without one begins with the results that are there.
         self._look()
         if self._revision >= revision:
             return
@@ -264,8 +262,7 @@ class Recorder:
         event["files"] = {x.relative_to(folder).as_posix(): file_digest(x) for x in files}
         if self._read:
             return append(folder, [event])
-        found = sorted(results_in(folder))
-        if found:
+        if found := sorted(results_in(folder)):
             event["found"] = len(found)
         events = [event, *(trial_event(folder / name, name) for name in found)]
         for name in CHOICES:
@@ -321,8 +318,7 @@ class Recorder:
         """Reads the whole lines that were appended since the last look."""
         try:
             with open_regular(self._folder / LEDGER_FILE) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._read:  # it was replaced
+                if os.fstat(file.fileno()).st_size < self._read:  # it was replaced
                     self._forget()
                 file.seek(self._read)
                 text = file.read()
@@ -331,8 +327,7 @@ class Recorder:
         end = text.rfind(b"\n") + 1
         self._read += end
         for line in text[:end].splitlines():
-            content = _checked(line)
-            if content is None:
+            if (content := _checked(line)) is None:
                 continue
             if content["event"] == "trial":
                 self._known[content["trial"]] = _computation(content)
@@ -354,9 +349,8 @@ def _computation(event: Mapping[str, Any]) -> list[str | None]:
 def trial_event(place: Path, name: str) -> dict[str, Any]:
     """Returns the event of a trial that ended."""
     # `place` has its files, and `name` is its folder in that of the sweep.
-    event = {"event": "trial", "trial": name, "files": digests(place)}
-    outcome = read_outcome(place)
-    return event if outcome is None else {**event, "end": outcome.end}
+    event = {"event": "trial", "trial": name, "files": file_digests(place)}
+    return event if (outcome := read_outcome(place)) is None else {**event, "end": outcome.end}
 
 
 def _file_event(name: str, content: bytes) -> dict[str, Any]:
@@ -371,7 +365,7 @@ def results_in(folder: Path) -> Iterator[str]:
             yield from paths_below(folder, name, 3 if name == "trials" else 2)
 
 
-def digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path) -> dict[str, str]:
     """Returns path -> SHA-256 for the files in a trial's folder that the ledger has, sorted."""
     return {name: file_digest(folder / name) for name in sorted(files_in(folder))}
 

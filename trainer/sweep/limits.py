@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from trainer.sweep.removal import remove, set_aside
+from trainer.sweep.removal import remove_set_aside, set_aside
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import DamagedFile, read_json
 
@@ -50,8 +50,7 @@ class Limits:
     # `exclusive` keeps other workers from the file.
 
     def __init__(self, path: Path, exclusive: Callable[[], AbstractContextManager[None]]):
-        self.path = path
-        self._exclusive = exclusive
+        self.path, self._exclusive = path, exclusive
 
     def read(self) -> dict[str, Any]:
         """Returns the limits; empty ones if the file is missing or damaged."""
@@ -94,5 +93,5 @@ class Limits:
             limits = self.read()
             yield limits
             if self.path.is_dir():
-                remove(set_aside(self.path))
+                remove_set_aside(set_aside(self.path))
             replace_file(self.path, json.dumps(limits).encode())

@@ -106,8 +106,7 @@ class _Worker:
             cwd=self._here,
             text=True,
             errors="replace",
-            # Ctrl-C reaches this process only, which stops the workers: a second signal would end
-            # them at once.
+            # Ctrl-C reaches this process only, which stops workers: a second signal would end them.
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
@@ -158,8 +157,7 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     """Returns settings that give a worker a GPU of its own, or a part of the memory of one."""
     if workers == 1:
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         names = (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*"))
         gpus = sorted(names, key=int)
     else:

@@ -8,16 +8,17 @@ results of earlier ones.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from trainer.config import Tree
 from trainer.config.wording import listing
 from trainer.messages import plural
-from trainer.sweep.asked import Asked, Asks, points_at, scrambled, search_seed
+from trainer.sweep.asked import Asks, scrambled, search_seed
+from trainer.sweep.encoding import encoded
 from trainer.sweep.spaces import Space
 
 __all__ = [
@@ -34,168 +35,6 @@ __all__ = [
 ]
 
 Point = Mapping[str, Tree]  # the key of a space -> a value of the space
-
-
-class Method(Protocol):
-    """Chooses the points of a space, which is key -> space, in the order of the file."""
-
-    @property
-    def text(self) -> str:
-        """The method as one line, such as "sobol, seed 0"."""
-        ...
-
-    @property
-    def chooser(self) -> "Grid | Sampled | Explicit | Asked":
-        """What chooses the points: the method itself, but for one that only stops some of them."""
-        ...
-
-    @property
-    def cuts(self) -> "Cuts | None":
-        """The steps at which trials are stopped; None if all are computed to the end."""
-        ...
-
-    def count(self, space: Mapping[str, Space]) -> int | None:
-        """Returns the number of points, or None if the method does not determine it."""
-        # Raises ValueError if the method cannot choose points of the space.
-        ...
-
-    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the first `count` points in their order; fewer if the others need results."""
-        # Raises ValueError if the method cannot choose so many.
-        ...
-
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks | None:
-        """Returns how points are chosen by results; None if all are known before there are any."""
-        # `axes` has path of the config -> space for each coordinate.
-        ...
-
-    def of_search(self, search: int) -> "Method":
-        """Returns the method with the points of one of several independent searches."""
-        # Searches count from 0, which is that of the method itself. Raises ValueError if the method
-        # has no independent searches, or not so many.
-        ...
-
-
-class _Uncut:
-    """A method that computes all of its points to the end."""
-
-    @property
-    def chooser(self) -> Self:
-        """See `Method`."""
-        return self
-
-    @property
-    def cuts(self) -> None:
-        """None; see `Method`."""
-        return None
-
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> None:
-        """Returns None; see `Method`."""
-
-
-@dataclass(frozen=True)
-class Grid(_Uncut):
-    """All combinations; the last key of the space changes fastest."""
-
-    text: str = "grid"
-    grows: bool = True
-    counted: bool = False
-    seed: int = 0
-
-    def count(self, space: Mapping[str, Space]) -> int:
-        """Returns the product of the numbers of values; see `Method`."""
-        for key, each in space.items():
-            if each.grid is None:
-                raise ValueError(
-                    f"A grid needs a number of values for {key!r}, which is {each.text}: add"
-                    " points, list them with space.values, or use another method."
-                )
-        return math.prod(len(each.grid or ()) for each in space.values())
-
-    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the combinations; see `Method`."""
-        grids = [each.grid or () for each in space.values()]
-        chosen = itertools.islice(itertools.product(*grids), count)
-        return [dict(zip(space, values, strict=True)) for values in chosen]
-
-    def of_search(self, search: int) -> Method:
-        """Returns the grid; see `Method`."""
-        if search:
-            raise ValueError(
-                "A grid has the same points in every search, so that its searches are not"
-                " independent: use method.sobol, method.random or method.halton, or searches: 1."
-            )
-        return self
-
-
-@dataclass(frozen=True)
-class Sampled(_Uncut):
-    """Points from a sequence of coordinates in [0, 1)."""
-
-    kind: str
-    seed: int
-    # (seed, dimensions, count) -> coordinates [count, dimensions]
-    sequence: Callable[[int, int, int], np.ndarray]
-    grows: bool  # whether the first n points stay the same when more are asked for
-    counted: bool = True  # whether a point is known by its number, and not by its values
-
-    @property
-    def text(self) -> str:
-        """See `Method`."""
-        return f"{self.kind}, seed {self.seed}"
-
-    def count(self, space: Mapping[str, Space]) -> int | None:
-        """Returns 1 for a space without keys, which has one point; see `Method`."""
-        return None if space else 1
-
-    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the values at the coordinates; see `Method`."""
-        if not space:
-            return [{}] * count
-        return points_at(space, self.sequence(self.seed, len(space), count).tolist())
-
-    def of_search(self, search: int) -> Method:
-        """Returns the sequence with the seed of `search_seed`; see `Method`."""
-        return replace(self, seed=search_seed(self.seed, search))
-
-
-@dataclass(frozen=True)
-class Explicit(_Uncut):
-    """Points that the file lists; their keys are paths."""
-
-    searches: Sequence[Sequence[Point]]  # the points of each search, equally many
-    search: int = 0  # of which search this object has the points
-    text: str = "explicit"
-    grows: bool = True
-    counted: bool = False
-    seed: int = 0
-
-    @property
-    def trials(self) -> Sequence[Point]:
-        """The points of the search."""
-        return self.searches[self.search]
-
-    def count(self, space: Mapping[str, Space]) -> int:
-        """Returns the length of the list; see `Method`."""
-        if space:
-            raise ValueError(
-                "method.explicit lists the values of every trial, so that an arm with this method"
-                " has no space: remove one of them."
-            )
-        return len(self.trials)
-
-    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the list; see `Method`."""
-        return self.trials
-
-    def of_search(self, search: int) -> Method:
-        """Returns the method with the list of a search; see `Method`."""
-        if search >= len(self.searches):
-            raise ValueError(
-                f"method.explicit lists the trials of {plural(len(self.searches), 'search')}:"
-                " give it a list of trials for each search, or write as many searches."
-            )
-        return replace(self, search=search)
 
 
 @dataclass(frozen=True)
@@ -250,36 +89,199 @@ class Cuts:
 
 
 @dataclass(frozen=True)
-class Halved:
-    """Points of another method, of which only the best share goes on at each cut."""
+class Method:
+    """Chooses the points of a space, which is key -> space, in the order of the file."""
 
-    chooser: Grid | Sampled | Explicit | Asked
-    cuts: Cuts
+    kind: str  # the function that returned it
+    seed: int | None  # None if a point is known by its values, and not by its number
+    _: KW_ONLY
+    grows: bool = True  # whether the first n points stay the same when more are asked for
+    # the steps at which trials are stopped; None if all are computed to the end
+    cuts: Cuts | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}.")
+
+    @property
+    def text(self) -> str:
+        """The method as one line, such as "sobol, seed 0"."""
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.kind}{seed}" + ("" if self.cuts is None else f"; {self.cuts.text}")
+
+    def count(self, space: Mapping[str, Space]) -> int | None:
+        """Returns the number of points, or None if the method does not determine it."""
+        # Raises ValueError if the method cannot choose points of the space.
+        raise NotImplementedError
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the first `count` points in their order; fewer if the others need results."""
+        # Raises ValueError if the method cannot choose so many.
+        raise NotImplementedError
+
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks | None:
+        """Returns how points are chosen by results; None if all are known before there are any."""
+        # `axes` has path of the config -> space for each coordinate.
+
+    def of_search(self, search: int) -> Self:
+        """Returns the method with the points of one of several independent searches."""
+        # Searches count from 0, which is that of the method itself. Raises ValueError if the method
+        # has no independent searches, or not so many.
+        raise NotImplementedError
+
+
+class Grid(Method):
+    """All combinations; the last key of the space changes fastest."""
+
+    def count(self, space: Mapping[str, Space]) -> int:
+        """Returns the product of the numbers of values; see `Method`."""
+        for key, each in space.items():
+            if each.grid is None:
+                raise ValueError(
+                    f"A grid needs a number of values for {key!r}, which is {each.text}: add"
+                    " points, list them with space.values, or use another method."
+                )
+        return math.prod(len(each.grid or ()) for each in space.values())
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the combinations; see `Method`."""
+        grids = [each.grid or () for each in space.values()]
+        chosen = itertools.islice(itertools.product(*grids), count)
+        return [dict(zip(space, values, strict=True)) for values in chosen]
+
+    def of_search(self, search: int) -> Self:
+        """Returns the grid; see `Method`."""
+        if search:
+            raise ValueError(
+                "A grid has the same points in every search, so that its searches are not"
+                " independent: use method.sobol, method.random or method.halton, or searches: 1."
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Sampled(Method):
+    """Points from a sequence of coordinates in [0, 1)."""
+
+    seed: int
+    # (seed, dimensions, count) -> coordinates [count, dimensions]
+    sequence: Callable[[int, int, int], np.ndarray]
+
+    def count(self, space: Mapping[str, Space]) -> int | None:
+        """Returns 1 for a space without keys, which has one point; see `Method`."""
+        return None if space else 1
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the values at the coordinates; see `Method`."""
+        if not space:
+            return [{}] * count
+        return _points_at(space, self.sequence(self.seed, len(space), count).tolist())
+
+    def of_search(self, search: int) -> Self:
+        """Returns the sequence with the seed of `search_seed`; see `Method`."""
+        return replace(self, seed=search_seed(self.seed, search))
+
+
+@dataclass(frozen=True)
+class Asked(Method):
+    """Points that are chosen in batches, by the results of those before in their search."""
+
+    seed: int
+    first: int
+    batch: int
+    search: int = 0  # of which search this object chooses the first points
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first < 2:
+            raise ValueError(
+                f"first is {self.first}, but at least 2 points are needed to learn from."
+            )
+        if self.batch < 1:
+            raise ValueError(f"batch is {self.batch}, but must be at least 1.")
 
     @property
     def text(self) -> str:
         """See `Method`."""
-        return f"{self.chooser.text}; {self.cuts.text}"
+        start = f", the first {self.first:,} by Sobol" if self.kind != "cmaes" else ""
+        return f"{self.kind}, seed {self.seed}{start}, in batches of {self.batch:,}"
+
+    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks:
+        """Returns how the points are chosen for axes that are path -> space."""
+        records = tuple({p: encoded(x.record) for p, x in axis.items()} for axis in axes)
+        return Asks(self.kind, self.seed, self.first, self.batch, records)
 
     def count(self, space: Mapping[str, Space]) -> int | None:
-        """Returns what the other method does; see `Method`."""
-        return self.chooser.count(space)
+        """Returns None, and refuses a space that is too small; see `Method`."""
+        fewest = 2 if self.kind == "cmaes" else 1
+        if len(space) < fewest:
+            raise ValueError(
+                f"method.{self.kind} needs a space of at least {plural(fewest, 'value')}, and this"
+                f" one has {len(space) or 'none'}: add one, or use method.sobol."
+            )
+        return None
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the points of the other method; see `Method`."""
-        return self.chooser.points(space, count)
+        """Returns the points of the first batch; see `Method`."""
+        if self.kind == "cmaes" and count % self.batch:
+            raise ValueError(
+                f"method.cmaes chooses {self.batch:,} points at a time, and trials is {count:,}:"
+                f" write a multiple, such as {-(-count // self.batch) * self.batch:,}."
+            )
+        asks = self.asks([{key: each} for key, each in space.items()])
+        return _points_at(space, asks.coordinates(self.search, [], asks.batch_at(0, count)))
 
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> None:
-        """Returns None; see `Method`."""
+    def of_search(self, search: int) -> Self:
+        """Returns the method for a search; see `Method`."""
+        return replace(self, search=search)
 
-    def of_search(self, search: int) -> Method:
-        """Returns the method with the points of a search; see `Method`."""
-        return Halved(self.chooser.of_search(search).chooser, self.cuts)
+
+@dataclass(frozen=True)
+class Explicit(Method):
+    """Points that the file lists; their keys are paths."""
+
+    searches: Sequence[Sequence[Point]]  # the points of each search, equally many
+    search: int = 0  # of which search this object has the points
+
+    @property
+    def trials(self) -> Sequence[Point]:
+        """The points of the search."""
+        return self.searches[self.search]
+
+    def count(self, space: Mapping[str, Space]) -> int:
+        """Returns the length of the list; see `Method`."""
+        if space:
+            raise ValueError(
+                "method.explicit lists the values of every trial, so that an arm with this method"
+                " has no space: remove one of them."
+            )
+        return len(self.trials)
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the list; see `Method`."""
+        return self.trials
+
+    def of_search(self, search: int) -> Self:
+        """Returns the method with the list of a search; see `Method`."""
+        if search >= len(self.searches):
+            raise ValueError(
+                f"method.explicit lists the trials of {plural(len(self.searches), 'search')}:"
+                " give it a list of trials for each search, or write as many searches."
+            )
+        return replace(self, search=search)
+
+
+def _points_at(space: Mapping[str, Space], coordinates: Sequence[Sequence[float]]) -> list[Point]:
+    """Returns the points at some coordinates."""
+    return [
+        {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
+        for row in coordinates
+    ]
 
 
 def grid() -> Method:
     """Returns the method that tries all combinations; the last key of the space changes fastest."""
-    return Grid()
+    return Grid("grid", None)
 
 
 def random(seed: int = 0) -> Method:
@@ -295,14 +297,13 @@ def random(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    _check_seed(seed)
 
     def coordinates(seed: int, dimensions: int, count: int) -> np.ndarray:
         streams = (np.random.Philox(key=seed, counter=n << 64) for n in range(count))
         words = np.stack([stream.random_raw(dimensions) for stream in streams])
         return (words >> np.uint64(11)) * 2.0**-53
 
-    return Sampled("random", seed, coordinates, grows=True)
+    return Sampled("random", seed, coordinates)
 
 
 def halton(seed: int = 0) -> Method:
@@ -314,7 +315,7 @@ def halton(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    return _of_scipy("halton", "Halton", seed, grows=True)
+    return Sampled("halton", seed, partial(scrambled, "Halton"))
 
 
 def sobol(seed: int = 0) -> Method:
@@ -326,7 +327,7 @@ def sobol(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    return _of_scipy("sobol", "Sobol", seed, grows=True)
+    return Sampled("sobol", seed, partial(scrambled, "Sobol"))
 
 
 def latin_hypercube(seed: int = 0) -> Method:
@@ -341,7 +342,7 @@ def latin_hypercube(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    return _of_scipy("latin_hypercube", "LatinHypercube", seed, grows=False)
+    return Sampled("latin_hypercube", seed, partial(scrambled, "LatinHypercube"), grows=False)
 
 
 def tpe(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
@@ -369,7 +370,7 @@ def tpe(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
         >>> tpe(seed=1).text
         'tpe, seed 1, the first 8 by Sobol, in batches of 4'
     """
-    return _asked("tpe", seed, first, batch)
+    return Asked("tpe", seed, first, batch)
 
 
 def gp(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
@@ -388,7 +389,7 @@ def gp(seed: int = 0, first: int = 8, batch: int = 4) -> Method:
     Raises:
         ValueError: the seed, `first` or `batch` is out of its range.
     """
-    return _asked("gp", seed, first, batch)
+    return Asked("gp", seed, first, batch)
 
 
 def cmaes(seed: int = 0, batch: int = 8) -> Method:
@@ -408,7 +409,7 @@ def cmaes(seed: int = 0, batch: int = 8) -> Method:
     """
     if batch < 4:
         raise ValueError(f"batch is {batch}, but a generation has at least 4 points.")
-    return _asked("cmaes", seed, batch, batch)
+    return Asked("cmaes", seed, batch, batch)
 
 
 def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> Method:
@@ -437,7 +438,7 @@ def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str
                 f" {len(searches[0])}: every search has the same number of trials, at least one."
             )
         _check_points(points, f"trials[{index}]" if all(lists) else "trials", searches[0][0])
-    return Explicit(tuple(map(tuple, searches)))
+    return Explicit("explicit", None, tuple(map(tuple, searches)))
 
 
 def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
@@ -468,7 +469,7 @@ def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
         >>> method.text
         'sobol, seed 0; cut to 1/3, but at least one point, at steps 100, 300'
     """
-    if not isinstance(points, Grid | Sampled | Explicit):
+    if not isinstance(points, Grid | Sampled | Explicit) or points.cuts is not None:
         raise ValueError(
             "points must be a method that chooses all points before there are results, such as"
             " method.sobol or method.grid."
@@ -483,7 +484,7 @@ def halving(points: Method, cuts: Sequence[int], factor: int = 3) -> Method:
         raise ValueError(
             f"factor is {factor}, but must be at least 2: of n points, n // factor go on."
         )
-    return Halved(points, Cuts(tuple(cuts), factor))
+    return replace(points, cuts=Cuts(tuple(cuts), factor))
 
 
 def _check_points(points: Sequence[Mapping[str, Any]], name: str, first: Mapping[str, Any]) -> None:
@@ -497,25 +498,3 @@ def _check_points(points: Sequence[Mapping[str, Any]], name: str, first: Mapping
                 f"{name}[{index}] and the first trial set different paths ({differing}): give each"
                 " trial a value for every path."
             )
-
-
-def _of_scipy(kind: str, name: str, seed: int, *, grows: bool) -> Method:
-    """Returns a scrambled sequence of scipy.stats.qmc, by the name of its class."""
-    _check_seed(seed)
-
-    return Sampled(kind, seed, partial(scrambled, name), grows)
-
-
-def _asked(kind: str, seed: int, first: int, batch: int) -> Method:
-    """Returns a method that learns from results; checks its arguments."""
-    _check_seed(seed)
-    if first < 2:
-        raise ValueError(f"first is {first}, but at least 2 points are needed to learn from.")
-    if batch < 1:
-        raise ValueError(f"batch is {batch}, but must be at least 1.")
-    return Asked(kind, seed, first, batch)
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")

@@ -5,8 +5,7 @@
     sha256          of the examples, in their order
     complete        whether they are all examples of the split, and not the first 100,000
 
-Each metric that is a mean over examples has arrays like those of the loss. `numpy.load` reads the
-file.
+Each metric that is a mean over examples has arrays like those of the loss. `numpy.load` reads it.
 """
 
 import io
@@ -28,7 +27,7 @@ _MEAN_CHANGES = 1e-3
 _MOST_BYTES = 640 * MOST_EXAMPLES  # of all arrays in a file, which someone else may have written
 
 
-def encode(examples: Examples) -> bytes:
+def encode_examples(examples: Examples) -> bytes:
     """Returns the content of the file; equal examples, at most 100,000, give equal bytes."""
     arrays: dict[str, NDArray] = {}
     for name, values in examples.values.items():
@@ -60,8 +59,7 @@ def read_examples(folder: Path) -> Examples | None:
                 return None
             arrays = {}
             for name in archive.namelist():
-                member = io.BytesIO(archive.read(name))
-                array = np.lib.format.read_array(member, allow_pickle=False)
+                array = np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
                 arrays[name.removesuffix(".npy")] = array
         return _examples(arrays)
     except Exception:  # zipfile and numpy may raise anything for a damaged file

@@ -18,7 +18,7 @@ from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import PENDING, canonical, encoded
 from trainer.sweep.ladder import PlannedLadder, rung_of
-from trainer.sweep.methods import Cuts, Explicit, Point
+from trainer.sweep.methods import Cuts, Explicit
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
@@ -29,10 +29,10 @@ ArmSearch = tuple[str, int]  # an arm, and a search of it
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
 # counted, so that seeds which are added later are not those of the final runs.
-TO_FINAL_SEEDS = 10_000
+_TO_FINAL_SEEDS = 10_000
 # Each search has a block of so many seeds, enough for its trials and its final runs, however many
 # seeds are added later.
-_BLOCK = 2 * TO_FINAL_SEEDS
+_BLOCK = 2 * _TO_FINAL_SEEDS
 
 
 def point_name(search: int, number: int) -> str:
@@ -49,8 +49,7 @@ class Trial:
     seed: int
     values: Mapping[str, Tree]  # path of the config -> value, without the seed; or `PENDING`
     base: Config  # the config of the arm
-    # the folder of a run of a winner on fresh seeds, "final" or "final.N"; "" for a trial of the
-    # search
+    # the folder of a winner's run on fresh seeds, "final" or "final.N"; "" for other trials
     final: str = ""
     search: int = 0  # from 0
 
@@ -144,7 +143,7 @@ class SharedProgram:
 class Plan:
     """The plan of a sweep."""
 
-    # `make_plan` lists its trials, `programs.find_programs` adds their programs, and
+    # `plan_sweep` lists its trials, `programs.find_programs` adds their programs, and
     # `plan_file.write_plan` writes it into the folder of the sweep, from which
     # `plan_file.read_plan` returns it.
 
@@ -223,6 +222,22 @@ class Plan:
     def cuts(self) -> dict[str, Cuts]:
         """The cuts of each arm whose trials are stopped early."""
         return {name: arm.cuts for name, arm in self.arms.items() if arm.cuts is not None}
+
+    @property
+    def fixed(self) -> str:
+        """Why nothing can be added to it, as a part of a sentence; "" if something can."""
+        if self.ladder is not None:
+            return "a ladder cannot be extended, because its rungs are judged together and once"
+        stopped = "method.halving cannot be extended, because its trials were stopped among those"
+        return f"{stopped} that it had, by the goal that it had" if self.cuts else ""
+
+    @property
+    def listed_seeds(self) -> dict[str, tuple[int, ...]]:
+        """The seeds that are not those which a number of them stands for."""
+        first, last = self.seeds[0], self.seeds[0] + _TO_FINAL_SEEDS
+        every = {"seeds": (self.seeds, first), "final seeds": (self.final_seeds, last)}
+        counted = {what: tuple(range(x, x + len(of))) for what, (of, x) in every.items()}
+        return {what: of for what, (of, _) in every.items() if of != counted[what]}
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order."""
@@ -309,7 +324,7 @@ def trial_entry(trial: Trial) -> list[Any]:
     return [trial.arm, trial.number, trial.seed, values, *search]
 
 
-def make_plan(definition: Definition) -> Plan:
+def plan_sweep(definition: Definition) -> Plan:
     """Lists the trials of a sweep; raises ConfigError if arms or methods do not fit."""
     # The plan depends on the files only; with a larger number of trials, those that it had before
     # stay the same if their method grows.
@@ -318,8 +333,7 @@ def make_plan(definition: Definition) -> Plan:
     searched = [arm for arm in definition.arms if not arm.moved]
     counts = {arm.name: _count(arm) for arm in searched}
     refuse_unequal(definition, "trials", counts)
-    runs = sum(counts.values()) * len(seeds) * len(offsets)
-    if runs > _MOST_RUNS:
+    if (runs := sum(counts.values()) * len(seeds) * len(offsets)) > _MOST_RUNS:
         raise ConfigError(
             f"The sweep has {runs:,} runs, but at most {_MOST_RUNS:,} are planned: lower trials,"
             " searches or seeds, or remove values of a grid.",
@@ -361,17 +375,16 @@ def _points(arm: ArmConfig, search: int, count: int) -> list[Mapping[str, Tree]]
         found = arm.method.of_search(search).points(arm.space, count)
     except ValueError as error:
         raise ConfigError(f"{arm.title}: {error}", arm.source("method", "searches")) from error
-    return [*(_by_path(arm, point) for point in found), *[PENDING] * (count - len(found))]
+    return [*map(arm.by_path, found), *[PENDING] * (count - len(found))]
 
 
 def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
     """Returns by how much the seeds of each search are larger than those of search 0."""
     # All arms have the same seeds in a search, whatever the seeds of their methods. Raises
-    # ConfigError if two searches share one of `seeds`: those that a file lists may lie too far
-    # apart.
+    # ConfigError if two searches share one of `seeds`: a file's own may lie too far apart.
     sweep, sources = definition.sweep, definition.config.sources
-    choosers = {arm.name: arm.method.chooser for arm in definition.arms}
-    listed = {arm: len(x.searches) for arm, x in choosers.items() if isinstance(x, Explicit)}
+    methods = {arm.name: arm.method for arm in definition.arms}
+    listed = {arm: len(x.searches) for arm, x in methods.items() if isinstance(x, Explicit)}
     count = sweep.searches or max(listed.values(), default=1)
     for name, lists in listed.items():
         if lists != count:
@@ -384,7 +397,7 @@ def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
                 " searches.",
                 sources.get("searches") or sources[""],
             )
-    seed = sweep.method.chooser.seed
+    seed = sweep.method.seed or 0
     offsets = [0]
     for search in range(1, count):
         candidates = (search_seed(seed, search, attempt) for attempt in itertools.count())
@@ -394,7 +407,7 @@ def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
     if len(of_searches) < len(seeds) * len(offsets):
         raise ConfigError(
             "Two searches have a seed in common, because the seeds that the file lists lie further"
-            f" apart than {TO_FINAL_SEEDS:,}: list others, or give their number.",
+            f" apart than {_TO_FINAL_SEEDS:,}: list others, or give their number.",
             sources.get("seeds") or sources[""],
         )
     return tuple(offsets)
@@ -466,9 +479,8 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
         seeds = range(starts[0], starts[0] + seeds)
     final = () if sweep.final is None else sweep.final.seeds
     if isinstance(final, int):
-        final = range(seeds[0] + TO_FINAL_SEEDS, seeds[0] + TO_FINAL_SEEDS + final)
-    both = [str(seed) for seed in final if seed in seeds]
-    if both:
+        final = range(seeds[0] + _TO_FINAL_SEEDS, seeds[0] + _TO_FINAL_SEEDS + final)
+    if both := [str(seed) for seed in final if seed in seeds]:
         raise ConfigError(
             f"The final runs have seeds of the trials ({listing(both)}), on which the winners were"
             " selected: use other seeds.",
@@ -480,17 +492,6 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
             sources.get("seeds") or sources[""],
         )
     return tuple(seeds), tuple(final)
-
-
-def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
-    """Returns the values of a point by the paths of the arm's config."""
-    values: dict[str, Tree] = {}
-    for key, value in point.items():
-        space = arm.space.get(key)
-        inner = value if space is not None and space.parts is not None else {key: value}
-        for each, one in inner.items():
-            values.update(dict.fromkeys(arm.paths[each], one))
-    return values
 
 
 def _planned_arm(arm: ArmConfig) -> PlannedArm:

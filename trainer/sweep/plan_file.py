@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 from trainer.config import Config, ConfigError, diff, dump, load
 from trainer.config.wording import brief, listing
@@ -27,7 +27,7 @@ from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import canonical, decoded, encoded
 from trainer.sweep.ladder import PlannedLadder
-from trainer.sweep.ledger import Recorder
+from trainer.sweep.ledger import LedgerWriter
 from trainer.sweep.methods import Cuts
 from trainer.sweep.plan import OPTIONAL, Plan, PlannedArm, SharedProgram, Trial, searches_of
 from trainer.sweep.points import with_points
@@ -42,14 +42,17 @@ FORMAT = 2
 _DIGESTED = ("arms", "seeds", "final_seeds", "goal", "budgets", "checkpoints", "vmap", "looks")
 _DIGESTED += ("skewed", "offsets", "trials", "known", "follows")
 _ADVICE = "restore it from a copy, or start the sweep in another --workdir."
-# Attributes of a plan that are the entries of its last revision.
-_AS_THEY_ARE = ("budgets", "checkpoints", "vmap", "looks", "skewed", "per_example")
-_AS_THEY_ARE += ("ablated", "segments")
+# Attributes of a plan that are entries of its last revision, with their types; others are of all.
+_OF_EVERY = ("arms", "trials", "goal", "programs", "reasons", "revisions")
+_OF_LAST = {name: kind for name, kind in get_type_hints(Plan).items() if name not in _OF_EVERY}
 # Names that a process of the sweep may have written before plan.json, which is the last.
 _OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
 
 
 class _Revision(TypedDict):
+    seeds: list[int]
+    final_seeds: list[int]
+    offsets: NotRequired[list[int]]
     digest: str
     programs: list[SharedProgram]
     reasons: list[str]
@@ -91,7 +94,7 @@ def write_plan(
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
         write_revisions(folder, [revision])
-        ledger = Recorder(folder)
+        ledger = LedgerWriter(folder)
         ledger.add_plan(1, revision["digest"])
         note_code(folder, ledger, code or {}, [])
 
@@ -175,11 +178,11 @@ def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
     stored = read_plan(folder)
     if plan.content_digest in [revision["plan"] for revision in stored.revisions]:
         return True
-    from trainer.workdir.changes import indented
+    from trainer.workdir.fingerprint import indented
 
     raise UserError(
         f"The workdir {folder} has another sweep. The differences, old -> new:\n"
-        + indented(differences(stored, plan))
+        + indented(plan_differences(stored, plan))
         + "Choose another --workdir, or add to this sweep with python -m trainer sweep extend"
         f" {folder} --config=FILE."
     )
@@ -208,8 +211,7 @@ def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
 
 def read_plan(folder: Path) -> Plan:
     """Reads the plan of a sweep; imports no jax."""
-    # Raises UserError if the folder has no plan, or its plan is damaged, edited or of another
-    # format.
+    # Raises UserError if there is no plan, or it is damaged, edited or of another format.
     file = folder / "plan.json"
     try:
         content = read_json(file, dict[str, Any], _ADVICE)
@@ -239,8 +241,7 @@ def read_plan(folder: Path) -> Plan:
 def check_vocabulary(folder: Path, plan: Plan, named: Sequence[str]) -> None:
     """Raises UserError if a plan names packages that `--vocabulary` does not name."""
     # To import a package is to execute its code, and the folder may come from elsewhere.
-    others = [package for package in plan.vocabulary if package not in named]
-    if others:
+    if others := [package for package in plan.vocabulary if package not in named]:
         options = " ".join(f"--vocabulary={quote(package)}" for package in others)
         raise UserError(
             f"{folder / 'plan.json'} names {listing(others)}, whose code this command would"
@@ -277,8 +278,6 @@ def plan_of(
 ) -> Plan:
     """Returns a plan by its revisions; `vocabulary` is that of format 1, where these have none."""
     last: dict[str, Any] = {"vocabulary": vocabulary, **OPTIONAL, **revisions[-1]}
-    own: dict[str, Any] = {name: last[name] for name in _AS_THEY_ARE}
-    own |= {name: tuple(last[name]) for name in ("seeds", "final_seeds", "offsets", "differs")}
     return Plan(
         arms=arms,
         trials=tuple(
@@ -289,10 +288,7 @@ def plan_of(
         programs=tuple(as_dataclass(x, SharedProgram) for of in revisions for x in of["programs"]),
         reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
         goal=Goal(**last["goal"]),
-        **own,
-        ladder=as_dataclass(last["ladder"], PlannedLadder | None),
-        branch=as_dataclass(last["branch"], PlannedBranch | None),
-        vocabulary=tuple(last["vocabulary"]),
+        **{name: as_dataclass(last[name], kind) for name, kind in _OF_LAST.items()},
         revisions=tuple(revisions),
     )
 
@@ -330,7 +326,7 @@ def digest_of(revision: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(kept).encode()).hexdigest()
 
 
-def differences(stored: Plan, plan: Plan) -> list[str]:
+def plan_differences(stored: Plan, plan: Plan) -> list[str]:
     """Lists how a plan differs from that in a folder, one line for each kind of difference."""
     old, new = stored.revisions[-1], plan.content()
     lines = []
@@ -355,7 +351,7 @@ def differences(stored: Plan, plan: Plan) -> list[str]:
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
     """Returns the name and "old -> new" of those of some entries of plan.json that differ."""
     values = {key: [each.get(key, OPTIONAL.get(key)) for each in (old, new)] for key in keys}
-    return {key: f"{shown(a)} -> {shown(b)}" for key, (a, b) in values.items() if a != b}
+    return {key: f"{shown_part(a)} -> {shown_part(b)}" for key, (a, b) in values.items() if a != b}
 
 
 def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -381,9 +377,11 @@ def first_other(old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
         a, b = (None if each is None else (each.name, encoded(each.values)) for each in pair)
         pending = any(each is not None and each.pending for each in pair)
         if a and b and a[0] == b[0] and canonical(a) != canonical(b) and not pending:
-            return [f"values of {a[0]}: {shown(changed(a[1], b[1], a[1] | b[1]))}"]
+            return [f"values of {a[0]}: {shown_part(changed(a[1], b[1], a[1] | b[1]))}"]
         if a is None or b is None or a[0] != b[0]:
-            sides = (f"{each[0]} ({shown(each[1])})" if each else "(absent)" for each in (a, b))
+            sides = (
+                f"{each[0]} ({shown_part(each[1])})" if each else "(absent)" for each in (a, b)
+            )
             return [f"trial {' -> '.join(sides)}"]
     return []
 
@@ -396,10 +394,10 @@ def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> 
     return [*lines, *_optional_entries(before, revision)]
 
 
-def shown(value: Any) -> str:
+def shown_part(value: Any) -> str:
     """Returns a part of a plan, as JSON has it, as a short text."""
     if isinstance(value, Mapping):
-        return listing([f"{key} {shown(each)}" for key, each in value.items()], 8) or "(none)"
+        return listing([f"{key} {shown_part(each)}" for key, each in value.items()], 8) or "(none)"
     if isinstance(value, list):
         return listing([str(each) for each in value], 4) or "(none)"
     return "(none)" if value is None else str(value)

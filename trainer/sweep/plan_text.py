@@ -9,12 +9,12 @@ from trainer.config.full import complete
 from trainer.config.wording import brief, listing
 from trainer.engine.memory import Memory
 from trainer.messages import duration, joined, plural, printable, table
-from trainer.sweep.confounders import Differences, Side, differences, listed_seeds, named_by
+from trainer.sweep.confounders import ComparedArm, Differences, arm_differences, named_by
 from trainer.sweep.halving import program_steps
 from trainer.sweep.kept_states import kept_line
 from trainer.sweep.ladder import rung_of, split_name
 from trainer.sweep.limits import useful_width, wave_width
-from trainer.sweep.plan import TO_FINAL_SEEDS, Plan
+from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import revision_of
 from trainer.sweep.programs import ProgramCost, most_side_by_side
 from trainer.sweep.reading import Definition
@@ -24,7 +24,7 @@ from trainer.sweep.warning_text import warning_lines
 _SHOWN_TRIALS = 5
 
 
-def render(
+def render_sweep_plan(
     definition: Definition,
     plan: Plan,
     needs: Sequence[ProgramCost] = (),
@@ -60,7 +60,7 @@ def render(
 
 def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
     """Formats what was checked of a sweep before its programs are compiled, and what was not."""
-    # For `power` and the result, see `render`.
+    # For `power` and the result, see `render_sweep_plan`.
     arms, runs = len(plan.arms), len(plan.trials)
     final = len(plan.final_seeds) * arms * len(plan.offsets)
     lines = [
@@ -97,7 +97,7 @@ def difference_lines(plan: Plan) -> list[str]:
     known = {"nothing", *(kind for each in found for kind, _ in each.others)}
     if unused := [kind for kind in plan.differs if kind not in known]:
         lines.append(f"warning: differs names {joined(unused)}, in which no arms differ.")
-    for what, seeds in listed_seeds(plan.seeds, plan.final_seeds, TO_FINAL_SEEDS).items():
+    for what, seeds in plan.listed_seeds.items():
         lines.append(f"The {what} are listed by hand: {listing([*map(str, seeds)], 6)}.")
     return list(dict.fromkeys(lines))
 
@@ -111,9 +111,9 @@ def differences_on(plan: Plan, rung: str) -> Differences:
             tree = None if plan.ablated else complete(trials[0].config, plan.vocabulary)[0]
             points = [trial.values for trial in trials]
             branched = plan.branch is not None
-            side = Side(tree, arm.space, points, tunings.get(name), branched, arm.method)
+            side = ComparedArm(tree, arm.space, points, tunings.get(name), branched, arm.method)
             sides[split_name(name)[0]] = side
-    return differences(sides, past=False)
+    return arm_differences(sides, past=False)
 
 
 def _arms(definition: Definition, plan: Plan) -> list[str]:
@@ -179,8 +179,11 @@ def _seeds_and_rules(plan: Plan) -> Iterator[str]:
     if plan.ladder is not None:
         yield plan.ladder.text()
     if plan.branch is not None:
-        yield plan.branch.text({name: arm.config for name, arm in plan.arms.items()})
-    yield from _cut_lines(plan)
+        yield plan.branch.text({name: arm.config.root for name, arm in plan.arms.items()})
+    for arm, cuts in plan.cuts.items():
+        points, *left = cuts.counts(plan.counts[arm])
+        at = ", ".join(f"{n:,} from step {x:,} on" for n, x in zip(left, cuts.steps, strict=True))
+        yield f"{arm}: of {plural(points, 'point')} in a search, {at}"
     if (vmap := plan.vmap) is not None:
         yield (
             f"{vmap} trials of a program are computed at once by vmap: their bits depend on this"
@@ -188,16 +191,6 @@ def _seeds_and_rules(plan: Plan) -> Iterator[str]:
         )
     if plan.budgets == "unequal":
         yield "The file allows the arms to have unequal budgets."
-
-
-def _cut_lines(plan: Plan) -> Iterator[str]:
-    """Says how many points of each search go on from each cut."""
-    for arm, cuts in plan.cuts.items():
-        counts = cuts.counts(plan.counts[arm])
-        at = ", ".join(
-            f"{n:,} from step {x:,} on" for n, x in zip(counts[1:], cuts.steps, strict=True)
-        )
-        yield f"{arm}: of {plural(counts[0], 'point')} in a search, {at}"
 
 
 def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -> list[str]:

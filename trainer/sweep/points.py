@@ -22,7 +22,7 @@ from pathlib import Path
 from trainer.messages import UserError
 from trainer.sweep.asked import Asks
 from trainer.sweep.final import is_same_value, rank
-from trainer.sweep.ledger import POINTS_FILE, Recorder
+from trainer.sweep.ledger import POINTS_FILE, LedgerWriter
 from trainer.sweep.plan import ArmSearch, Plan, point_name
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
@@ -49,8 +49,7 @@ Batches = dict[ArmSearch, list[Batch]]
 
 def with_points(folder: Path, plan: Plan) -> Plan:
     """Returns a plan with the values of the points that were chosen so far; raises DamagedFile."""
-    batches = _read(folder, plan)
-    if not batches:
+    if not (batches := _read(folder, plan)):
         return plan
     chosen = {
         (*key, number): plan.arms[key[0]].asks.values(at)  # type: ignore[union-attr]
@@ -101,7 +100,7 @@ def _read(folder: Path, plan: Plan) -> Batches:
     return found
 
 
-def choose_points(folder: Path, plan: Plan, ledger: Recorder, ended: Collection[str]) -> bool:
+def choose_points(folder: Path, plan: Plan, ledger: LedgerWriter, ended: Collection[str]) -> bool:
     """Chooses the next points of each search whose known points have ended; returns whether any."""
     # `ended` are the trials that have a result, by their folders. The lock of the sweep is needed.
     # Raises UserError if a result is damaged.
@@ -118,8 +117,7 @@ def choose_points(folder: Path, plan: Plan, ledger: Recorder, ended: Collection[
         asks, of_search = _asks(plan, key), batches.setdefault(key, [])
         if asks.lacking is not None:
             raise UserError(f"The next points of {key[0]} cannot be chosen. {asks.lacking}")
-        told = _results(plan, key, known, lambda name: read_outcome(folder / name))
-        if told is None:
+        if (told := _results(plan, key, known, lambda name: read_outcome(folder / name))) is None:
             trials = (trial for number in range(known) for trial in plan.points[key][number])
             lost = next(t.folder for t in trials if read_outcome(folder / t.folder) is None)
             raise UserError(
@@ -177,8 +175,7 @@ def wrong_points(
     # Raises DamagedFile as `with_points` does.
     for key, batches in _read(folder, plan).items():
         for n, batch in enumerate(batches):
-            told = _results(plan, key, batch.first, outcome)
-            if told is None:
+            if (told := _results(plan, key, batch.first, outcome)) is None:
                 break  # one was removed, to be computed again
             name = f"{key[0]}/{point_name(key[1], batch.first)}"
             if not all(map(is_same_value, told, batch.told)):

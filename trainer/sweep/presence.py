@@ -108,8 +108,8 @@ class Presence:
     def _withdraw(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.close()
-        for name in (f".{self._name}", self._name):
-            if name is not None:
+        if self._name is not None:
+            for name in (f".{self._name}", self._name):
                 with contextlib.suppress(OSError):
                     (self._folder / name).unlink(missing_ok=True)
         if self._descriptor is not None:

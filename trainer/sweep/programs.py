@@ -275,8 +275,7 @@ def _group(plan: Plan, arm: ArmConfig, elsewhere: Elsewhere | None) -> list[_Tra
 
 def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Traced]:
     """Adds the trials whose values are not chosen yet; raises ConfigError if they may differ."""
-    asks = plan.arms[arm.name].asks
-    if asks is None:
+    if (asks := plan.arms[arm.name].asks) is None:
         return groups
     if asks.lacking is not None:
         raise ConfigError(f"{arm.title}: {asks.lacking}", arm.source("method"))
@@ -321,8 +320,7 @@ def _check_vmap(plan: Plan, arm: ArmConfig, program: Program) -> None:
 
 def _check_cuts(arm: ArmConfig, experiment: Experiment) -> None:
     """Raises ConfigError if trials cannot be compared or continued at the cuts of their method."""
-    cuts = arm.method.cuts
-    if cuts is None:
+    if (cuts := arm.method.cuts) is None:
         return
     if cuts.steps[-1] >= experiment.steps:
         wrong = (
@@ -461,8 +459,7 @@ def check_extremes(
     # build, as for a number out of its range.
     chosen: dict[int, Trial] = {}
     for path in trials[0].values:
-        numbers = [trial for trial in trials if is_number(trial.values[path])]
-        if numbers:
+        if numbers := [trial for trial in trials if is_number(trial.values[path])]:
             for pick in (min, max):
                 trial = pick(numbers, key=lambda trial: trial.values[path])
                 chosen[trial.number] = trial
@@ -551,8 +548,7 @@ def most_side_by_side(
     own = limit / workers if on_cpu else limit
     states = min(_SHARE * own, own - (temporary_bytes or 0))
     # A host also has a copy of every state while it saves them.
-    copies = 2 if on_cpu else 1
-    return max(1, int(states / (copies * max(1, state_bytes))))
+    return max(1, int(states / ((2 if on_cpu else 1) * max(1, state_bytes))))
 
 
 class ProgramCost(NamedTuple):

@@ -57,7 +57,7 @@ class RaySettings:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_settings(file: str | None, settings: Sequence[str] = ()) -> RaySettings:
+def read_ray_settings(file: str | None, settings: Sequence[str] = ()) -> RaySettings:
     """Reads the settings of a file and of the command line, which override the file.
 
     The file is YAML with a mapping, such as `{num_gpus: 1, memory: 8G}`, and `settings` have the
@@ -66,7 +66,7 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> RaySettings
     Raises ConfigError if the file cannot be read, or a setting is not one.
 
     Example:
-        >>> read_settings(None, ["num_gpus=0.5", "memory=8G", "resources.fast=1"]).options
+        >>> read_ray_settings(None, ["num_gpus=0.5", "memory=8G", "resources.fast=1"]).options
         {'num_gpus': 0.5, 'memory': 8589934592, 'resources': {'fast': 1}}
     """
     given = launcher_settings.read_settings("--ray", file, settings, _name, ("num_gpus", "1"))
@@ -136,7 +136,7 @@ def _address(text: str, source: Source) -> str:
     return text
 
 
-def run_workers(
+def run_tasks(
     words: Sequence[str],
     folder: Path,
     count: int,
@@ -148,8 +148,7 @@ def run_workers(
     # The code is as that of `local.run_workers`. `words` follow python in the command of a worker.
     # All nodes must see `folder`, which exists. A worker that has saved and stopped by itself, or
     # whose node has died, is started again. Raises UserError without such a cluster.
-    ray = _connect(settings, signals)
-    if ray is None:
+    if (ray := _connect(settings, signals)) is None:
         return STOPPED
     try:
         launch = _Launch(ray, words, folder, settings, log)
@@ -289,8 +288,7 @@ class _Launch:
                     self._ray.cancel(task, force=False)
             for task in ended:
                 number = tasks.pop(task)
-                code = self._code(task, number, stopped)
-                if code is None:
+                if (code := self._code(task, number, stopped)) is None:
                     tasks[self._submit(number)] = number
                 else:
                     codes.append(code)
@@ -353,8 +351,7 @@ def _reason(error: BaseException) -> str:
     """Returns what Ray says, or the error in a task, in a line without its traceback."""
     error = getattr(error, "cause", None) or error
     text = str(error).strip()
-    missing = re.search(r"^ModuleNotFoundError: .*", text, re.MULTILINE)
-    if missing:
+    if missing := re.search(r"^ModuleNotFoundError: .*", text, re.MULTILINE):
         return f"{missing[0]}. Every node needs this version of Lockstep, installed for its Ray"
     first, *_ = text.splitlines() or [""]
     return f"{type(error).__name__}: {shorten(first, 300)}"

@@ -3,19 +3,23 @@
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
 from trainer.config.files import SHIPPED
 from trainer.config.nodes import with_calls
 from trainer.config.tree import child_trees, same
-from trainer.config.vocabulary import SEARCHES
-from trainer.sweep.ablation import Ablation, Removal, removals
+from trainer.config.vocabulary import SEARCHES, SWEEP
+from trainer.sweep.ablation import Ablation, removals
 from trainer.sweep.arm_paths import ArmPaths
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Arm, Sweep
-from trainer.sweep.ladder import check_spaces, name_on, on_rung, rungs_of
-from trainer.sweep.methods import Explicit, Method
+from trainer.sweep.ladder import check_spaces, on_rung, rungs_of
+from trainer.sweep.methods import Explicit, Method, Point
 from trainer.sweep.spaces import Space, bounds
+
+if TYPE_CHECKING:
+    from trainer.sweep.continued_run import ContinuedRun
 
 # Arguments whose values stay trees: they are values of a config, and are not built here.
 _TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
@@ -38,8 +42,7 @@ class ArmConfig:
     trials: int | None  # the number that the file asks for; None if it does not
     at: str  # the path of the arm in the config of the sweep; "" is its root
     sweep: Config  # the config of the sweep
-    # on a rung of a ladder that is not searched, with the hyperparameters of its winners on lower
-    # rungs
+    # on a rung that is not searched, with the hyperparameters of its winners on lower rungs
     moved: bool = False
 
     @property
@@ -48,10 +51,19 @@ class ArmConfig:
         found: dict[str, list[Tree]] = {}
         for key, space in self.space.items():
             for value in space.grid or () if space.size else ():
-                for inner, one in (value if space.parts else {key: value}).items():
-                    for path in self.paths[inner]:
-                        found.setdefault(path, []).append(one)
+                for path, one in self.by_path({key: value}).items():
+                    found.setdefault(path, []).append(one)
         return found
+
+    def by_path(self, point: Point) -> dict[str, Tree]:
+        """Returns the values of a point by the paths of `config`."""
+        values: dict[str, Tree] = {}
+        for key, value in point.items():
+            space = self.space.get(key)
+            inner = value if space is not None and space.parts is not None else {key: value}
+            for each, one in inner.items():
+                values.update(dict.fromkeys(self.paths[each], one))
+        return values
 
     def whole_rates(self, floats: Collection[str]) -> list[str]:
         """Returns a sentence for each learning rate, one of the paths `floats`, among integers."""
@@ -122,13 +134,17 @@ def read_sweep(
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
-    nodes = ("goal", "final", "claims", "ladder", "ablate", "branch")
-    config = with_calls(config, nodes, {"arms": "arm"})
+    config = with_calls(config, SWEEP.nodes, {"arms": "arm"})
     builder = Builder(config, vocabulary, None if planned is None else SEARCHES)
     if planned is None:
         builder.check()
     sweep = builder.build("", overrides=dict(_trees(config.root, "")))
-    reader = _Reader(sweep, config, search_paths, vocabulary, planned)
+    reader = _Reader(sweep, config, search_paths, planned)
+    if sweep.branch is not None and planned is None:
+        from trainer.sweep.continued_run import ContinuedRun  # which needs jax
+
+        (folder,) = reader.files("branch.run", sweep.branch.run)
+        reader.run = ContinuedRun(sweep.branch, folder, config, vocabulary)
     named = [(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
     named = named or [("base", Arm(space=sweep.space), "")]
     if sweep.ablate is not None:
@@ -136,7 +152,7 @@ def read_sweep(
     arms = [each for one in named for each in reader.arms(*one)]
     if sweep.ladder is not None:
         check_spaces(sweep.ladder, {arm.title: arm.places for arm in arms}, config)
-    return Definition(sweep, config, tuple(arms), reader.branch)
+    return Definition(sweep, config, tuple(arms), reader.run and reader.run.planned)
 
 
 def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
@@ -152,123 +168,113 @@ class AbsentArm(LookupError):
     """A file has an arm, by its name, that a plan does not have."""
 
 
+@dataclass
 class _Reader:
-    """Reads the configs of arms."""
+    """Reads the configs of arms; for its fields, see `read_sweep`."""
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        config: Config,
-        search_paths: Sequence[str],
-        vocabulary: Sequence[str],
-        planned: Mapping[str, tuple[Config, Sequence[str]]] | None,
-    ):
-        self._sweep, self._config, self._search_paths = sweep, config, search_paths
-        self._run, self._planned = None, planned
-        self.branch: PlannedBranch | None = None  # the state of a run that all trials continue
-        if sweep.branch is not None and planned is None:
-            from trainer.sweep.continued_run import ContinuedRun  # which needs jax
-
-            (folder,) = self._files("branch.run", sweep.branch.run)
-            self._run = ContinuedRun(sweep.branch, folder, config, vocabulary)
-            self.branch = self._run.planned
+    sweep: Sweep
+    config: Config
+    search_paths: Sequence[str]
+    planned: Mapping[str, tuple[Config, Sequence[str]]] | None
+    run: "ContinuedRun | None" = None  # that all trials continue
 
     def arms(self, name: str, arm: Arm, at: str) -> Iterator[ArmConfig]:
         """Yields an arm, or that arm on each rung of the ladder; for `at` see `_arm`."""
-        ladder = self._sweep.ladder
-        if ladder is None:
+        if (ladder := self.sweep.ladder) is None:
             yield self._arm(name, arm, at)
             return
-        for index, again in rungs_of(ladder, name):
-            yield self._arm(name_on(name, ladder.labels[index], again), arm, at, index, again)
+        for index, there, moved in rungs_of(ladder, name):
+            yield self._arm(there, arm, at, index, moved)
 
     def without_parts(
         self, ablation: Ablation, name: str, arm: Arm, at: str
     ) -> list[tuple[str, Arm, str]]:
         """Returns the name, the arm and its place for each arm without a part."""
         whole = self._arm(name, arm, at)
-        found = removals(ablation, whole.title, whole.config, self._config)
-        if name in [each.name for each in found]:
+        found = removals(ablation, whole.title, whole.config, self.config)
+        if name in found:
             text = f"ablate has an arm named {name!r}, as the whole one is: rename that one."
-            raise ConfigError(text, self._config.sources["ablate"])
-        return [(each.name, self._without(each, whole, arm), at) for each in found]
+            raise ConfigError(text, self.config.sources["ablate"])
+        return [(x, self._without(x, values, whole, arm), at) for x, values in found.items()]
 
-    def _without(self, removal: Removal, whole: ArmConfig, arm: Arm) -> Arm:
+    def _without(self, name: str, values: Mapping[str, Tree], whole: ArmConfig, arm: Arm) -> Arm:
         """Returns an arm without a part, and without what its space has within that part."""
+        # `name` is that of the arm without it; for `values` see `removals`.
+        removed = tuple(f"{path}." for path in values)
         space = {}
         for key, each in (arm.space or {}).items():
-            within = [not removal.keeps(whole.paths[inner]) for inner in each.parts or (key,)]
+            reached = [whole.paths[inner] for inner in each.parts or (key,)]
+            within = [any(f"{x}.".startswith(removed) for x in paths) for paths in reached]
             if any(within) and not all(within):
                 raise ConfigError(
-                    f"{whole.title} moves {key!r} together with paths of what {removal.name} takes"
+                    f"{whole.title} moves {key!r} together with paths of what {name} takes"
                     " out: search them apart, or keep that part.",
-                    self._config.argument_source(whole.places[next(iter(each.parts or (key,)))]),
+                    self.config.argument_source(whole.places[next(iter(each.parts or (key,)))]),
                 )
             if not any(within):
                 space[key] = each
-        return replace(arm, set={**arm.set, **removal.values}, space=space or None)
+        return replace(arm, set={**arm.set, **values}, space=space or None)
 
     def _arm(
-        self, name: str, arm: Arm, at: str, rung: int | None = None, again: bool = False
+        self, name: str, arm: Arm, at: str, rung: int | None = None, moved: bool = False
     ) -> ArmConfig:
         """Returns an arm, whose path in the config of the sweep is `at`."""
-        # `rung` is the index of its rung on the ladder, and `again` whether it is searched there
-        # beside the rule.
-        title, ladder = f"The arm {name!r}" if at else "The base", self._sweep.ladder
-        if self._planned is None:
+        # `rung` is the index of its rung on the ladder; for `moved` see `ArmConfig`.
+        title = f"The arm {name!r}" if at else "The base"
+        if self.planned is None:
             config, paths = self._read(title, arm, at, rung)
-        elif name in self._planned:
-            config, known = self._planned[name]
+        elif name in self.planned:
+            config, known = self.planned[name]
             paths = ArmPaths(title, (), (), known)
         else:
             raise AbsentArm(name)
-        method, space = arm.method or self._sweep.method, arm.space or {}
+        method, space = arm.method or self.sweep.method, arm.space or {}
         places = self._places(space, method, at)
-        if self._run is not None:
-            self._run.check_space(title, places)
+        if self.run is not None:
+            self.run.check_space(title, places)
         return ArmConfig(
             name=name,
             title=title,
             config=config,
             space=space,
             paths=paths.all_reached(
-                config, {key: self._config.argument_source(each) for key, each in places.items()}
+                config, {key: self.config.argument_source(each) for key, each in places.items()}
             ),
             places=places,
             method=method,
-            trials=arm.trials if arm.trials is not None else self._sweep.trials,
+            trials=arm.trials if arm.trials is not None else self.sweep.trials,
             at=at,
-            sweep=self._config,
-            moved=rung is not None and ladder is not None and not again and rung >= ladder.searched,
+            sweep=self.config,
+            moved=moved,
         )
 
     def _read(self, title: str, arm: Arm, at: str, rung: int | None) -> tuple[Config, ArmPaths]:
         """Returns the config of an arm, and what finds paths in it; for `rung` see `_arm`."""
-        base = self._files("base", self._sweep.base) if self._sweep.base else []
-        if self._run is not None and not base:
-            base = [self._run.config_file]
-        place = join(at, "files") if arm.files else "base" if self._sweep.base else "branch.run"
-        files = [*base, *self._files(join(at, "files"), arm.files)]
+        base = self.files("base", self.sweep.base) if self.sweep.base else []
+        if self.run is not None and not base:
+            base = [self.run.config_file]
+        place = join(at, "files") if arm.files else "base" if self.sweep.base else "branch.run"
+        files = [*base, *self.files(join(at, "files"), arm.files)]
         try:
-            config = load(files, search_paths=self._search_paths)
+            config = load(files, search_paths=self.search_paths)
         except ConfigError as error:
             text = f"{title} cannot be read: {error}"
-            raise ConfigError(text, self._config.sources[place]) from error
-        paths = ArmPaths(title, files, self._search_paths)
-        if self._run is not None:
-            config = self._run.continue_with(config)
-        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
+            raise ConfigError(text, self.config.sources[place]) from error
+        paths = ArmPaths(title, files, self.search_paths)
+        if self.run is not None:
+            config = self.run.continue_with(config)
+        settings = {"set": self.sweep.set} | ({join(at, "set"): arm.set} if at else {})
         for place, values in settings.items():
             for key, value in values.items():
-                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
+                source = self.config.argument_source(join(place, key)) or self.config.sources[at]
                 config = paths.set(config, key, value, source)
-        if rung is not None and self._sweep.ladder is not None:
-            config = on_rung(self._sweep.ladder, rung, config, paths, self._config)
-        if self._run is not None:
-            config = self._run.choose_states(config, title)
+        if rung is not None and self.sweep.ladder is not None:
+            config = on_rung(self.sweep.ladder, rung, config, paths, self.config)
+        if self.run is not None:
+            config = self.run.choose_states(config, title)
         return config, paths
 
-    def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
+    def files(self, place: str, names: str | Sequence[str]) -> list[str]:
         """Returns the paths of files, relative to the file that names them."""
         if isinstance(names, str):
             named = {place: names}
@@ -276,7 +282,7 @@ class _Reader:
             named = {join(place, index): name for index, name in enumerate(names)}
         found = []
         for at, name in named.items():
-            file = self._config.sources[at].file
+            file = self.config.sources[at].file
             beside = "" if file.startswith("--") else os.path.dirname(file)
             found.append(name if name.startswith(SHIPPED) else os.path.join(beside, name))
         return found
@@ -290,9 +296,9 @@ class _Reader:
                 places[key] = entry
             for path in each.parts or ():
                 places[path] = join(join(entry, "spaces"), path)
-        if isinstance(chooser := method.chooser, Explicit):
+        if isinstance(method, Explicit):
             own = join(at, "method")
-            place = own if own in self._config.sources else "method"
-            place = join(place, "trials") if chooser is method else join(place, "points.trials")
-            places |= dict.fromkeys(chooser.trials[0], place)
+            place = own if own in self.config.sources else "method"
+            place = join(place, "points.trials" if method.cuts else "trials")
+            places |= dict.fromkeys(method.trials[0], place)
         return places

@@ -13,8 +13,9 @@ _REMOVED = ".removed-"
 
 def set_aside(file: Path) -> Path:
     """Removes waves/NAME.json, whatever it is, and renames the folder; needs the sweep's lock."""
-    # Returns a folder for `remove`, which may be called after the lock is released, because it may
-    # take long. If this process is killed meanwhile, what is left is not mistaken for a wave.
+    # Returns a folder for `remove_set_aside`, which may be called after the lock is released,
+    # because it may take long. If this process is killed meanwhile, what is left is not mistaken
+    # for a wave.
     removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
     with contextlib.suppress(FileNotFoundError):
         os.rename(file.with_suffix(""), removed / file.stem)
@@ -33,7 +34,7 @@ def set_aside_result(folder: Path, waves: Path) -> Path:
     return removed
 
 
-def remove(folder: Path) -> None:
+def remove_set_aside(folder: Path) -> None:
     """Removes what `set_aside` returned, as far as possible."""
     with contextlib.suppress(OSError):  # `ignore_errors` does not ignore all of them
         shutil.rmtree(folder, ignore_errors=True)
@@ -43,4 +44,4 @@ def clean(waves: Path) -> None:
     """Removes what workers that were killed have left in waves/; the sweep must be locked."""
     remove_temporaries(waves)
     for removed in waves.glob(f"{_REMOVED}*"):
-        remove(removed)  # perhaps at the same time as a worker that is alive
+        remove_set_aside(removed)  # perhaps at the same time as a worker that is alive

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from trainer.config import ConfigError, Source
 from trainer.messages import UserError
@@ -48,12 +47,11 @@ class SlurmSettings:
     # {"partition": "gpu", "gres": "gpu:1", "exclusive": ""}
     options: Mapping[str, str]
     setup: str = ""  # lines of bash that run before the worker, such as "module load cuda"
-    # how many seconds before its time limit a worker is asked to save and stop; Slurm may be 60 s
-    # early
+    # how many seconds before its limit a worker is asked to save and stop; Slurm may be 60 s early
     warning: int = 120
 
 
-def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettings:
+def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettings:
     """Reads the settings of a file and of the command line, which override the file.
 
     The file is YAML with a mapping, such as `{partition: gpu, cpus_per_task: 4}`, and `settings`
@@ -63,8 +61,8 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettin
     not one.
 
     Example:
-        >>> read_settings(None, ["partition=gpu", "cpus_per_task=4", "exclusive=true"]).options
-        {'partition': 'gpu', 'cpus-per-task': '4', 'exclusive': ''}
+        >>> read_slurm_settings(None, ["partition=gpu", "exclusive=true"]).options
+        {'partition': 'gpu', 'exclusive': ''}
     """
     given = launcher_settings.read_settings("--slurm", file, settings, _name, ("partition", "gpu"))
     values = {key: (_text(key, setting), setting.source) for key, setting in given.items()}
@@ -85,7 +83,7 @@ def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettin
     return SlurmSettings(flags, setup, warning)
 
 
-def _text(name: str, setting: launcher_settings.Setting) -> str:
+def _text(name: str, setting: launcher_settings.LauncherSetting) -> str:
     if isinstance(setting.value, bool):
         return str(setting.value).lower()
     if name == "setup" and isinstance(setting.value, list):
@@ -120,8 +118,7 @@ def _check(name: str, value: str, source: Source) -> None:
 
 def _seconds(time: str) -> int | None:
     """Returns the seconds of a time of Slurm, such as "1-12:00:00"; None if there is no limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
-    if not found:
+    if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)):
         return None
     days, *given = found.groups()
     numbers = [int(number) for number in given if number is not None]
@@ -129,14 +126,7 @@ def _seconds(time: str) -> int | None:
     return 86400 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
 
 
-class Submitted(NamedTuple):
-    """A submitted array of workers."""
-
-    job: str  # the number of the array, such as "1234"
-    lines: list[str]  # what to print
-
-
-def script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
+def batch_script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
     """Returns the batch script of the workers, one in each task of the array."""
     # The folder of the sweep is absolute. `words` are what follows python in the command of a
     # worker, such as ["-m", "trainer", ...]. It must exit with 75 when a signal has stopped it
@@ -216,11 +206,11 @@ def _quoted(value: str) -> str:
 
 def submit(
     folder: str | Path, words: Sequence[str], workers: int, settings: SlurmSettings
-) -> Submitted:
-    """Writes the batch script of the workers to the sweep's folder, and submits it."""
-    # The workers run with this Python, in the current folder, with the current PYTHONPATH. All
-    # nodes must see the sweep's folder, which exists. Raises UserError if the script cannot be
-    # written, there is no sbatch, or sbatch refuses the array.
+) -> tuple[str, list[str]]:
+    """Submits the workers; returns the number of their array as text, and lines to print."""
+    # The batch script is written to the sweep's folder, which exists and which all nodes must see.
+    # The workers run with this Python, in the current folder, with the current PYTHONPATH. Raises
+    # UserError if the script cannot be written, there is no sbatch, or sbatch refuses the array.
     _check_setup(settings.setup)
     try:
         place = Path(folder).absolute()
@@ -229,7 +219,7 @@ def submit(
             raise UserError(f"Slurm cannot write logs to {place}: rename the folder.")
         file = place / "slurm" / "workers.sh"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(script(place, words, workers, settings), encoding="utf-8")
+        file.write_text(batch_script(place, words, workers, settings), encoding="utf-8")
         file.chmod(0o755)
     except OSError as error:
         raise UserError(f"{folder}/slurm/workers.sh cannot be written: {error.strerror}.") from None
@@ -246,7 +236,7 @@ def submit(
         f"Status: python -m trainer sweep status {shlex.quote(str(folder))}",
         f"Cancel: scancel{where} {number}",
     ]
-    return Submitted(number, lines)
+    return number, lines
 
 
 def _check_setup(setup: str) -> None:

@@ -241,5 +241,4 @@ def _index(u: float, size: int) -> int:
 
 def _equal(a: Tree, b: Tree) -> bool:
     """Returns whether two values build the same: 1 and 1.0 do for an argument that is a float."""
-    numbers = all(type(x) in (int, float) for x in (a, b))
-    return a == b if numbers else same(a, b)
+    return a == b if all(type(x) in (int, float) for x in (a, b)) else same(a, b)

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join, quote
 
 from trainer.messages import UserError, duration, plural, printable, table
-from trainer.sweep.code_changes import CodeChange, changes_in, sentences
+from trainer.sweep.code_changes import CodeChange, change_sentences, changes_in
 from trainer.sweep.final import ArmSearch, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps
@@ -123,8 +123,7 @@ class SweepReader:
     def _read(self) -> Status:
         if self._folder.refresh():
             self._forget()
-        # Waves are read before outcomes: their trials may be finished meanwhile, but none returns
-        # to a wave.
+        # Waves are read before outcomes: trials may finish meanwhile, but none returns to a wave.
         waves, damaged = read_waves(self.path, self._folder.waves())
         found = self._folder.final_trials()
         final = tuple((found or {}).values())
@@ -170,8 +169,7 @@ class SweepReader:
             name = trial.folder
             if name in self._outcomes or not os.path.exists(f"{root}/{name}"):
                 continue
-            outcome = read_outcome(self.path / name)
-            if outcome is None:
+            if (outcome := read_outcome(self.path / name)) is None:
                 yield name
             else:
                 self._outcomes[name] = outcome
@@ -296,7 +294,7 @@ def _row(arm: ArmStatus, ends: Sequence[str]) -> tuple[str, ...]:
         f"{arm.arm}, final" if arm.final else arm.arm,
         *(f"{getattr(arm, name):,}" for name in ends),
         f"{100 * arm.steps_done // max(1, arm.steps)}%",
-        shown(arm.value),
+        shown_metric(arm.value),
         best[0] if len(best) == 1 else f"of {plural(len(best), 'search')}",
     )
 
@@ -322,16 +320,15 @@ def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChang
     """Formats the status of a sweep: arms, waves, failures and the results of the winners."""
     # Commands to run next name the folder as it is given. The last line ends with a newline.
     heads = ("wave", "runs", "first run", "step", "steps/s", "worker")
-    waves = [heads, *map(_wave, status.waves)] if status.waves else []
     parts = [
         counts(status, plan),
-        table(waves, right=(1, 3, 4)),
+        table([heads, *map(_wave, status.waves)] if status.waves else [], right=(1, 3, 4)),
         list(_bad(status, "failed")),
         list(_bad(status, "diverged")),
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
         list(status.damaged[:_SHOWN]),
         warning_lines(plan.warnings, plan.arms),
-        [printable(sentence) for sentence in sentences(changes)],
+        [printable(sentence) for sentence in change_sentences(changes)],
         _winners(status, plan),
         _next(status, plan, folder),
     ]
@@ -384,8 +381,8 @@ def _winners(status: Status, plan: Plan) -> list[str]:
             outcomes = [[status.outcomes.get(trial.folder) for trial in group] for group in groups]
             means = [_mean_or_word(group, row) for group in outcomes]
             values = [value if isinstance(value, float) else None for value in means]
-            cells = [value if isinstance(value, str) else shown(value) for value in means]
-            rows.append((name, split, shown(mean(values)), *cells))
+            cells = [value if isinstance(value, str) else shown_metric(value) for value in means]
+            rows.append((name, split, shown_metric(mean(values)), *cells))
     title = f"{plan.goal.metric} of the winners, run again on seeds that no trial used:"
     none = status.without_winner
     lines = [f"{arm} has no winner: every trial diverged or failed." for arm in none]
@@ -401,8 +398,7 @@ def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> float | str:
         if outcome is None or row not in outcome.metrics:
             return "-"
         values.append(outcome.metrics[row])
-    found = mean(values)
-    return "-" if found is None else found
+    return "-" if (found := mean(values)) is None else found
 
 
 def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
@@ -417,7 +413,7 @@ def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
     return []
 
 
-def shown(value: float | None) -> str:
+def shown_metric(value: float | None) -> str:
     """Formats a value of a metric; "-" for None."""
     return "-" if value is None else f"{value:.4g}"
 
@@ -425,8 +421,7 @@ def shown(value: float | None) -> str:
 def best_runs(folder: Path) -> dict[str, list[Path]]:
     """Returns the finished runs of each arm's best point: on final seeds, or else of the search."""
     # The keys are arm and number, such as "muon 0007", or the number of its searches, such as
-    # "muon, 5 searches". Raises UserError if the folder is not that of a sweep, or no point has all
-    # of its results.
+    # "muon, 5 searches". Raises UserError if the folder is no sweep's, or no point has all results.
     reader = SweepReader(folder)
     status = reader.read()
     found: dict[str, list[Path]] = {}

@@ -42,8 +42,7 @@ class TargetRule:
     sigma: float  # standard deviation of the value of a run, known before the runs; above 0
     better: Literal["min", "max"] = "min"  # which value is the best
     # "earliest_step": the earliest evaluated step at which the mean passes;
-    # "earliest_lasting_step": the earliest from which on it passes at every evaluated step to the
-    # last
+    # "earliest_lasting_step": the earliest from which on it passes at every evaluated step
     rule: RuleName = LASTING
 
     @property
@@ -242,7 +241,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Lead:
     """Whether an entry is better than an older one, at equal steps."""
 
     # by how much its mean is better, the steps exchanged, over sqrt(1 / n1 + 1 / n2) and the
@@ -252,7 +251,7 @@ class Comparison:
     passes: bool  # whether p is at most LEVEL
 
 
-def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) -> Comparison:
+def lead_of(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) -> Lead:
     """Compares two results that may have different numbers of steps.
 
     With the means m, the steps s, and n runs each, the statistic is
@@ -265,7 +264,7 @@ def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) ->
     Example:
         >>> before = Reached(step=3375, mean=3.2788, runs=20, statistic=0, limit=0, closest=3375)
         >>> tuned = Reached(step=3325, mean=3.2790, runs=20, statistic=0, limit=0, closest=3325)
-        >>> found = compare(TargetRule(3.28, 0.0013), before, tuned, Exchange(0.0045))
+        >>> found = lead_of(TargetRule(3.28, 0.0013), before, tuned, Exchange(0.0045))
         >>> round(found.statistic, 5), found.passes
         (0.00648, True)
     """
@@ -279,4 +278,4 @@ def compare(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) ->
     spread += (fewer * exchange.error / exchange.steps / rule.sigma) ** 2
     statistic = (better + fewer * exchange.per_step) / math.sqrt(spread)
     passes = statistic >= rule.margin * (1 - 1e-9)
-    return Comparison(statistic, float(ndtr(-statistic / rule.sigma)), passes)
+    return Lead(statistic, float(ndtr(-statistic / rule.sigma)), passes)

@@ -23,7 +23,7 @@ from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Results
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
-from trainer.writers.base import Log
+from trainer.writers.base import Log, MultiWriter
 from trainer.writers.files import replace_file
 from trainer.writers.summary import Summary
 
@@ -33,8 +33,7 @@ End = Ended | RollbackTarget | Halted
 class WaveConsensus:
     """Tells the loops of a wave's trials when to save. The wave stops them, all at once."""
 
-    # a loop never stops by itself: its wave stops after a step that all trials have computed and
-    # evaluated
+    # a loop never stops by itself: its wave stops after a step that all have computed and evaluated
     stop: str | None = None
     save = False  # whether each trial hands over its state after this block
 
@@ -158,29 +157,14 @@ class TrialLoop:
             keep_examples, program, folder=folder, fence=fence, log=warn, watch=watchdog.begin_other
         )
         self._keep_examples = examples if setting.folder.plan.keeps_examples(trial) else None
-        self._writer = writers.create(
-            named_writers(trial.config),
-            folder,
-            resumed=restored or 0,
-            total_steps=experiment.steps,
-            batch_size=experiment.data.batch_size,
-            log=warn,
-            fence=fence,
-            also=[self._results],
-            identity=setting.folder.identity_of(trial),
-            reporter=setting.reporter,
-        )
-        if restored is None:
-            self._writer.write_hparams(hparams(trial.config.root))
-        else:
-            self._results.read(folder)  # of steps that an earlier process computed
+        self._writer = self._open_writer(restored, wave, warn)
         self.checkpoints = TrialCheckpoints(trial, wave, experiment, self._results, warn)
         self.checkpoints.resume(restored or 0)
         services = Services(
             self.checkpoints,
             self._writer,
             self._results,
-            Records.of(program, folder, write, warn),
+            Records(program, folder, write, warn),
             # The terminal shows the sweep instead of what the hooks say.
             Hooks(program, folder, lambda _: None, fence),
             consensus,
@@ -193,6 +177,26 @@ class TrialLoop:
         )
         self._run = loop.run(state)
         self.block: Block | None = None
+
+    def _open_writer(self, restored: int | None, wave: Wave, log: Log) -> MultiWriter:
+        experiment, folder = self.program.experiment, wave.staged(self.trial)
+        writer = writers.create(
+            named_writers(self.trial.config),
+            folder,
+            resumed=restored or 0,
+            total_steps=experiment.steps,
+            batch_size=experiment.data.batch_size,
+            log=log,
+            fence=wave.workdir.check_fence,
+            also=[self._results],
+            identity=wave.setting.folder.identity_of(self.trial),
+            reporter=wave.setting.reporter,
+        )
+        if restored is None:
+            writer.write_hparams(hparams(self.trial.config.root))
+        else:
+            self._results.read(folder)  # of steps that an earlier process computed
+        return writer
 
     def _observe(self, step: int, *_: Any) -> None:
         self.step = step

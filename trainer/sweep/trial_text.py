@@ -7,13 +7,13 @@ from shlex import quote
 from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, printable
-from trainer.sweep.code_changes import code_of
+from trainer.sweep.code_changes import fingerprint_of
 from trainer.sweep.halving import waiting_folder
 from trainer.sweep.plan import Trial, point_name
-from trainer.sweep.status import Status, SweepReader, mean, shown
+from trainer.sweep.status import Status, SweepReader, mean, shown_metric
 
 
-def describe(reader: SweepReader, name: str) -> str:
+def describe_trial(reader: SweepReader, name: str) -> str:
     """Formats a trial as its resolved config, in YAML, below comments with all else."""
     # `name` is "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with
     # "trials/" before it. Without a seed, the config is that of the first one. Saved to a file, the
@@ -25,23 +25,22 @@ def describe(reader: SweepReader, name: str) -> str:
     outcomes = [status.outcomes.get(trial.folder) for trial in trials]
     if len(outcomes) > 1:
         values = [None if outcome is None else outcome.value(goal.row) for outcome in outcomes]
-        lines.append(f"mean of {goal.row}: {shown(mean(values))}")
+        lines.append(f"mean of {goal.row}: {shown_metric(mean(values))}")
     elif (outcome := outcomes[0]) is not None:
         lines += [outcome.why] if outcome.why else []
         lines += [f"{metric} {value:.6g}" for metric, value in sorted(outcome.metrics.items())]
     lines += _code(reader, trials)
-    if first.pending:
-        return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
-    lines += ["", f"What differs from the config of {first.arm}:"]
-    lines += diff(first.base.root, first.config.root) or ["nothing"]
-    lines += ["", *_commands(reader, status, first, name)]
+    if not first.pending:
+        lines += ["", f"What differs from the config of {first.arm}:"]
+        lines += diff(first.base.root, first.config.root) or ["nothing"]
+        lines += ["", *_commands(reader, status, first, name)]
     head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
-    return f"{head}\n{dump(first.config.root)}"
+    return head if first.pending else f"{head}\n{dump(first.config.root)}"
 
 
 def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
     """Returns the trials that a name means; raises UserError if there is no such trial."""
-    # Those are the trials of a point, or one of them. For names, see `describe`; "muon/7" is
+    # Those are the trials of a point, or one of them. For names, see `describe_trial`; "muon/7" is
     # "muon/0007", and "muon/2.7" is "muon/2.0007".
     trials = (*reader.plan.trials, *(status.final or ()))
     known: dict[str, list[Trial]] = {}
@@ -64,8 +63,7 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
     """Returns a sentence about a name that is not that of a trial, and what there is."""
     first, *rest = name.removeprefix("trials/").split("/")
     if first == "final" and rest and rest[0] in reader.plan.arms:
-        final = [trial for trial in trials if trial.final and trial.arm == rest[0]]
-        if final:
+        if final := [trial for trial in trials if trial.final and trial.arm == rest[0]]:
             seeds = listing([str(trial.seed) for trial in final])
             return f"There is no final run {name!r}: {rest[0]} has the seeds {seeds}."
         return f"There is no final run {name!r}: {rest[0]} has none yet."
@@ -87,11 +85,10 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
 
 def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
     """Returns how a trial ended, or how far it is, and its value of the goal."""
-    outcome = status.outcomes.get(trial.folder)
-    if outcome is not None:
+    if (outcome := status.outcomes.get(trial.folder)) is not None:
         text = f"{outcome.end} at step {outcome.step:,}"
         value = outcome.value(reader.plan.goal.row)
-        return text if value is None else f"{text}, {reader.plan.goal.row} {shown(value)}"
+        return text if value is None else f"{text}, {reader.plan.goal.row} {shown_metric(value)}"
     for wave in status.waves:
         if trial.folder in wave.trials:
             where = f"step {wave.step:,} of {reader.program_of(trial).steps:,}"
@@ -105,7 +102,7 @@ def _code(reader: SweepReader, trials: Sequence[Trial]) -> Iterator[str]:
     """Says which trials ran after a change of the user's code, if it changed."""
     changes = reader.code_changes()
     for trial in trials if changes else ():
-        code = code_of(reader.path / trial.folder)
+        code = fingerprint_of(reader.path / trial.folder).get("code", {})
         changed = [
             name for each in changes for name, x in each.files.items() if code.get(name) == x
         ]

@@ -43,10 +43,10 @@ from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, plural
 from trainer.sweep.config_files import ConfigFiles
-from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.folder import SweepFolder, WaveClaim
 from trainer.sweep.halving import waiting_folder
 from trainer.sweep.limits import MOST_ERRORS
-from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode
+from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode_examples
 from trainer.sweep.plan import Trial
 from trainer.sweep.programs import is_number
 from trainer.train.restoring import restore_of, to_save
@@ -94,8 +94,7 @@ class Setting:
     vocabulary: Sequence[str]
     signals: StopSignals
     log: Callable[[str], None]
-    # adds the user's code that this process has imported to the ledger, and returns it: file ->
-    # hash
+    # adds the user's code that this process imported to the ledger, and returns it: file -> hash
     note_code: Callable[[], Mapping[str, str]]
     allow_changed: Sequence[str]  # what may differ from the processes before: "code" or nothing
     slow_lines: SlowLines
@@ -136,7 +135,7 @@ class Wave:
     # who has the wave is decided by other means. Raises RunChanged for other code or settings;
     # DamagedFile for a damaged folder.
 
-    def __init__(self, setting: Setting, claim: Claim, prepared: Prepared):
+    def __init__(self, setting: Setting, claim: WaveClaim, prepared: Prepared):
         check_folder(claim)
         self.setting, self.claim, self.prepared = setting, claim, prepared
         self.path = claim.path
@@ -365,8 +364,7 @@ def run_alone(wave: Wave) -> int:
     setting, program = wave.setting, wave.prepared.of_trial(trial)
     staged, experiment = wave.staged(trial), program.experiment
     object.__setattr__(experiment, "writers", tuple(named_writers(trial.config)))
-    newest = wave.newest_checkpoint()
-    if newest is not None:
+    if (newest := wave.newest_checkpoint()) is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
         if wrong := misfits(staged, newest, to_save(program.abstract_state())):
             raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
@@ -433,17 +431,16 @@ def keep_examples(
         log(f"The results on single test examples are not kept. {error}")
         return
     if found.values:
-        replace_file(folder / PER_EXAMPLE_FILE, encode(found), fence)
+        replace_file(folder / PER_EXAMPLE_FILE, encode_examples(found), fence)
 
 
 def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead."""
     # Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
-    names = config.root.kwargs.get("writers") or ()
-    return [name for name in names if not is_console(name)]
+    return [name for name in (config.root.kwargs.get("writers") or ()) if not is_console(name)]
 
 
-def check_folder(claim: Claim) -> None:
+def check_folder(claim: WaveClaim) -> None:
     """Checks the files of a wave, except for its checkpoints and its rows."""
     # The folder may not exist yet. Raises DamagedFile if a file is not as a worker leaves it;
     # UserError if a config cannot be read.
@@ -480,8 +477,7 @@ def _check_config(folder: Path, config: Config) -> None:
 
 def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
     """Raises DamagedFile if metrics.jsonl of a trial lacks a row of a logged or evaluated step."""
-    # `folder` is that of the trial in its wave, and `last` the last step of which there must be a
-    # row.
+    # `folder` is that of the trial in its wave, `last` the last step of which there must be a row.
     file, wanted = folder / "metrics.jsonl", set[int]()
     for interval in (experiment.log_every, experiment.eval_every):
         wanted.update(every.due_steps(interval, experiment.first_step, last))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
+from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint, leaf_names
 from trainer.config import wording
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
@@ -90,7 +90,7 @@ class WaveRunner:
             saved: set[str] = set()
             # `restore` finds a damaged checkpoint as well, and sets it aside.
             with contextlib.suppress(CorruptCheckpoint):
-                saved = {name.split("/")[1] for name in checkpoints.names(step)}
+                saved = {name.split("/")[1] for name in leaf_names(checkpoints.directory, step)}
             try:
                 tree = checkpoints.restore({"trials": dict.fromkeys(sorted(saved), abstract)}, step)
             except CheckpointError as error:
@@ -119,8 +119,7 @@ class WaveRunner:
         starts: dict[str, WarmStart | Continuation] = {}
         states = {}
         for trial, program in programs.items():
-            key = repr(program.experiment.warm_start)
-            if key not in starts:
+            if (key := repr(program.experiment.warm_start)) not in starts:
                 starts[key] = begin_with(program, trial.config, self._setting.vocabulary)
                 self._log(starts[key].describe())
             states[trial] = starts[key].first_state(program)
@@ -207,8 +206,7 @@ class WaveRunner:
         """Calls `proceed` for a trial, and removes the trial if it ended."""
         trial = trial_loop.trial
         try:
-            end = proceed()
-            if end is None:
+            if (end := proceed()) is None:
                 return
             self._trial_loops.remove(trial_loop)
             if isinstance(end, RollbackTarget):

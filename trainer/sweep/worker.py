@@ -19,16 +19,16 @@ import jax
 from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import wording
 from trainer.config.wording import listing
-from trainer.data.shard_reader import DataChanged
+from trainer.data.shards import DataChanged
 from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render_plan
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
-from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.folder import SweepFolder, WaveClaim
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.programs import most_side_by_side
 from trainer.sweep.wave import Prepared, Setting, Wave, run_alone
@@ -37,7 +37,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.warm_start import CannotBegin
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
-from trainer.workdir.changes import RunChanged
+from trainer.workdir.fingerprint import RunChanged
 from trainer.writers import Reporter
 from trainer.writers.summary import Summary
 
@@ -95,9 +95,8 @@ class Worker:
 
     def _compute_waves(self) -> int:
         if self.folder.is_complete():
-            plan, more = self.folder.plan, ""
-            if not plan.cuts and plan.ladder is None:
-                more = " `python -m trainer sweep extend` adds trials."
+            fixed = self.folder.plan.fixed
+            more = "" if fixed else " `python -m trainer sweep extend` adds trials."
             self._log(f"Every trial in {self.folder.path} has a result.{more}")
             with contextlib.suppress(OSError, UserError), self.folder.presence:
                 self.folder.tidy()
@@ -106,8 +105,7 @@ class Worker:
             import_code([arm.config for arm in self.folder.plan.arms.values()], self._vocabulary)
             self._note_code()  # before it claims a wave
             while not self._signals.received:
-                claim = self.folder.claim(self._workers, self._fits)
-                if claim is None:
+                if (claim := self.folder.claim(self._workers, self._fits)) is None:
                     if self.folder.is_complete():
                         self.folder.tidy()
                         return DONE
@@ -123,10 +121,8 @@ class Worker:
         """Adds what this process has imported of the user's code to the ledger, and returns it."""
         found = code.hashes(self._vocabulary)
         # Other workers may use changed code by now; this process still has what it imported.
-        new = {name: hash for name, hash in found.items() if name not in self._noted}
-        if new:
-            changed = self.folder.note_code(new, self._setting.allow_changed)
-            if changed:
+        if new := {name: hash for name, hash in found.items() if name not in self._noted}:
+            if changed := self.folder.note_code(new, self._setting.allow_changed):
                 self._log(f"The code was changed, as is allowed: {listing(changed)}.")
             self._noted = found
         return found
@@ -144,7 +140,7 @@ class Worker:
             " can be read and written."
         )
 
-    def _compute(self, claim: Claim) -> int:
+    def _compute(self, claim: WaveClaim) -> int:
         """Computes a wave; returns DONE also for one that is left to others."""
         prepared = self._prepare(claim)
         end = "crashed"  # for whatever is not caught here, such as a signal's exit
@@ -186,10 +182,9 @@ class Worker:
             if wave is not None:
                 wave.hand_over(end)
 
-    def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
+    def _is_thrown_away(self, wave: Wave | None, claim: WaveClaim, error: Exception) -> bool:
         """Removes a wave that cannot be resumed, once; returns whether it did."""
-        # Its folder is damaged, or the user allowed changed code, which does not fit its
-        # checkpoint.
+        # Its folder is damaged, or changed code that the user allowed does not fit its checkpoint.
         damage = damage_in(claim.path, error)
         if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
             damage = f"The code was changed. {str(error).splitlines()[0].rstrip(':.')}"
@@ -222,8 +217,7 @@ class Worker:
 
     def _note_initial(self, index: int, prepared: Prepared) -> None:
         """Evaluates the first state of a program, once in a sweep, and adds it to the ledger."""
-        # A report measures by it what a run gained. Trials that begin with the state of another run
-        # have none.
+        # A report measures by it what a run gained. Trials that begin with another state have none.
         shared = self.folder.plan.programs[index]
         first = self.folder.plan.example_of(shared)
         if prepared.evaluated or shared.first_step or "warm_start" in first.config.root.kwargs:
@@ -275,7 +269,7 @@ class Worker:
 
     # Programs.
 
-    def _prepare(self, claim: Claim) -> Prepared:
+    def _prepare(self, claim: WaveClaim) -> Prepared:
         """Builds and compiles the program of a wave, unless it is one of the last ones."""
         if (prepared := self._prepared.pop(claim.program, None)) is not None:
             self._prepared[claim.program] = prepared  # the last one that was used
@@ -294,7 +288,7 @@ class Worker:
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
         values = {first.arm: program.inputs.values}
-        prepared = Prepared(program, render(plan), data, self._vocabulary, values)
+        prepared = Prepared(program, render_plan(plan), data, self._vocabulary, values)
         self._prepared[claim.program] = prepared
         return prepared
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 
 from trainer.engine.contracts import Batch
@@ -19,16 +20,13 @@ _POLL = 5e-4  # seconds between two looks at the devices while the steps wait fo
 _PATIENCE = 5.0  # seconds that `close` waits for a thread that still makes a batch
 
 
+@dataclass
 class _Made:
     """What a thread has made; each has its own, as one may outlive `BatchPrefetcher.close`."""
 
-    # `batches` are those that were not taken yet, and `error` is what the data set raised instead
-    # of the next one.
-
-    def __init__(self) -> None:
-        self.batches: deque[Batch] = deque()
-        self.error: BaseException | None = None
-        self.closed = False
+    batches: deque[Batch] = field(default_factory=deque)  # that were not taken yet
+    error: BaseException | None = None  # what the data set raised instead of the next one
+    closed: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -45,10 +43,8 @@ class BatchPrefetcher:
     def __init__(
         self, ahead: int, busy: Callable[[], bool], now: Callable[[], float] = time.perf_counter
     ):
-        self.waited = 0.0
-        self._ahead = ahead
-        self._busy = busy
-        self._now = now
+        self.waited, self._ahead = 0.0, ahead
+        self._busy, self._now = busy, now
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._made = _Made()

@@ -1,5 +1,6 @@
 """The share of steps whose gradients clip_norm scaled down, for the diagnostic "clipped"."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,12 @@ class ClippedSteps(RetriedFile):
         self._on = counts_clipped(experiment.diagnostics, experiment.optimizer.clip_norm)
         self._bound: Callable[[int], np.float32] | None = None
         # Step of a saved state -> clipped steps and all steps since the last row before it.
-        self._saved = _read(folder) if self._on else {}
+        self._saved: dict[int, tuple[int, int]] = {}
+        if self._on:
+            # The file may be lost: only a row lacks its share.
+            with contextlib.suppress(OSError, DamagedFile, ValueError):
+                rows = read_json(folder / CLIPPED_FILE, dict[str, list[int]], "remove it.")
+                self._saved = {int(step): (clipped, all_) for step, (clipped, all_) in rows.items()}
         self._now: tuple[int, int] | None = (0, 0)
 
     def begin(self, step: int) -> None:
@@ -63,11 +69,3 @@ class ClippedSteps(RetriedFile):
         self._saved = kept if self._now is None else kept | {step: self._now}
         newest = sorted(self._saved)[-_KEPT:]
         self.write(json.dumps({str(at): self._saved[at] for at in newest}) + "\n")
-
-
-def _read(folder: Path) -> dict[int, tuple[int, int]]:
-    try:
-        rows = read_json(folder / CLIPPED_FILE, dict[str, list[int]], "remove it.")
-        return {int(step): (clipped, steps) for step, (clipped, steps) in rows.items()}
-    except (OSError, DamagedFile, ValueError):
-        return {}  # the file may be lost: only a row lacks its share

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config import build_errors, wording
+from trainer.config import wording
+from trainer.config.build import exception_text
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.hooks import HookContext
 from trainer.messages import UserError
+from trainer.writers.base import Log
 
 At = Literal["log", "evaluation"]
 
@@ -23,9 +25,7 @@ def called_at(hooks: Sequence[Any], at: At) -> bool:
 class Hooks:
     """The hooks of a run; `fence` is called before a file in its folder is written."""
 
-    def __init__(
-        self, program: Program, folder: Path, log: Callable[[str], None], fence: Callable[[], None]
-    ):
+    def __init__(self, program: Program, folder: Path, log: Log, fence: Callable[[], None]):
         self._program = program
         self._folder, self._log, self._fence = folder, log, fence
         self._hooks: Sequence[Any] = program.experiment.hooks
@@ -33,7 +33,6 @@ class Hooks:
 
     def bind(self, kept: int) -> None:
         """Binds the hooks that ask for it to the run, whose results up to the step `kept` stay."""
-        # Raises UserError, which names the hook, if a hook raises.
         context = HookContext(
             self._program.experiment, self._program.mesh, self._folder, kept, self._log, self._fence
         )
@@ -59,7 +58,7 @@ class Hooks:
         try:
             return function(*given)
         except Exception as error:  # whatever a user's function raises
-            text = f"{build_errors.exception_text(error)}{wording.location(error)}"
+            text = f"{exception_text(error)}{wording.location(error)}"
             name = f"hooks[{index}], {_name(self._hooks[index])}"
             raise UserError(f"{name}, {doing}: {text}") from error
 

@@ -1,13 +1,12 @@
 """Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order.
 
-Start with `Loop._blocks`. `Boundaries` says where a block must end and what follows it, and `Saves`
-saves no state that is ahead of what the files of the run say.
+Start with `Loop._blocks`. `Boundaries` says where a block must end and what follows it, and
+`Loop.save` saves no state that is ahead of what the files of the run say.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import jax
 
 from trainer.engine import every
 from trainer.engine.contracts import Batch
-from trainer.engine.diagnostics import computed
+from trainer.engine.diagnostics import names_computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
@@ -25,7 +24,7 @@ from trainer.train.clipping import ClippedSteps
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import Log, NonFiniteLog, Write, advise, describe, fault_at_end
+from trainer.train.nonfinite import Log, NonFiniteLog, Write, advise, describe_fault, fault_at_end
 from trainer.train.pending import CheckedBlock, PendingBlocks
 from trainer.train.restoring import to_save
 from trainer.train.rollback import (
@@ -43,21 +42,13 @@ from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 
-class Records(NamedTuple):
+class Records:
     """What a run notes in small files of its folder, besides the metrics."""
 
-    nonfinite: NonFiniteLog  # the steps that were not finite
-    rollbacks: RollbackLog
-    clipped: ClippedSteps  # counts the steps whose gradients were clipped
-
-    @classmethod
-    def of(cls, program: Program, folder: Path, write: Write, log: Log) -> "Records":
-        """Reads those of a folder."""
-        return cls(
-            NonFiniteLog(folder, write, program.experiment, log),
-            RollbackLog(folder, write, log),
-            ClippedSteps(program, folder, write, log),
-        )
+    def __init__(self, program: Program, folder: Path, write: Write, log: Log):
+        self.nonfinite = NonFiniteLog(folder, write, program.experiment, log)
+        self.rollbacks = RollbackLog(folder, write, log)
+        self.clipped = ClippedSteps(program, folder, write, log)
 
 
 class Services(NamedTuple):
@@ -96,19 +87,18 @@ class Loop:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
     ):
-        self.program = program
-        self.experiment = program.experiment
+        self.program, self.experiment = program, program.experiment
         self._services = services
         self._checkpoints, self._writer = services.checkpoints, services.writer
         self._consensus, self._watchdog = services.consensus, services.watchdog
         self._records, self._hooks, self._log = services.records, services.hooks, services.log
         self._boundaries = Boundaries(program, services.records.rollbacks, until, also_save)
-        self._observers = observers
-        self._clock = clock
+        self._observers, self._clock = observers, clock
         asked = "noise_scale" in program.experiment.diagnostics
         self._noise_scale = services.results.noise_scale if asked else None
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._evaluated: dict[str, float] = {}  # the results of the last complete evaluation
+        self._behind: str | None = None  # why no state can be saved now; None if one can
         self._counters = Counters()
         # All processes must compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
@@ -126,7 +116,6 @@ class Loop:
         self._stopwatch = Stopwatch(step, self.experiment.data, seconds, self._clock, use)
         self._pending = PendingBlocks(self.program, step)
         self._records.clipped.begin(step)
-        self._saves = Saves(self._services, self._stopwatch.paused)
         # Batches for one block while another one is computed. None where other loops share the
         # devices and the data.
         ahead = 2 * self._steps_per_call if self._clock is None else 0
@@ -142,7 +131,10 @@ class Loop:
         stop = self._consensus.stop
         raise_on_all(lambda: self._hooks.bind(step - unevaluated))
         if unevaluated and not stop:
-            evaluated = self._evaluate_again(state, step)
+            evaluated, metric = self._evaluate(state, step)
+            self._writer.flush()
+            if metric is not None:
+                self._checkpoints.record_metric(step, metric)
             stop = self._consensus.stop
         state = self._read_after(state, step)
         while step < boundaries.end and not stop:
@@ -158,11 +150,14 @@ class Loop:
             self._consensus.sync()
             stop = self._consensus.stop
             after = boundaries.after_block(step, self._save_now(stop))
-            self._pending.add(first, steps, metrics, state, after.check, diagnosed)
+            check = after.log or after.evaluate or after.save
+            self._pending.add(first, steps, metrics, state, check, diagnosed)
             if (bad := self._check(0 if after.wait else self._ahead)) is not None:
                 return self._not_finite(bad)
             if began is not None:
-                self._log_first(began, steps, state)
+                jax.block_until_ready(state)
+                which = "First step" if steps == 1 else f"First {steps} steps"
+                self._log(f"{which} after {time.perf_counter() - began:.1f} s.")
                 began = None
             for observe in self._observers:
                 observe(step, block, state)
@@ -176,16 +171,14 @@ class Loop:
                 # Ask again: after a long evaluation, a save may be due.
                 after = boundaries.after_block(step, self._save_now(stop))
             if after.save:
-                self._saves.save(state, step, metric)
+                self.save(state, step, metric)
             if after.rollback:
                 state = self._read_after(state, step)
         return self._finish(state, step, evaluated)
 
-    # Blocks.
-
     def _read_after(self, state: State, step: int) -> State:
         """Begins to read the batches after a step; applies a rollback to it to the state first."""
-        state = apply_rollback(state, self._records.rollbacks.counters_at(step))
+        state = apply_rollback(state, self._records.rollbacks.counters.get(step))
         self._counters = counters_of(state.run_state)
         self._prefetcher.start(self.program.feed.batches(step + self._counters.skipped_batches))
         return state
@@ -228,15 +221,8 @@ class Loop:
         except UserError:
             alone = jax.process_count() == 1
             if alone and self._check(0) is None and self.program.params_finite(state):
-                self._saves.save_last(state, step, metric)
+                self.save_last(state, step, metric)
             raise
-
-    def _log_first(self, began: float, steps: int, state: State) -> None:
-        jax.block_until_ready(state)
-        which = "First step" if steps == 1 else f"First {steps} steps"
-        self._log(f"{which} after {time.perf_counter() - began:.1f} s.")
-
-    # What follows a block.
 
     def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
         """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
@@ -263,13 +249,6 @@ class Loop:
                 raise _Stopped
             yield batch
 
-    def _evaluate_again(self, state: State, step: int) -> bool:
-        finished, metric = self._evaluate(state, step)
-        self._writer.flush()
-        if metric is not None:
-            self._checkpoints.record_metric(step, metric)
-        return finished
-
     def _call_hooks(self, at: At, state: State, step: int, metric: float | None = None) -> None:
         """Calls the user's functions; saves the state and raises UserError if one raises."""
         self._watchdog.begin_other(f"the call of the hooks after step {step}")
@@ -278,10 +257,8 @@ class Loop:
             with self._stopwatch.paused():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
         except UserError:  # raised in all processes, which save together
-            self._saves.save_last(state, step, metric)
+            self.save_last(state, step, metric)
             raise
-
-    # Steps that are not finite.
 
     def _batch_index(self, step: int) -> int:
         return step - 1 + self._counters.skipped_batches  # steps count from 1, batches from 0
@@ -290,7 +267,7 @@ class Loop:
         bad, policy = block.bad[-1], self.experiment.on_nonfinite
         values = block.row(bad)
         since = self._pending.params_finite_at + 1 if policy == "halt" else bad
-        text = f"At step {bad} {describe(values, (since, bad))}."
+        text = f"At step {bad} {describe_fault(values, (since, bad))}."
         if policy == "skip":
             most = plural(self.experiment.max_consecutive_skips or 0, "step")
             text += f" With it, {most} in a row had to be skipped (max_consecutive_skips)."
@@ -305,16 +282,18 @@ class Loop:
         advice = advise(self.program, self._batch_index(bad))
         return Halted(f"{text} {advice}", bad, replays=policy != "rollback")
 
-    # The end.
-
     def _finish(self, state: State, step: int, evaluated: bool) -> Ended | Halted:
         self._writer.flush()
-        self._saves.save_last(state, step)
+        self.save_last(state, step)
+        lost = ""
         if self._checkpoints.latest() != step:
-            why = self._saves.behind or self._checkpoints.error
-            return self._failed(step, f"The state at step {step} could not be saved: {why}")
-        if why := self._writer.error:
-            return self._failed(step, f"The metrics up to step {step} could not be written: {why}")
+            why = self._behind or self._checkpoints.error
+            lost = f"The state at step {step} could not be saved: {why}"
+        elif self._writer.error:
+            lost = f"The metrics up to step {step} could not be written: {self._writer.error}"
+        if lost:
+            self._log(lost)
+            return Ended("failed", FAILED, step, lost)
         self._checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
             text = f"Stopped at step {step} by {self._consensus.stop or '--until'}; saved."
@@ -327,9 +306,35 @@ class Loop:
         self._log(f"Done: {plural(step, 'step')}. {results}")
         return Ended("done", DONE, step)
 
-    def _failed(self, step: int, why: str) -> Ended:
-        self._log(why)
-        return Ended("failed", FAILED, step, why)
+    def save(self, state: State, step: int, metric: float | None = None) -> None:
+        """Saves the state after a step, unless something before it cannot be written."""
+        # `metric` ranks the checkpoint; None if the state was not evaluated.
+        self._watchdog.begin_other(f"the save of step {step}")
+        start = time.perf_counter()
+        with self._stopwatch.paused():
+            self._records.clipped.save(step)
+            if self._all_written():
+                self._checkpoints.save(step, to_save(state), metric=metric)
+        self._consensus.record_save(time.perf_counter() - start)
+
+    def save_last(self, state: State, step: int, metric: float | None = None) -> None:
+        """Saves the last state, unless it is saved already, and waits for the save."""
+        self._checkpoints.wait()
+        if self._checkpoints.latest() != step:
+            self.save(state, step, metric)
+            self._checkpoints.wait()
+
+    def _all_written(self) -> bool:
+        """Writes what must be on disk before a state; returns whether that worked."""
+        # The first of several failures is logged.
+        self._writer.flush()
+        self._records.nonfinite.flush()
+        self._records.clipped.flush()
+        before = self._behind
+        self._behind = self._records.rollbacks.flush() or self._writer.behind
+        if self._behind and not before:
+            self._log("Until then no state is saved.")
+        return broadcast_from_host0(self._behind is None)  # only process 0 has the files
 
 
 class AfterBlock(NamedTuple):
@@ -342,16 +347,9 @@ class AfterBlock(NamedTuple):
     rollback: bool  # the counters of a rollback replace those of the state
     wait: bool  # whether all steps must be checked first
 
-    @property
-    def check(self) -> bool:
-        """Whether to check the parameters after the block."""
-        return self.log or self.evaluate or self.save
-
 
 class Boundaries:
     """The steps after which the host does something."""
-
-    # `end` is the step to stop after: `until`, or the last step if that is None.
 
     def __init__(
         self,
@@ -360,29 +358,26 @@ class Boundaries:
         until: int | None = None,
         also_save: Collection[int] = (),
     ):
-        self._experiment = program.experiment
-        self._rollback_log = rollback_log
+        self._experiment, self._rollback_log = program.experiment, rollback_log
         # The check of the parameters runs collectives. On simulated devices they must not be in
         # flight with those of the next steps.
         self._wait_for_logs = program.simulated
         self.end = min(self._experiment.steps, until or self._experiment.steps)
-        self._also_save = sorted(also_save)
+        self._also_save = also_save
 
     def steps_to_next(self, step: int, most: int) -> int:
         """Returns the number of steps of the block after `step`, at most `most`."""
         experiment = self._experiment
         intervals = (experiment.log_every, experiment.eval_every, experiment.save_every)
         ends = [step + most, self.end, *(every.next_due(x, step) for x in intervals)]
-        if (rollback := self._rollback_log.next_step_after(step)) is not None:
-            ends.append(rollback)
-        ends += [each for each in self._also_save if each > step][:1]
+        ends += [at for at in (*self._rollback_log.counters, *self._also_save) if at > step]
         if self.diagnoses(following := min(ends)) and following > step + 1:
             following -= 1  # the logged step is a block of its own, before which it is diagnosed
         return following - step
 
     def diagnoses(self, step: int) -> bool:
         """Returns whether the diagnostics of a step are computed: those of each logged step."""
-        return bool(computed(self._experiment.diagnostics)) and self.after_block(step).log
+        return bool(names_computed(self._experiment.diagnostics)) and self.after_block(step).log
 
     def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
         """Returns what follows a block whose last step is `step`."""
@@ -394,51 +389,6 @@ class Boundaries:
         evaluate = experiment.evaluates(step)
         due = step % experiment.save_every == 0 or step in self._also_save
         save = save_now or last or due or step == self.end
-        rollback = self._rollback_log.counters_at(step) is not None
+        rollback = step in self._rollback_log.counters
         wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)
         return AfterBlock(log, hooks, evaluate, save, rollback, wait)
-
-
-class Saves:
-    """Saves a state once all that was written before it is on disk."""
-
-    # `paused` returns a context in which the time of the steps is not measured. `behind` is why no
-    # state can be saved now; None if one can.
-
-    def __init__(self, services: Services, paused: Callable[[], AbstractContextManager]):
-        self.behind: str | None = None
-        self._checkpoints, self._writer = services.checkpoints, services.writer
-        self._records = services.records
-        self._consensus, self._watchdog = services.consensus, services.watchdog
-        self._paused, self._log = paused, services.log
-
-    def save(self, state: State, step: int, metric: float | None) -> None:
-        """Saves the state after a step, unless something before it cannot be written."""
-        # `metric` ranks the checkpoint; None if the state was not evaluated.
-        self._watchdog.begin_other(f"the save of step {step}")
-        start = time.perf_counter()
-        with self._paused():
-            self._records.clipped.save(step)
-            if self._all_written():
-                self._checkpoints.save(step, to_save(state), metric=metric)
-        self._consensus.record_save(time.perf_counter() - start)
-
-    def save_last(self, state: State, step: int, metric: float | None = None) -> None:
-        """Saves the last state, unless it is saved already, and waits for the save."""
-        # `metric` ranks the checkpoint; None if the state was not evaluated.
-        self._checkpoints.wait()
-        if self._checkpoints.latest() != step:
-            self.save(state, step, metric)
-            self._checkpoints.wait()
-
-    def _all_written(self) -> bool:
-        """Writes what must be on disk before a state; returns whether that worked."""
-        # The first of several failures is logged.
-        self._writer.flush()
-        self._records.nonfinite.flush()
-        self._records.clipped.flush()
-        before = self.behind
-        self.behind = self._records.rollbacks.flush() or self._writer.behind
-        if self.behind and not before:
-            self._log("Until then no state is saved.")
-        return broadcast_from_host0(self.behind is None)  # only process 0 has the files

@@ -11,10 +11,7 @@ from trainer.train.rollback import RollbackTarget
 
 
 class Consensus(Protocol):
-    """Decides when to stop and to save."""
-
-    # See `multihost.StopSaveConsensus`, that of a run, and
-    # `trainer.sweep.trial_loop.WaveConsensus`.
+    """Decides when to stop and to save, as `StopSaveConsensus` of a run and `WaveConsensus`."""
 
     @property
     def stop(self) -> str | None: ...  # noqa: D102

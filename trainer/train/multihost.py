@@ -5,6 +5,7 @@ folder, except that every process writes its shards of the checkpoints.
 """
 
 import contextlib
+import dataclasses
 import os
 import re
 import socket
@@ -23,7 +24,7 @@ from jax._src.clusters import ClusterEnv
 from trainer.checkpoint.agreement import all_agree, all_gather_ints
 from trainer.messages import FAILED, MISTAKE, UserError, plural
 from trainer.train.autosave import AutosavePolicy
-from trainer.train.peers import Peers, connect
+from trainer.train.peers import connect
 from trainer.train.signals import StopSignals
 
 Made = TypeVar("Made")
@@ -36,38 +37,12 @@ _NEWS = 3.0  # seconds to wait, after an error of jax, for a message that anothe
 
 
 @contextlib.contextmanager
-def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
+def joined_processes(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
     """Joins the other processes of the run, before jax looks for devices, and ends with them."""
     # Where jax does not know the cluster, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     # JAX_PROCESS_ID must be set. An error ends all processes, which would wait for each other
     # forever. Timeouts are in seconds. Yields a function to call with the exit code before a normal
     # end; raises UserError if joining fails.
-    peers = _join(join_timeout, peer_timeout)
-    try:
-        _check_devices()
-        yield peers.leave
-    except UserError as error:
-        peers.leave(MISTAKE, str(error))
-        raise
-    except BaseException as error:
-        if _may_be_of_a_lost_process(error) and (news := peers.wait_for_end(_NEWS)):
-            peers.end(FAILED, news)
-        traceback.print_exc()
-        # The process ends by os._exit(), which flushes nothing.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        peers.fail("".join(traceback.format_exception_only(error)).strip())
-
-
-def _may_be_of_a_lost_process(error: BaseException) -> bool:
-    """Returns whether an error may be the consequence of another process that is gone."""
-    # This is a JaxRuntimeError or, if raised while a program is dispatched, a ValueError whose text
-    # begins with XLA's status code.
-    status = re.match("[A-Z_]+: ", str(error))
-    return isinstance(error, jax.errors.JaxRuntimeError) or status is not None
-
-
-def _join(join_timeout: float, peer_timeout: float) -> Peers:
     address, count, index, devices = _processes_of_the_run(join_timeout)
     peers = connect(address, count, index, wait=join_timeout, silence=peer_timeout)
     # jax's preemption service would handle SIGTERM, and the run would never receive it.
@@ -88,11 +63,36 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
         sentence = f"jax could not join the processes: {str(error).rstrip('. ')}."
         peers.leave(MISTAKE, sentence)
         raise UserError(sentence) from error
-    return peers
+    try:
+        _check_devices()
+        yield peers.leave
+    except UserError as error:
+        peers.leave(MISTAKE, str(error))
+        raise
+    except BaseException as error:
+        # It may follow from the loss of another process if it is a JaxRuntimeError or, raised while
+        # a program is dispatched, a ValueError whose text begins with XLA's status code.
+        of_jax = isinstance(error, jax.errors.JaxRuntimeError) or re.match("[A-Z_]+: ", str(error))
+        if of_jax and (news := peers.wait_for_end(_NEWS)):
+            peers.end(FAILED, news)
+        traceback.print_exc()
+        # The process ends by os._exit(), which flushes nothing.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        peers.fail("".join(traceback.format_exception_only(error)).strip())
 
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SET = f"{_NAMES[0]} (HOST:PORT of process 0), {_NAMES[1]} and {_NAMES[2]}"
+# A variable that a scheduler sets -> why jax did not detect it, and what to do.
+_NOT_DETECTED = {
+    "SLURM_JOB_ID": "--distributed found no step of a Slurm job: this process was started by the "
+    "batch script itself, which runs on one node. Start the command by srun in it.",
+    "OMPI_COMM_WORLD_SIZE": "--distributed runs under Open MPI 5 or later, which jax "
+    f"{jax.__version__} does not detect. Start the command by srun or by mpirun of Open MPI 4.",
+    "KUBERNETES_SERVICE_HOST": "--distributed runs in a pod of Kubernetes, where jax finds the "
+    "processes by the package kubernetes, which is not installed. Install it.",
+}
 
 
 def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
@@ -100,8 +100,7 @@ def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int, Sequence[
     # Returns HOST:PORT, where process 0 listens; how many processes there are; the index of this
     # one, from 0; and the local indices of the GPUs that jax lets it see, None for all.
     address, *numbers = (os.environ.get(name) or None for name in _NAMES)
-    given = [address, *numbers]
-    unset = [name for name, text in zip(_NAMES, given, strict=True) if text is None]
+    unset = [name for name, x in zip(_NAMES, (address, *numbers), strict=True) if x is None]
     if unset and any(numbers):
         raise UserError(
             f"--distributed takes all of {', '.join(_NAMES)} or none of them, or under a scheduler "
@@ -128,45 +127,21 @@ def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int, Sequence[
             f"{type(error).__name__}: {text}. Set {_SET}."
         ) from error
     if None in found[:3]:
-        raise UserError(f"{_why_not_found()} Or set {_SET}.")
-    if unset:
-        _check_open_mpi(*found[1:3])
-    return found
-
-
-def _why_not_found() -> str:
-    """Returns a sentence about the scheduler that jax did not detect, and what to do."""
-    if "SLURM_JOB_ID" in os.environ:
-        return (
-            "--distributed found no step of a Slurm job: this process was started by the batch "
-            "script itself, which runs on one node. Start the command by srun in it."
-        )
-    if "OMPI_COMM_WORLD_SIZE" in os.environ:
-        return (
-            f"--distributed runs under Open MPI 5 or later, which jax {jax.__version__} does not "
-            "detect. Start the command by srun or by mpirun of Open MPI 4."
-        )
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return (
-            "--distributed runs in a pod of Kubernetes, where jax finds the processes by the "
-            "package kubernetes, which is not installed. Install it."
-        )
-    return (
-        f"--distributed found no scheduler that jax {jax.__version__} knows. Start the command "
-        "under one."
-    )
-
-
-def _check_open_mpi(count: int, index: int) -> None:
-    """Raises UserError if mpirun numbers the processes otherwise than what jax detected."""
+        absent = f"--distributed found no scheduler that jax {jax.__version__} knows."
+        why = [why for name, why in _NOT_DETECTED.items() if name in os.environ]
+        why.append(f"{absent} Start the command under one.")
+        raise UserError(f"{why[0]} Or set {_SET}.")
     # Inside a job of Slurm, mpirun of Open MPI 5 starts daemons by srun, and the processes that
     # these start have the variables of the daemon.
     size, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
-    if size is not None and rank is not None and (size, rank) != (str(count), str(index)):
+    detected = (str(found[1]), str(found[2]))
+    if unset and size is not None and rank is not None and (size, rank) != detected:
         raise UserError(
             f"mpirun says that this process is number {rank} of {size}, and jax {jax.__version__} "
-            f"detects number {index} of {count}. Start the command by srun alone, or set {_SET}."
+            f"detects number {found[2]} of {found[1]}. Start the command by srun alone, or set"
+            f" {_SET}."
         )
+    return found
 
 
 def _check_devices() -> None:
@@ -201,8 +176,6 @@ def raise_on_all(make: Callable[[], Made]) -> Made:
 
 def require_same(given: Mapping[str, str]) -> None:
     """Raises UserError in every process if a text in `given` differs between two processes."""
-    # The keys of `given` name the texts in the error.
-
     # 31 bits: the processes exchange int32.
     sums = all_gather_ints([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
     for column, name in zip(sums.T, given, strict=True):
@@ -249,53 +222,28 @@ def broadcast_from_host0(value: Number) -> Number:
 class NullWorkdir:
     """Replaces Workdir in the processes that do not write to the run's folder."""
 
-    # It has the methods and attributes of Workdir that a run uses there; they do nothing.
-
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.run_file = path / "run.json"
         self.lost_rows: list[str] = []
 
-    def check_fence(self) -> None:
-        """Does nothing."""
+    def _leave_to_process_0(self, *given: object, **values: object) -> None:
+        """Does nothing; process 0 writes the same file, or records it in run.json."""
 
-    def write(self, name: str, text: str) -> None:
-        """Does nothing; process 0 writes the same file."""
-
-    def record(self, **values: object) -> None:
-        """Does nothing; process 0 records it in run.json."""
-
-    def sync_metrics(self) -> None:
-        """Does nothing."""
-
-    def close(self, kind: str) -> None:
-        """Does nothing; process 0 records it in run.json."""
+    check_fence = write = record = sync_metrics = close = _leave_to_process_0
 
 
 _BETWEEN_SYNCS = 2.0  # seconds; a synchronization takes milliseconds
 
 
+@dataclasses.dataclass
 class _SyncInterval:
-    """Counts the calls from one synchronization to the next, and times them."""
+    """The blocks of steps, or batches, from one synchronization to the next."""
 
-    def __init__(self):
-        self.restart(1)
-
-    def restart(self, calls: int) -> None:
-        """Sets after how many calls of `is_over` the processes synchronize next."""
-        self.calls = self._remaining = calls
-        self._start = time.monotonic()
-
-    def is_over(self) -> bool:
-        """Counts one call, and returns whether the interval ends with it."""
-        self._remaining -= 1
-        return self._remaining <= 0
-
-    def milliseconds(self) -> int:
-        """Returns the time since the interval began."""
-        # The processes exchange int32.
-        return min(int(1000 * (time.monotonic() - self._start)), 10**9)
+    calls: int = 1  # how many of them
+    remaining: int = 1
+    start: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class StopSaveConsensus:
@@ -306,8 +254,7 @@ class StopSaveConsensus:
     # clocks agree: the time of the slowest process sets the number until the next one.
 
     def __init__(self, signals: StopSignals, autosave: AutosavePolicy):
-        self._signals = signals
-        self._autosave = autosave
+        self._signals, self._autosave = signals, autosave
         self._alone = jax.process_count() == 1
         self._stop: str | None = None
         self._save = False
@@ -318,17 +265,21 @@ class StopSaveConsensus:
         # Every process calls it after every block of steps ("block"), and after every batch of an
         # evaluation ("batch").
         interval = self._intervals[after]
-        if self._alone or not interval.is_over():
+        interval.remaining -= 1
+        if self._alone or interval.remaining > 0:
             return
         received = self._signals.received
         names = [signal.name for signal in self._signals.SIGNALS]
-        number = names.index(received) + 1 if received else 0  # integers are exchanged; 0 is none
-        mine = [number, int(self._autosave.due()), interval.milliseconds()]
+        # The processes exchange int32; the number of no signal is 0.
+        number = names.index(received) + 1 if received else 0
+        milliseconds = min(int(1000 * (time.monotonic() - interval.start)), 10**9)
+        mine = [number, int(self._autosave.due()), milliseconds]
         # [processes, 3]: the wish of one process counts for all, and the time of the slowest one.
         stop, save, slowest = all_gather_ints(mine).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)
-        interval.restart(calls_to_next_sync(interval.calls, int(slowest) / 1000))
+        calls = calls_to_next_sync(interval.calls, int(slowest) / 1000)
+        self._intervals[after] = _SyncInterval(calls, calls)
 
     @property
     def stop(self) -> str | None:

@@ -41,8 +41,7 @@ class RetriedFile:
     """A small file of the run's folder; text that a full disk does not take is written later."""
 
     def __init__(self, name: str, write: Write, log: Log):
-        self._name = name
-        self._write = write
+        self._name, self._write = name, write
         self._outage = Outage(log)
         self._text: str | None = None
 
@@ -68,7 +67,7 @@ class RetriedFile:
         return None
 
 
-def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
+def describe_fault(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     """Describes what was not finite, as the beginning of a sentence."""
     # `steps` are the first and the last step whose update may have made the parameters not finite.
     both = {name: metrics[name] for name in ("train/loss", "grad_norm")}
@@ -105,8 +104,7 @@ class NonFiniteLog(RetriedFile):
 
     def add(self, step: int, batch_index: int, metrics: Mapping[str, float]) -> None:
         """Adds an event, unless the file has one for this batch or has 100 events."""
-        # Steps count from 1, and `batch_index`, the position of the step's batch in the data
-        # stream, from 0.
+        # Steps count from 1; `batch_index`, the position of the batch in the data stream, from 0.
 
         # Compare batches and not steps: a step has another batch after a rollback.
         known = any(event["batch_number"] == batch_index for event in self._events)
@@ -145,10 +143,8 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 def advise(program: Program, batch_index: int) -> str:
     """Returns sentences that name the cause of a bad step, if it is in the batch, and a remedy."""
-    # `batch_index` is the position of the step's batch in the data stream, from 0.
     experiment = program.experiment
-    batch = program.feed.batch(batch_index)
-    fault = find_fault(program, batch)
+    fault = find_fault(program, program.feed.batch(batch_index))
     skip = ", or set on_nonfinite='skip'" if experiment.on_nonfinite == "halt" else ""
     if fault is not None:
         return f"{fault}. Correct the data or the model{skip}."
@@ -172,7 +168,13 @@ def find_fault(program: Program, batch: Batch) -> str | None:
     # field is clipped to the classes. Returns a sentence without its full stop.
     arrays = {name: np.asarray(x) for name, x in batch.items()}
     for name, x in arrays.items():
-        if (fault := _not_finite(x) or _changed(x)) is not None:
+        fault, lost = count_not_finite(x), changed_values(x)
+        if not fault and lost.size:
+            fault = (
+                f"{lost.size} of {x.size} values that do not fit into {narrow_dtype(x.dtype)}, such"
+                f" as {lost[0].item()}"
+            )
+        if fault:
             return f"The field {name!r} of its batch holds {fault}"
     try:
         return _labels(program, arrays)
@@ -180,23 +182,15 @@ def find_fault(program: Program, batch: Batch) -> str | None:
         return None
 
 
-def _not_finite(x: np.ndarray) -> str | None:
+def count_not_finite(values: Any) -> str:
+    """Returns how many values of an array are not finite, as a part of a sentence; "" if none."""
+    x = np.asarray(values)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return None
+        return ""
     wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
     found = [(int(np.isnan(wide).sum()), "NaN"), (int(np.isinf(wide).sum()), "infinite")]
     text = " and ".join(f"{count} {kind}" for count, kind in found if count)
-    return f"{text} of {x.size} values" if text else None
-
-
-def _changed(x: np.ndarray) -> str | None:
-    lost = changed_values(x)
-    if not lost.size:
-        return None
-    return (
-        f"{lost.size} of {x.size} values that do not fit into {narrow_dtype(x.dtype)}, such as "
-        f"{lost[0].item()}"
-    )
+    return f"{text} of {x.size} values" if text else ""
 
 
 def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
@@ -212,8 +206,7 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 
     def finite(batch: dict[str, np.ndarray]) -> bool:
-        fields = {name: jnp.asarray(x) for name, x in batch.items()}
-        given = with_ignored(experiment.loss, fields)
+        given = with_ignored(experiment.loss, {name: jnp.asarray(x) for name, x in batch.items()})
         losses = compute_losses(experiment.loss, zeros, given)
         return bool(jnp.isfinite(losses.counted(given)).all())
 

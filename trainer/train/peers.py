@@ -26,9 +26,6 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 _SEND_TIMEOUT = 5.0  # seconds; sending hardly blocks: a message fits into the system's buffer
 
 
-# Messages over one connection.
-
-
 class Connection:
     """A connection to another process, which sends and receives messages."""
 
@@ -36,11 +33,9 @@ class Connection:
     # of `time.monotonic`, and `leaving` whether it announced that it is about to end.
 
     def __init__(self, connected: socket.socket, process: int):
-        self.socket = connected
-        self.process = process
+        self.socket, self.process = connected, process
         self.heard = time.monotonic()
-        self.leaving = False
-        self.closed = False
+        self.leaving, self.closed = False, False
         self._unread = b""
         self._lock = threading.Lock()
 
@@ -74,8 +69,7 @@ class Connection:
             while not line.endswith(b"\n") or line == b"\n":
                 line = b"" if line == b"\n" else line
                 self.socket.settimeout(max(until - time.monotonic(), 1e-3))
-                read = self.socket.recv(1)
-                if not read or len(line) > 1 << 20:
+                if not (read := self.socket.recv(1)) or len(line) > 1 << 20:
                     return {}
                 line += read
             message = json.loads(line)
@@ -131,10 +125,8 @@ class Peers:
     # counts as gone after `silence` seconds without a heartbeat.
 
     def __init__(self, index: int, hosts: list[str], connections: list[Connection], silence: float):
-        self._index = index
-        self._hosts = hosts
-        self._connections = connections
-        self._silence = silence
+        self._index, self._hosts = index, hosts
+        self._connections, self._silence = connections, silence
         self._ending: int | None = None  # the exit code, once this process is about to end
         self._news: tuple[int, str] | None = None  # exit code and sentence
         self._has_news = threading.Event()
@@ -311,8 +303,7 @@ def connect(address: str, count: int, index: int, *, wait: float, silence: float
     """Connects this process to the others; raises UserError if one is missing."""
     # `address` is HOST:PORT of process 0, where jax's coordinator will listen. All must have
     # connected within `wait` seconds; a process counts as gone after `silence` seconds without a
-    # heartbeat. UserError also if two have the same `index`, which counts from 0, or the port is in
-    # use.
+    # heartbeat. UserError also if two have one `index`, which counts from 0, or the port is in use.
     host, port = _split(address, "JAX_COORDINATOR_ADDRESS")
     if count < 1:
         raise UserError(f"The run has {count} processes, and must have at least 1.")
@@ -372,16 +363,17 @@ def _accept_all(
         raise UserError(sentence)
 
     while len(hosts) < count:
-        left = until - time.monotonic()
-        if left <= 0:
+        if (left := until - time.monotonic()) <= 0:
             for number in [n for n, connection in connections.items() if _has_ended(connection)]:
                 del hosts[number]  # it connected, and has ended since
             missing = [number for number in range(count) if number not in hosts]
             present = ", ".join(f"{number} (on {host})" for number, host in sorted(hosts.items()))
+            some = f"number{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))}"
+            some += f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             refuse(
-                f"Of the {count} processes of the run, {_numbers(missing)} did not connect to "
-                f"{address} within {wait:g} s (--join_timeout); {present} did. Start all of them "
-                "within that time, and see the output of those that are missing."
+                f"Of the {count} processes of the run, {some} did not connect to {address} within "
+                f"{wait:g} s (--join_timeout); {present} did. Start all of them within that time, "
+                "and see the output of those that are missing."
             )
         listener.settimeout(left)
         try:
@@ -416,12 +408,6 @@ def _accept_all(
     for connection in connections.values():
         connection.send({"hosts": [hosts[number] for number in range(count)]})
     return list(connections.values()), [hosts[number] for number in range(count)]
-
-
-def _numbers(missing: list[int]) -> str:
-    some = ", ".join(str(number) for number in missing[:8])
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    return f"{'number' if len(missing) == 1 else 'numbers'} {some}{more}"
 
 
 def _has_ended(connection: Connection) -> bool:

@@ -49,8 +49,7 @@ class PendingBlocks:
     # first state.
 
     def __init__(self, program: Program, step: int):
-        self.params_finite_at = step
-        self._program = program
+        self.params_finite_at, self._program = step, program
         self._policy = program.experiment.on_nonfinite
         self._blocks: collections.deque[_Pending] = collections.deque()
 
@@ -73,9 +72,7 @@ class PendingBlocks:
         """Adds a dispatched block: its metrics, from `Program.advance`, and the state after it."""
         # `first` is its first step, counted from 1. `check` asks to check the parameters of the
         # state as well. `diagnosed` are the diagnostics of its last step, from `Program.diagnose`.
-        checked = None
-        if check and self._policy == "halt":
-            checked = self._program.params_finite(state)
+        checked = self._program.params_finite(state) if check and self._policy == "halt" else None
         self._blocks.append(_Pending(first, metrics, checked, steps, diagnosed))
 
     def check_oldest(self) -> CheckedBlock:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ class Profile:
     def __init__(self, steps: tuple[int | None, int], log: Callable[[str], None]):
         self._first, self._count = steps
         self._log = log
-        self._program: Program
         self._folder: Path
         self._running = False
         self._begun = 0  # the first step in the profile
@@ -59,7 +58,7 @@ class Profile:
         # `step` steps are finished before the first block. `report_activity`, as `Watchdog.other`,
         # is told what takes long here.
         done = step
-        self._program, self._folder = program, folder
+        self._folder = folder
         assert self._first is not None, "choose() comes first"
         first, last = self._first, self._first + self._count - 1
 
@@ -68,7 +67,11 @@ class Profile:
             before, done = done, done + len(batches)
             if not self._running and before < first <= done:
                 jax.block_until_ready(state)  # so that earlier steps are not in the profile
-                self._start(before + 1)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                options = jax.profiler.ProfileOptions()
+                options.python_tracer_level = 0  # it would slow the host down, and fill the file
+                jax.profiler.start_trace(str(folder), profiler_options=options)
+                self._running, self._begun, self._profiled = True, before + 1, 0
             computed = program.advance(state, batches)
             if self._running:
                 self._begun = min(self._begun, before + 1)
@@ -76,29 +79,18 @@ class Profile:
             if self._running and done >= last:
                 jax.block_until_ready(computed)
                 report_activity(f"the profile of the steps to {done}")
-                self._finish(done)
+                self._running = False
+                jax.profiler.stop_trace()
+                self._log(
+                    f"The steps {self._begun:,} to {done:,} are profiled in {folder}. The "
+                    "costliest operations, by their share of the time of all:"
+                )
+                for operation in costliest(folder, program.compiled.as_text() or ""):
+                    time = 1e3 * operation.seconds / self._profiled
+                    self._log(f"{operation.share:7.1%} {time:10.3f} ms a step  {operation.name}")
             return computed
 
         return advance
-
-    def _start(self, step: int) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it would slow the host down, and fill the file
-        jax.profiler.start_trace(str(self._folder), profiler_options=options)
-        self._running, self._begun, self._profiled = True, step, 0
-
-    def _finish(self, step: int) -> None:
-        self._running = False
-        jax.profiler.stop_trace()
-        found = costliest(self._folder, self._program.compiled.as_text() or "")
-        self._log(
-            f"The steps {self._begun:,} to {step:,} are profiled in {self._folder}. The costliest "
-            "operations, by their share of the time of all:"
-        )
-        for each in found:
-            time = 1e3 * each.seconds / self._profiled
-            self._log(f"{each.share:7.1%} {time:10.3f} ms a step  {each.name}")
 
     def close(self) -> None:
         """Ends a profile whose last step was not reached."""
@@ -137,28 +129,26 @@ def costliest(folder: Path, hlo: str, count: int = 10) -> list[Operation]:
     """Returns at most `count` operations that took the most time, the costliest first."""
     # The newest profile in the folder of jax's profiler is read; `hlo` is the text of the compiled
     # program. Operations that the compiler merged count under the name of the last of them.
-    names = dict(_instructions(hlo))
+    matches = filter(None, map(_INSTRUCTION.match, hlo.splitlines()))
+    names = {found[1]: (found[2], readable(found[3] or "")) for found in matches}
     module = re.match(r"HloModule ([\w.\-]+)", hlo)
     file = max(folder.glob("plugins/profile/*/*.xplane.pb"))
     planes = list(ProfileData.from_file(str(file)).planes)
-    found = [plane for plane in planes if plane.name.startswith("/device:")]
-    lines = [line for plane in found or planes for line in _lines(plane)]
+    devices = [plane for plane in planes if plane.name.startswith("/device:")]
     seconds: defaultdict[str, float] = defaultdict(float)
-    for line in lines:
-        for instruction, own in _own_seconds(line, module[1] if module else ""):
-            kind, name = names.get(instruction, ("", ""))
-            if kind not in _CONTAINERS:
-                seconds[name or re.sub(r"[.\d]+$", "", instruction)] += own
+    for plane in devices or planes:
+        lines = list(plane.lines)
+        # A TPU has further lines, which show the same time by module and by step.
+        others = ("XLA ", "Steps", "Framework", "Source")
+        of_operations = [line for line in lines if line.name == "XLA Ops"]
+        for line in of_operations or [x for x in lines if not x.name.startswith(others)]:
+            for instruction, own in _own_seconds(line, module[1] if module else ""):
+                kind, name = names.get(instruction, ("", ""))
+                if kind not in _CONTAINERS:
+                    seconds[name or re.sub(r"[.\d]+$", "", instruction)] += own
     total = sum(seconds.values()) or 1.0
     ranked = sorted(seconds.items(), key=lambda item: -item[1])[:count]
     return [Operation(name, own / total, own) for name, own in ranked]
-
-
-def _instructions(hlo: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yields the name of each instruction, with its kind and the readable name."""
-    for line in hlo.splitlines():
-        if found := _INSTRUCTION.match(line):
-            yield found[1], (found[2], readable(found[3] or ""))
 
 
 def readable(op_name: str) -> str:
@@ -186,20 +176,19 @@ def readable(op_name: str) -> str:
     return way + "/".join(named) if named else ""
 
 
-def _lines(plane: Any) -> list[Any]:
-    """Returns the lines of a plane that have operations, each once."""
-    lines = list(plane.lines)
-    # A TPU has further lines, which show the same time by module and by step.
-    return [line for line in lines if line.name == "XLA Ops"] or [
-        line for line in lines if not line.name.startswith(("XLA ", "Steps", "Framework", "Source"))
-    ]
-
-
 def _own_seconds(line: Any, module: str) -> Iterator[tuple[str, float]]:
     """Yields the instructions of a line, with the time of each without those inside of it."""
-    events = sorted(_events(line, module), key=lambda each: (each[0], -each[1]))
+    events: list[tuple[float, float, str]] = []  # start, duration, instruction
+    for event in line.events:
+        stats = dict(event.stats)
+        if (instruction := stats.get("hlo_op")) is None and line.name == "XLA Ops":
+            instruction = event.name.lstrip("%").split(" ")[0]
+        elif instruction is None and line.name.startswith("Stream"):  # a kernel in a graph
+            instruction = event.name
+        if instruction is not None and stats.get("hlo_module", module) == module:
+            events.append((event.start_ns, event.duration_ns, str(instruction)))
     open_: list[list[Any]] = []  # end, instruction, own time
-    for start, duration, instruction in events:
+    for start, duration, instruction in sorted(events, key=lambda each: (each[0], -each[1])):
         while open_ and open_[-1][0] <= start:
             _, name, own = open_.pop()
             yield name, own * 1e-9
@@ -208,15 +197,3 @@ def _own_seconds(line: Any, module: str) -> Iterator[tuple[str, float]]:
         open_.append([start + duration, instruction, duration])
     for _, name, own in open_:
         yield name, own * 1e-9
-
-
-def _events(line: Any, module: str) -> Iterable[tuple[float, float, str]]:
-    for event in line.events:
-        stats = dict(event.stats)
-        instruction = stats.get("hlo_op")
-        if instruction is None and line.name == "XLA Ops":
-            instruction = event.name.lstrip("%").split(" ")[0]
-        elif instruction is None and line.name.startswith("Stream"):  # a kernel in a graph
-            instruction = event.name
-        if instruction is not None and stats.get("hlo_module", module) == module:
-            yield event.start_ns, event.duration_ns, str(instruction)

@@ -41,8 +41,7 @@ def with_hyperparams(program: Program, saved: State) -> State:
 
 def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
     """Raises UserError if this program or version cannot continue a checkpoint."""
-    # `may_differ` tells that the config may be another than the run's, so that each leaf is
-    # compared.
+    # `may_differ` tells that the config may not be the run's, so that each leaf is compared.
     wrong = misfits(workdir, step, to_save(program.abstract_state()))
     # `hyper` was a field of the state before the floats of the optimizer were inputs.
     if any(line.startswith("hyper/") for line in wrong):

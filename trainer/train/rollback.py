@@ -21,13 +21,7 @@ from trainer.writers.json_files import read_json
 
 ROLLBACKS_FILE = "rollbacks.json"
 MOST_ROLLBACKS = 10
-# The keys are part of the file's format, and stay when a field is renamed.
-_KEYS = {  # field of Counters -> its key in rollbacks.json
-    "rollbacks": "rollbacks",
-    "skipped_batches": "left_out",
-    "last": "last",
-    "retries": "again",
-}
+_KEYS = ("rollbacks", "left_out", "last", "again")  # of the fields of Counters, in rollbacks.json
 _ADVICE = (
     "it lists where the run went back to, without which a resumed run has other bits. Restore the "
     "file, or remove it to continue without it."
@@ -75,7 +69,6 @@ def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTar
     if counters.rollbacks == MOST_ROLLBACKS:
         return None
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
-    # The first time to the state before the bad step, then 1, 3, 7, ... steps before that.
     target = max(first, bad - 2**retries)
     return RollbackTarget(
         target,
@@ -91,42 +84,32 @@ def rollback_target(counters: Counters, bad: int, first: int = 0) -> RollbackTar
 class RollbackLog(RetriedFile):
     """The rollbacks that lead to the present state: step -> the counters from that step on."""
 
-    # A state is a function of its step and the rollbacks before it, so that it can be computed
-    # again from any older one. A rollback is on disk before a state that follows from it. Raises
-    # UserError if rollbacks.json cannot be read or is damaged.
+    # A rollback is on disk before a state that follows from it. Raises UserError if rollbacks.json
+    # cannot be read or is damaged.
 
     def __init__(self, folder: Path, write: Write, log: Log):
         super().__init__(ROLLBACKS_FILE, write, log)
-        self._counters = read_rollbacks(folder)
+        # At a step they replace those of the state.
+        self.counters = read_rollbacks(folder)
 
     @property
     def newest(self) -> int:
         """The step that the run went back to last; 0 if it never did."""
-        return max(self._counters, default=0)
+        return max(self.counters, default=0)
 
     def add(self, back: RollbackTarget) -> None:
         """Adds a rollback; those to the same or later steps are no longer on the run's path."""
         step, counters = back
-        earlier = {s: c for s, c in self._counters.items() if s < step}
-        self._counters = earlier | {step: counters}
+        self.counters = {s: c for s, c in self.counters.items() if s < step} | {step: counters}
         rows = [
-            {"step": s} | {key: getattr(c, field) for field, key in _KEYS.items()}
-            for s, c in sorted(self._counters.items())
+            {"step": s, **dict(zip(_KEYS, c, strict=True))}
+            for s, c in sorted(self.counters.items())
         ]
         self.write(json.dumps(rows, indent=1) + "\n")
 
-    def counters_at(self, step: int) -> Counters | None:
-        """Returns the counters that replace those of the state at a step; None to keep these."""
-        return self._counters.get(step)
-
-    def next_step_after(self, step: int) -> int | None:
-        """Returns the first step after `step` at which counters are replaced; None if none is."""
-        return min((at for at in self._counters if at > step), default=None)
-
     def is_on_path(self, state: State) -> bool:
         """Returns whether a restored state is still a part of the run: no rollback discarded it."""
-        newest = self._counters.get(self.newest)
-        if newest is None or int(state.step) <= self.newest:
+        if (newest := self.counters.get(self.newest)) is None or int(state.step) <= self.newest:
             return True
         # The counter of rollbacks in a later state says whether it was computed before the newest
         # rollback, which discarded it, or after.
@@ -153,7 +136,4 @@ def read_rollbacks(folder: Path) -> dict[int, Counters]:
         raise UserError(
             f"{folder / ROLLBACKS_FILE} cannot be read: {error.strerror}. {_ADVICE.capitalize()}"
         ) from error
-    return {
-        row["step"]: Counters(**{field: int(row[key]) for field, key in _KEYS.items()})
-        for row in rows
-    }
+    return {row["step"]: Counters(*(row[key] for key in _KEYS)) for row in rows}

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
 from trainer.train.loop_interface import Ended
+from trainer.train.nonfinite import Log
 from trainer.workdir import Workdir
 from trainer.writers import MultiWriter, Reporter, RunIdentity, Writer, iterate_metrics
 from trainer.writers.lines import PREFIXES
@@ -46,30 +46,21 @@ def expected_rows(spans: Sequence[LoggedRows], restored: int) -> int | None:
             # [2:] is log_every, eval_every and steps, which decide which steps have rows.
             if any(other[2:] != last[2:] for other in later):
                 return None  # the rows after last.step may be of this process or of a later one
-            return last.rows + _rows_between(last, restored)
+            log_every, eval_every = last.log_every, last.eval_every
+            intervals = eval_every if isinstance(eval_every, int) else {x: n for x, n in eval_every}
+            rows = last.rows + restored // log_every - last.step // log_every
+            # A step that is logged and evaluated has one row.
+            due = every.due_steps(intervals, last.step, restored)
+            rows += sum(step % log_every > 0 for step in due)
+            if last.step < restored:
+                logged = restored % log_every == 0
+                evaluated = every.is_due(intervals, restored)
+                if restored == last.steps:
+                    rows += not (logged or evaluated)  # the last step always has a row
+                elif evaluated and not logged:
+                    rows -= 1  # that evaluation may have been interrupted
+            return rows
     return None
-
-
-def _rows_between(last: LoggedRows, restored: int) -> int:
-    """Counts the rows after last.step, up to the restored step."""
-    log_every, eval_every = last.log_every, last.eval_every
-    intervals = eval_every if isinstance(eval_every, int) else {x: n for x, n in eval_every}
-    rows = restored // log_every - last.step // log_every
-    for first, end, interval in every.stretches(intervals, last.step):
-        until = restored if end is None else min(end, restored)
-        # A step that is logged and evaluated has one row.
-        both = lcm(log_every, interval)
-        if first <= until:
-            rows += until // interval - (first - 1) // interval
-            rows -= until // both - (first - 1) // both
-    if last.step < restored:
-        logged = restored % log_every == 0
-        evaluated = every.is_due(intervals, restored)
-        if restored == last.steps:
-            rows += not (logged or evaluated)  # the last step always has a row
-        elif evaluated and not logged:
-            rows -= 1  # that evaluation may have been interrupted
-    return rows
 
 
 class MetricsError(RuntimeError):
@@ -83,15 +74,9 @@ class Rows:
     # those of the rows, from the last `open` on.
 
     def __init__(
-        self,
-        folder: Workdir,
-        experiment: Experiment,
-        log: Callable[[str], None],
-        identity: Callable[[], RunIdentity],
+        self, folder: Workdir, experiment: Experiment, log: Log, identity: Callable[[], RunIdentity]
     ):
-        self._folder = folder
-        self._experiment = experiment
-        self._log = log
+        self._folder, self._experiment, self._log = folder, experiment, log
         self._identity, self._reporter = identity, Reporter(log)
         self.results = Results()
 
@@ -143,7 +128,7 @@ class Rows:
         if not isinstance(evaluated, int):
             evaluated = [[first, interval] for first, interval in sorted(evaluated.items())]
         now = LoggedRows(step, found, experiment.log_every, evaluated, experiment.steps)
-        self._folder.restored(restored, now._asdict())
+        self._folder.record(restored=restored, rows=now._asdict())
         if found >= wanted:
             return
         if was_there:
@@ -182,15 +167,13 @@ class Results(Writer):
     def __init__(self) -> None:
         self.newest: dict[str, float] = {}
         self.best: dict[str, dict[str, Best]] = {}
-        self.seconds = 0.0
-        self.step = 0
+        self.seconds, self.step = 0.0, 0
         self.noise_scale = NoiseScale()
         self._rate = 0.0  # steps per second
 
     def read(self, folder: Path) -> "Results":
         """Adds the rows that earlier processes wrote, and returns this object."""
-        # The rows after the restored step must have been dropped. Raises OSError if metrics.jsonl
-        # cannot be read.
+        # Rows after the restored step must be dropped. Raises OSError if they cannot be read.
         for row in iterate_metrics(folder):
             self.write_scalars(row["step"], row)
             self.noise_scale.add(row)
@@ -211,8 +194,7 @@ class Results(Writer):
         best = self.best.setdefault(name, {})
         if "min" not in best or value < best["min"].value:
             best["min"] = Best(value, step)
-        is_loss = name.endswith("/loss")
-        if not is_loss and ("max" not in best or value > best["max"].value):
+        if not name.endswith("/loss") and ("max" not in best or value > best["max"].value):
             best["max"] = Best(value, step)
 
     def seconds_at(self, step: int) -> float:

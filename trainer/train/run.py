@@ -23,7 +23,7 @@ from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
 from trainer.engine.mesh import data_shard
 from trainer.engine.plan import Plan, located_fingerprint, make_plan, with_place
-from trainer.engine.plan_text import render, steps_text
+from trainer.engine.plan_text import render_plan, steps_text
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
@@ -46,7 +46,7 @@ from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
-from trainer.workdir.changes import config_changes, indented, is_allowed, path_of
+from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
 from trainer.workdir.record import is_untouched
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
@@ -56,36 +56,25 @@ from trainer.writers.summary import SUMMARY_FILE, read_summary
 _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 
 
+@dataclasses.dataclass
 class Run:
     """A program in a workdir."""
 
-    # `slow_lines` limits the lines about slow steps; None for one a minute. `identity` returns what
-    # loggers call the run; None names it after its folder. After `start`, `ended` says how the run
-    # ended; it is None if it had ended before, or an error ended it.
+    config: Config
+    program: Program
+    signals: StopSignals
+    log: Callable[[str], None]
+    vocabulary: Sequence[str] = ()
+    compiled: bool = False  # whether the program is compiled already
+    slow_lines: SlowLines = dataclasses.field(default_factory=SlowLines)  # limits those lines
+    # what loggers call the run; None names it after its folder
+    identity: Callable[[], RunIdentity] | None = None
+    # how the run ended, after `start`; None if it had ended before, or an error ended it
+    ended: Ended | None = dataclasses.field(default=None, init=False)
 
-    def __init__(
-        self,
-        config: Config,
-        program: Program,
-        signals: StopSignals,
-        log: Callable[[str], None],
-        vocabulary: Sequence[str] = (),
-        compiled: bool = False,
-        slow_lines: SlowLines | None = None,
-        identity: Callable[[], RunIdentity] | None = None,
-    ):
-        self.config = config
-        self.program = program
-        self.experiment = program.experiment
-        self.signals = signals
-        self.log = log
-        self.vocabulary = vocabulary
+    def __post_init__(self):
+        self.experiment = self.program.experiment
         self._warm_start: WarmStart | Continuation | None = None
-        self._profile: Profile | None = None
-        self._compiled = compiled
-        self._slow_lines = slow_lines or SlowLines()
-        self._identity = identity
-        self.ended: Ended | None = None
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -117,7 +106,9 @@ class Run:
             return STOPPED
         self._threads = runtime.use_openblas_threads(Path(workdir))
         plain = summarize and not (allow_changed or take_over or observe or profile)
-        if plain and self._is_finished(Path(workdir)):
+        logged = set(self.experiment.writers) & set(writers.LOGGERS)  # which may lack its end
+        run = self.config.root, lambda: self._fingerprint, self.experiment.steps
+        if plain and not logged and jax.process_count() == 1 and is_untouched(Path(workdir), *run):
             self.log(_nothing_to_do(self.experiment))
             return DONE
         place = Path(workdir).absolute()  # the plan reads data, which may change the current folder
@@ -130,10 +121,12 @@ class Run:
         end = FAILED  # for exceptions that are not caught here
         try:
             multihost.check_seen(folder.run_file)
-            self.log(f"{workdir}: {self._describe()}")
+            plan = self.plan
+            groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
+            self.log(f"{workdir}: {steps_text(plan)} on {plan.devices}; parameters: {groups}")
             if self._warm_start is not None:
                 self.log(self._warm_start.describe())
-            for warning in self.plan.warnings:
+            for warning in plan.warnings:
                 self.log(f"warning: {warning}")
             end = self._run_in(folder, summarize)
         except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
@@ -144,20 +137,11 @@ class Run:
             folder.close(kinds[end])
         return end
 
-    def _is_finished(self, workdir: Path) -> bool:
-        """Returns whether the run has ended in the folder, and nothing of it was changed since."""
-        # A logger may lack the end of the run.
-        if jax.process_count() > 1 or set(self.experiment.writers) & set(writers.LOGGERS):
-            return False
-        steps = self.experiment.steps
-        return is_untouched(workdir, self.config.root, lambda: self._fingerprint, steps)
-
     def _look_into(self, workdir: Path, changed: bool) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
         check_name(workdir)
         try:
-            newest = Checkpoints(workdir / "checkpoints").latest()
-            if newest is not None:
+            if (newest := Checkpoints(workdir / "checkpoints").latest()) is not None:
                 check_fits(self.program, workdir, newest, may_differ=changed)
         except CheckpointError as error:
             raise UserError(str(error)) from error
@@ -167,49 +151,32 @@ class Run:
                 f"{self.experiment.steps:,}. Ask for more, or choose another --workdir."
             )
         if changed and newest == self.experiment.steps:
-            self._refuse_changes_of_a_finished_run(workdir)
+            _refuse_changes_of_a_finished_run(self.config, self.experiment.steps, workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, self._until or self.experiment.steps)
             done = self.experiment.first_step if newest is None else newest
             self._profile.choose_steps(done, end)
-        # Before the folder is created, so that a mistake in the rules of the warm start leaves
-        # nothing behind.
+        # Before the folder is created: a mistake in the warm start's rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
             self._warm_start = begin_with(self.program, self.config, self.vocabulary)
-
-    def _refuse_changes_of_a_finished_run(self, workdir: Path) -> None:
-        """Raises UserError if the run has ended: the config in its folder is that of its steps."""
-        file = workdir / "config.yaml"
-        try:
-            summary = read_summary(workdir)
-        except OSError:
-            return  # opening the folder raises this error again, with advice
-        ended = summary is not None and summary.end in ("done", "diverged")
-        if not ended or not file.exists():
-            return
-        lines = config_changes(file, self.config.root)
-        # Other writers are allowed: a logger that is added receives the rows so far.
-        if changes := [x for x in lines if not is_allowed(path_of(x), ["writers"])]:
-            raise UserError(
-                f"The run in {workdir} has made all of its {self.experiment.steps:,} steps, so that"
-                " this config would change none of its results. The differences, old -> new:\n"
-                f"{indented(changes)}Ask for more steps, or choose another --workdir."
-            )
 
     def _open(self, workdir: Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         if jax.process_index() > 0:
             return cast(Workdir, multihost.NullWorkdir(workdir))
-        data = self.experiment.data
+        step_program = None
+        if self.vocabulary:  # by which changed code is explained
+            text = self.program.trace(self.program.abstract_state()).lower().as_text()
+            step_program = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Workdir(
             workdir,
             self.config.root,
-            plan=render(self.plan),
+            plan=render_plan(self.plan),
             full=configs.full_text(self.config, self.vocabulary),
-            tokenizer=tokenizer_text(data),
+            tokenizer=tokenizer_text(self.experiment.data),
             files=[dataclasses.asdict(file) for file in self.config.files],
             fingerprint=self._fingerprint,
             commits=code.commits(self.vocabulary),
-            step_program=self._step_program(),
+            step_program=step_program,
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
@@ -227,18 +194,6 @@ class Run:
             openblas_threads=self._threads,
             data_shards=data_shard(self.program.mesh).size,
         )
-
-    def _step_program(self) -> str | None:
-        """Returns the digest of the program of a step; None without code of the user."""
-        if not self.vocabulary:
-            return None
-        text = self.program.trace(self.program.abstract_state()).lower().as_text()
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def _describe(self) -> str:
-        plan = self.plan
-        groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
-        return f"{steps_text(plan)} on {plan.devices}; parameters: {groups}"
 
     def _run_in(self, folder: Workdir, summarize: bool) -> int:
         """Runs in an open folder, and writes summary.json at the end."""
@@ -278,8 +233,8 @@ class Run:
         )
         autosave = AutosavePolicy(after_kill=was_killed(folder.run_file))
         self._consensus = StopSaveConsensus(self.signals, autosave)
-        self._records = Records.of(self.program, folder.path, folder.write, self.log)
-        identity = self._identity or (
+        self._records = Records(self.program, folder.path, folder.write, self.log)
+        identity = self.identity or (
             lambda: identity_of_run(folder.path, configs.hparams(self.config.root))
         )
         self._rows = Rows(folder, experiment, self.log, identity)
@@ -327,7 +282,7 @@ class Run:
         with contextlib.closing(rows.open(restored)) as writer:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
-                writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+                writer.write_texts(0, {"plan": f"```\n{render_plan(self.plan)}```"})
                 writer.write_hparams(configs.hparams(self.config.root))
             if restored == self.experiment.steps and not unevaluated:
                 self._checkpoints.prune()
@@ -341,7 +296,7 @@ class Run:
                 writer.finish(rows.results.summary(done, self.experiment))
                 return rows.end(done)
             self._compile(state)
-            watchdog = Watchdog(self.experiment.watchdog, self.log, self._slow_lines)
+            watchdog = Watchdog(self.experiment.watchdog, self.log, self.slow_lines)
             services = Services(
                 self._checkpoints,
                 writer,
@@ -370,8 +325,6 @@ class Run:
                 return rows.end(outcome)
             return outcome
 
-    # The state to start from.
-
     def _find_start(self) -> tuple[State, int | None, bool]:
         """Restores the newest checkpoint, or creates the state before the first step."""
         # Returns the state on the devices; the step of the checkpoint that it was read from, None
@@ -381,7 +334,7 @@ class Run:
         # checkpoint can be read, and the first state cannot be made again.
         experiment, checkpoints = self.experiment, self._checkpoints
         rollbacks = self._records.rollbacks
-        evaluated = self._record_metrics()
+        evaluated = _record_metrics(experiment, checkpoints, self._folder.path)
         while checkpoints.latest() is not None:
             state = restore(self.program, checkpoints)
             if rollbacks.is_on_path(state):
@@ -392,41 +345,12 @@ class Run:
                 return state, step, multihost.broadcast_from_host0(step not in evaluated)
             # The previous process was killed during a rollback.
             checkpoints.discard_after(rollbacks.newest)
-        return self._fresh_state(), None, False
-
-    def _record_metrics(self) -> set[int]:
-        """Returns the steps of the checkpoints that were evaluated."""
-        experiment, checkpoints = self.experiment, self._checkpoints
-        prefix = PREFIXES[next(iter(split_sizes(experiment.data)))]
-        kept, evaluated = set(checkpoints.steps()), set()
-        for row in writers.iterate_metrics(self._folder.path, prefix):
-            if row["step"] in kept:
-                evaluated.add(row["step"])
-                if experiment.best_row in row:
-                    checkpoints.record_metric(row["step"], float(row[experiment.best_row]))
-        return evaluated
-
-    def _fresh_state(self) -> State:
-        """Computes the first state; `_warm_start` has the parameters of another run for it."""
-        if self._warm_start is None:
-            if not self.experiment.warm_start:
-                return self.program.init()
-            raise CheckpointError(
-                f"There is no checkpoint in {self._checkpoints.directory} that the run can go back "
-                "to. It began with a warm start, so that its first state cannot be made again: "
-                "start it in another --workdir."
-            )
-        state = self._warm_start.first_state(self.program)
-        # Save it at once: the other run may be changed or removed before the next checkpoint.
-        self._checkpoints.save(self.experiment.first_step, to_save(state))
-        self._checkpoints.wait()
-        return state
+        return _fresh_state(self.program, self._warm_start, checkpoints), None, False
 
     def _compile(self, state: State) -> None:
-        stopped = self.signals.received and jax.process_count() == 1
-        if stopped or self._compiled:
+        if self.compiled or (self.signals.received and jax.process_count() == 1):
             return
-        self._compiled = True
+        self.compiled = True
         start = time.perf_counter()
         self.program.compile(state)
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
@@ -444,3 +368,54 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halte
             block = blocks.send(advance(*block))
     except StopIteration as end:
         return end.value
+
+
+def _refuse_changes_of_a_finished_run(config: Config, steps: int, workdir: Path) -> None:
+    """Raises UserError if the run has ended: the config in its folder is that of its steps."""
+    file = workdir / "config.yaml"
+    try:
+        summary = read_summary(workdir)
+    except OSError:
+        return  # opening the folder raises this error again, with advice
+    ended = summary is not None and summary.end in ("done", "diverged")
+    if not ended or not file.exists():
+        return
+    lines = config_changes(file, config.root)
+    # Other writers are allowed: a logger that is added receives the rows so far.
+    if changes := [x for x in lines if not is_allowed(path_of(x), ["writers"])]:
+        raise UserError(
+            f"The run in {workdir} has made all of its {steps:,} steps, so that"
+            " this config would change none of its results. The differences, old -> new:\n"
+            f"{indented(changes)}Ask for more steps, or choose another --workdir."
+        )
+
+
+def _record_metrics(experiment: Experiment, checkpoints: Checkpoints, folder: Path) -> set[int]:
+    """Returns the steps of the checkpoints that were evaluated."""
+    prefix = PREFIXES[next(iter(split_sizes(experiment.data)))]
+    kept, evaluated = set(checkpoints.steps()), set()
+    for row in writers.iterate_metrics(folder, prefix):
+        if row["step"] in kept:
+            evaluated.add(row["step"])
+            if experiment.best_row in row:
+                checkpoints.record_metric(row["step"], float(row[experiment.best_row]))
+    return evaluated
+
+
+def _fresh_state(
+    program: Program, warm_start: WarmStart | Continuation | None, checkpoints: Checkpoints
+) -> State:
+    """Computes the first state; `warm_start` has the parameters of another run for it."""
+    if warm_start is None:
+        if not program.experiment.warm_start:
+            return program.init()
+        raise CheckpointError(
+            f"There is no checkpoint in {checkpoints.directory} that the run can go back "
+            "to. It began with a warm start, so that its first state cannot be made again: "
+            "start it in another --workdir."
+        )
+    state = warm_start.first_state(program)
+    # Save it at once: the other run may be changed or removed before the next checkpoint.
+    checkpoints.save(program.experiment.first_step, to_save(state))
+    checkpoints.wait()
+    return state

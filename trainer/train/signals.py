@@ -27,8 +27,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         reading, writing = self._pipe = os.pipe()
         os.set_blocking(writing, False)  # as set_wakeup_fd requires
-        thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
-        thread.start()
+        threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True).start()
         self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in self.SIGNALS:
             # The default handler would end the process.

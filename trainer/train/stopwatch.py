@@ -47,15 +47,10 @@ class Utilization:
 
 def memory_peak(devices: Iterable[Any]) -> int:
     """Returns the most memory in use so far, in bytes, of the device that used the most."""
-    # If a device does not count its memory, as a CPU, it is the most resident memory of this
-    # process.
+    # If a device does not count its memory, as a CPU, it is the most resident memory here.
     stats = [memory.stats_of(device) for device in devices]
     if stats and all("peak_bytes_in_use" in each for each in stats):
         return max(int(each["peak_bytes_in_use"]) for each in stats)
-    return _resident_peak()
-
-
-def _resident_peak() -> int:
     # Not ru_maxrss: on Linux it begins with the peak of the process that started this one.
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
@@ -74,8 +69,7 @@ class Clock:
     # the time that is added up; change it only while the clock is stopped.
 
     def __init__(self, running: bool = True, now: Callable[[], float] = time.perf_counter):
-        self.share = 1.0
-        self._now = now
+        self.share, self._now = 1.0, now
         self._seconds = 0.0
         self._since = now() if running else None
 
@@ -130,8 +124,7 @@ class Stopwatch:
         self._tokens = tokens_per_example(data)
         self._last = step, self._clock()
         self._before = seconds - self._clock()
-        self._rate = 0.0
-        self._waited = 0.0
+        self._rate, self._waited = 0.0, 0.0
         self._share: float | None = None
 
     def lap(self, step: int, waited: float | None = None) -> None:
@@ -152,24 +145,21 @@ class Stopwatch:
         # lap in which the devices waited for data; and what `Utilization.row` returns.
         last, at = self._last
         seconds = self._before + at - (last - step) / self._rate
-        waits = {} if self._share is None else {"perf/data_wait": self._share}
-        return self._progress(step, seconds) | {
+        return self.progress(step, seconds) | {
             "perf/steps_per_second": self._rate,
             "perf/examples_per_second": self._rate * self._batch_size,
-            **waits,
+            **({} if self._share is None else {"perf/data_wait": self._share}),
             **(self._use.row(self._rate) if self._use else {}),
         }
 
-    def progress(self, step: int) -> dict[str, float]:
+    def progress(self, step: int, seconds: float | None = None) -> dict[str, float]:
         """Returns examples, epochs, tokens and seconds up to a finished step, as metrics."""
-        return self._progress(step, self._before + self._clock())
-
-    def _progress(self, step: int, seconds: float) -> dict[str, float]:
+        # The `seconds` at which it was finished are by default those of now.
+        seconds = self._before + self._clock() if seconds is None else seconds
         examples = step * self._batch_size
-        tokens = {} if self._tokens is None else {"tokens": examples * self._tokens}
         return {
             "examples": examples,
             "epochs": examples / self._epoch if self._epoch else 0.0,
-            **tokens,
+            **({} if self._tokens is None else {"tokens": examples * self._tokens}),
             "perf/seconds": max(seconds, 0.0),
         }

@@ -1,7 +1,7 @@
 """Warns if rounding to bfloat16 or float16 cancels every update of a parameter group."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,8 @@ from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
 
-
-class _Checksums(NamedTuple):
-    step: int
-    found: dict[str, dict[str, jax.Array]]  # group -> checksums, learning_rate, skipped
+# A step, and group -> checksums, learning_rate, skipped.
+_Measured = tuple[int, dict[str, dict[str, jax.Array]]]
 
 
 class StuckParameters:
@@ -27,18 +25,23 @@ class StuckParameters:
     # learning rate is zero at its beginning or end.
 
     def __init__(self, program: Program, log: Callable[[str], None]):
-        self._log = log
-        self._experiment = program.experiment
+        self._log, self._experiment = log, program.experiment
         self._groups: dict[str, str] | None = None  # group that is compared -> its dtypes
         self._measure = jax.jit(lambda state: _measure(program.experiment.optimizer, state))
         self._wait = program.simulated  # this program must not be in flight with the steps there
-        self._before: _Checksums | None = None
-        self._newest: _Checksums | None = None
+        self._before: _Measured | None = None
+        self._newest: _Measured | None = None
 
     def begin(self, step: int, state: State) -> None:
         """Takes the checksums of the state that the run starts from, or goes back to."""
-        if self._groups is None:
-            self._groups = _groups_to_compare(self._experiment.optimizer, state.params)
+        if self._groups is None:  # those whose updates are rounded to nearest
+            optimizer = self._experiment.optimizer
+            nearest = optimizer.low_precision == "nearest"
+            self._groups = {
+                group: " or ".join(sorted({x.dtype.name for x in own.values()}))
+                for group, own in _low_precision(optimizer, state.params).items()
+                if nearest
+            }
         self._before = self._newest = None
         self.observe(step, (), state)
 
@@ -48,9 +51,9 @@ class StuckParameters:
         if not self._groups or step % self._experiment.log_every:
             return
         self._compare()
-        self._before, self._newest = self._newest, _Checksums(step, self._measure(state))
+        self._before, self._newest = self._newest, (step, self._measure(state))
         if self._wait:
-            jax.block_until_ready(self._newest.found)
+            jax.block_until_ready(self._newest)
         if step + self._experiment.log_every > self._experiment.steps:
             self._compare()  # there is no later call
 
@@ -58,7 +61,7 @@ class StuckParameters:
         """Compares the last two sets of checksums, which the devices have long computed."""
         if self._before is None or self._newest is None or self._groups is None:
             return
-        old, new = jax.device_get((self._before.found, self._newest.found))
+        (start, old), (end, new) = jax.device_get((self._before, self._newest))
         for group in sorted(self._groups):
             first, last = old[group], new[group]
             idle = not (first["learning_rate"] and last["learning_rate"])
@@ -67,7 +70,7 @@ class StuckParameters:
             if (first["checksums"] == last["checksums"]).all():
                 dtypes = self._groups.pop(group)
                 self._log(
-                    f"warning: from step {self._before.step} to {self._newest.step} no {dtypes}"
+                    f"warning: from step {start} to {end} no {dtypes}"
                     f" parameter of group {group!r} moved. Either its gradients are zero, or each"
                     f" update is too small to change a {dtypes} number: low_precision='master' in"
                     " optim.optimizer keeps float32 copies, which take small updates."
@@ -81,16 +84,6 @@ def _low_precision(optimizer: optim.Optimizer, params: Any) -> dict[str, dict[st
         if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
             groups.setdefault(labels[path], {})[path] = x
     return groups
-
-
-def _groups_to_compare(optimizer: optim.Optimizer, params: Any) -> dict[str, str]:
-    """Names the groups whose updates are rounded to nearest, and their dtypes."""
-    if optimizer.low_precision != "nearest":
-        return {}
-    return {
-        group: " or ".join(sorted({x.dtype.name for x in own.values()}))
-        for group, own in _low_precision(optimizer, params).items()
-    }
 
 
 def _measure(optimizer: optim.Optimizer, state: State) -> dict[str, dict[str, jax.Array]]:

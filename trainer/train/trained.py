@@ -1,7 +1,5 @@
 """Reads what a run has learned: the parameters of one of its checkpoints, and its tokenizer."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, CorruptCheckpoint
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
-from trainer.engine.loading import load
+from trainer.engine.loading import load_program
 from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
@@ -44,8 +42,7 @@ def read_trained(
     # They are those that the run evaluates: their moving average with `ema_decay`, or those of the
     # optimizer. `raw` asks for those that are trained. The data set of the run is needed only if
     # its optimizer keeps averages of the parameters for evaluation, as schedule-free does. Raises
-    # UserError if the folder is not that of a run, or if it has no such checkpoint, or a damaged
-    # one.
+    # UserError if the folder is no run's, or if it has no such checkpoint, or a damaged one.
     config = read_run(folder)
     try:
         number, metric = choose_step(folder, config, step)
@@ -62,7 +59,14 @@ def read_trained(
     if not raw and parts["ema"]:
         params = jax.tree.map(lambda e, p: e.astype(p.dtype), parts["ema"], params)
     elif not raw and any(may_keep_averages(x) for x in leaves if x.startswith("opt_state/")):
-        params = _of_optimizer(folder, config, number, vocabulary)
+        try:
+            program = load_program(config, vocabulary)
+            params = jax.device_get(program.evaluation.params(restore_of(program, folder, number)))
+        except (CheckpointError, ValueError) as error:
+            raise UserError(
+                "The optimizer of the run keeps averages of the parameters for evaluation, and "
+                f"they cannot be computed: {error}\n--raw reads the parameters that are trained."
+            ) from error
     return Trained(config, number, metric, params, parts["model_state"])
 
 
@@ -79,8 +83,7 @@ def read_run(folder: Path) -> Config:
 def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
     """Returns how the model of a run continues a text; UserError if it is no language model."""
     model = as_model(configs.Builder(config, vocabulary).build("model"))
-    language = getattr(model, "language", None)
-    if language is None:
+    if (language := getattr(model, "language", None)) is None:
         node = config.root.kwargs["model"]
         name = node.name if isinstance(node, Call) else repr(node)
         raise UserError(
@@ -93,8 +96,7 @@ def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) 
 
 def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
     """Returns the tokenizer of a run, from its tokenizer.json or else from its data set."""
-    # Raises UserError if there is none, if it cannot be read, or if it is not the one that the run
-    # has written.
+    # Raises UserError if there is none, if it cannot be read, or if it is not the run's.
     file = folder / TOKENIZER_FILE
     if file.exists():
         from trainer.data.tokenizer import load_tokenizer
@@ -140,31 +142,24 @@ def tokenizer_text(data: Any) -> str | None:
         return file.read_text(encoding="utf-8")
 
 
-def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
-    """Returns step -> the value of `best_metric`, or None, for each checkpoint."""
-    known = {info.step: info.metric for info in checkpoint.ls(folder)}
-    best = config.root.kwargs.get("best_metric")
-    # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
-    # If best_metric names no split, the validation split, which is last here, wins.
-    for prefix in reversed(PREFIXES.values()) if best is not None else ():
-        name = prefix + str(best).removeprefix(prefix)
-        for row in writers.iterate_metrics(folder, name):
-            if name in row and row["step"] in known:
-                known[row["step"]] = float(row[name])
-    return known
-
-
 def choose_step(folder: Path, config: Config, step: str | int) -> tuple[int, float | None]:
     """Returns the step of the "latest" checkpoint, the "best" by `best_metric`, or a given one."""
     # And the value of `best_metric` at this step; None if it is not known. Raises UserError if
     # there is no such checkpoint, CheckpointError if there are none, and OSError if the folder
     # cannot be read.
-    known = _metrics(folder, config)
+    known = {info.step: info.metric for info in checkpoint.ls(folder)}
+    metric = config.root.kwargs.get("best_metric")
+    # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
+    # If best_metric names no split, the validation split, which is last here, wins.
+    for prefix in reversed(PREFIXES.values()) if metric is not None else ():
+        name = prefix + str(metric).removeprefix(prefix)
+        for row in writers.iterate_metrics(folder, name):
+            if name in row and row["step"] in known:
+                known[row["step"]] = float(row[name])
     there = ", ".join(map(str, known))
     if step == "latest":
         step = max(known)
     elif step == "best":
-        metric = config.root.kwargs.get("best_metric")
         finite = {n: x for n, x in known.items() if x is not None and math.isfinite(x)}
         if metric is None or not finite:
             why = "its config has no best_metric" if metric is None else f"none has its {metric}"
@@ -183,15 +178,3 @@ def choose_step(folder: Path, config: Config, step: str | int) -> tuple[int, flo
     if step not in known:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {there}.")
     return int(step), known[step]
-
-
-def _of_optimizer(folder: Path, config: Config, step: int, vocabulary: Sequence[str]) -> Any:
-    """Returns the parameters that the optimizer of a run evaluates."""
-    try:
-        program = load(config, vocabulary)
-        return jax.device_get(program.evaluation.params(restore_of(program, folder, step)))
-    except (CheckpointError, ValueError) as error:
-        raise UserError(
-            "The optimizer of the run keeps averages of the parameters for evaluation, and they "
-            f"cannot be computed: {error}\n--raw reads the parameters that are trained."
-        ) from error

@@ -153,8 +153,7 @@ class WarmStart:
         rules = self._options.get("rename") or {}
         try:
             # Rename paths in place of the values: they tell afterwards where each came from.
-            marked = nested({path: path for path in theirs})
-            origins = flatten(checkpoint.rename(marked, rules))
+            origins = flatten(checkpoint.rename(nested({path: path for path in theirs}), rules))
         except ValueError as error:
             raise self._error("rename", str(error)) from error
         names = {theirs_path: path for path, theirs_path in origins.items()}
@@ -168,8 +167,7 @@ class WarmStart:
                     f"not have. It has {_some(wanted)}. Rename the parameter, or leave it out with "
                     f"a rule {theirs_path!r}: None.",
                 )
-        missing = [path for path in wanted if path not in found and path not in fresh]
-        if missing:
+        if missing := [path for path in wanted if path not in found and path not in fresh]:
             raise self._error(
                 "fresh",
                 f"The other run has no parameter for {_some(missing)}. Rename one of "
@@ -208,8 +206,7 @@ class WarmStart:
             # counts, because a parameter may be called just kernel.
             tail = max((p for p in names if path.endswith("/" + p)), key=len, default=None)
             found[path if tail is None else path[: -len(tail)] + names[tail]] = value
-        missing = [path for path in wanted if path not in found]
-        if missing:
+        if missing := [path for path in wanted if path not in found]:
             raise self._error(
                 part,
                 f"{part}='keep' needs values that the other run does not have: {_some(missing)}. "
@@ -240,8 +237,7 @@ class CannotBegin(ConfigError):
 def located(sources: Mapping[str, Source], key: str, text: str) -> CannotBegin:
     """Returns an error with the place of an entry of `warm_start`, or else of the whole."""
     paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
-    source = next((sources[path] for path in paths if path in sources), None)
-    return CannotBegin(text, source)
+    return CannotBegin(text, next((sources[path] for path in paths if path in sources), None))
 
 
 def recorded_start(folder: Path) -> dict[str, Any]:
@@ -268,8 +264,7 @@ def _without_effect(
             f"The pattern {pattern!r} in 'fresh' matches no parameter of this run. It has "
             f"{_some(wanted)}."
         )
-    kept = matching & set(found)
-    if not kept:
+    if not (kept := matching & set(found)):
         return f"The pattern {pattern!r} in 'fresh' matches only what the patterns before it do."
     theirs = sorted(found[path] for path in kept)
     rule = pattern if set(theirs) == kept else theirs[0]

@@ -19,10 +19,9 @@ _STALLED = 300.0  # seconds without any progress, after which the stacks of all 
 _ENOUGH = 5  # times of steps that must be known before their median is used
 
 
-class _Activity(NamedTuple):
+class _Activity(NamedTuple):  # compared by identity: two of the same text differ
     what: str
     is_block: bool
-    number: int  # a new one for each, so that two of the same text differ
 
 
 class SlowLines:
@@ -32,8 +31,7 @@ class SlowLines:
     # `stacks` prints the stacks of all threads after each.
 
     def __init__(self, between: float = 60.0, *, stacks: bool = False):
-        self.stacks = stacks
-        self._between = between
+        self.stacks, self._between = stacks, between
         self._last: float | None = None
 
     def take(self) -> bool:
@@ -60,10 +58,8 @@ class Watchdog:
         lines: SlowLines,
         stream: TextIO | None = None,
     ):
-        self._multiple = multiple
-        self._log = log
-        self._lines = lines
-        self._stream = stream
+        self._multiple, self._log = multiple, log
+        self._lines, self._stream = lines, stream
         self._seconds: deque[float] = deque(maxlen=101)  # of a step
         # Since the first block with the newest number began: when, the seconds in which something
         # else was done, and the steps that the devices have finished.
@@ -72,7 +68,6 @@ class Watchdog:
         self._left: float | None = None  # when the blocks were left for something else
         self._unfinished = 0  # steps that were begun
         self._state: _Activity | None = None
-        self._count = 0
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,28 +86,22 @@ class Watchdog:
             self._since, self._elsewhere, self._done = now, 0.0, 0
         self._first = first
         self._unfinished += steps
-        name = (
-            f"step {first}" if steps == 1 else f"the block of steps {first} to {first + steps - 1}"
-        )
-        self._begin(name, True)
+        what = f"the block of steps {first} to {first + steps - 1}"
+        self._state = _Activity(f"step {first}" if steps == 1 else what, True)
 
     def end_block(self, steps: int) -> None:
         """Records that the devices have finished a block of so many steps."""
         self._done += steps
         self._unfinished -= steps
         if self._state is not None:
-            self._begin(self._state.what, self._state.is_block)
+            self._state = _Activity(*self._state)
 
     def begin_other(self, what: str) -> None:
         """Records that something other than a block begins, such as "a save"."""
         # The text is used in the warning "Slow: a save has taken 70.0 s so far".
         if self._left is None:
             self._left = time.monotonic()
-        self._begin(what, False)
-
-    def _begin(self, what: str, is_block: bool) -> None:
-        self._count += 1
-        self._state = _Activity(what, is_block, self._count)
+        self._state = _Activity(what, False)
 
     def __enter__(self) -> "Watchdog":
         if self._multiple is not None:
@@ -132,8 +121,7 @@ class Watchdog:
         while not self._end.wait(_LOOK):
             now = time.monotonic()
             seconds, before = seconds + min(now - before, _MOST_OF_A_LOOK), now
-            state = self._state
-            if state is not seen:
+            if (state := self._state) is not seen:
                 seen, seconds, slow, stalled = state, 0.0, False, False
             if state is None:
                 continue

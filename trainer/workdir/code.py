@@ -48,7 +48,7 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+def differing_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Returns the sorted names of `hashes` in which two codes differ, apart from comments."""
     # A file is named as a whole if only one of them has it, or the hashes of its functions, as
     # those of earlier versions.
@@ -62,14 +62,13 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 def edited(packages: Sequence[str]) -> list[str]:
     """Returns the sorted names of files edited or removed since `hashes` first saw them."""
     # This process still has the functions from before the edit.
-    return sorted(name for name, source in _used(packages).items() if _differs(source))
-
-
-def _differs(source: _Source) -> bool:
-    try:
-        return _digest(source.file.read_bytes()) != source.hash
-    except OSError:
-        return True
+    found = []
+    for name, source in sorted(_used(packages).items()):
+        with contextlib.suppress(OSError):
+            if _digest(source.file.read_bytes()) == source.hash:
+                continue
+        found.append(name)
+    return found
 
 
 def _digest(content: bytes) -> str:
@@ -94,7 +93,9 @@ def _used(packages: Sequence[str]) -> dict[str, _Source]:
         waiting += [
             other
             for other in source.imports
-            if other.partition(".")[0] not in {*_OURS, *tops} and _is_in(other, folders)
+            if other.partition(".")[0] not in {*_OURS, *tops}
+            and (file := _file(other)) is not None
+            and _folder(other, file) in folders
         ]
     return found
 
@@ -109,7 +110,8 @@ def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
             root = next((folder for folder in place.parents if (folder / ".git").exists()), None)
             commit = None if root is None else head(root)
             if root is not None and commit is not None:
-                dirty = bool(changes(root, place) or untracked(root, place))
+                new = ("ls-files", "-z", "--others", "--exclude-standard", "--", str(place))
+                dirty = bool(changes(root, place) or _git(root, *new))
                 found[top] = {"commit": commit, "dirty": dirty}
     return found
 
@@ -120,8 +122,7 @@ def _source(name: str) -> _Source | None:
     if not isinstance(module, ModuleType):
         return None
     if module not in _sources:
-        file = _file(name)
-        if file is None:
+        if (file := _file(name)) is None:
             return None
         content = file.read_bytes()
         imports, parts = tuple[str, ...](), {}
@@ -174,11 +175,6 @@ def _places(top: str) -> Iterator[Path]:
     yield from folders or ([file] if file else [])
 
 
-def _is_in(name: str, folders: set[Path]) -> bool:
-    file = _file(name)
-    return file is not None and _folder(name, file) in folders
-
-
 def _imports(name: str, tree: ast.Module) -> Iterator[str]:
     """Yields the names that a module imports, and their parents; not all of them are modules."""
     package = getattr(sys.modules.get(name), "__package__", None) or ""
@@ -196,8 +192,7 @@ def _imports(name: str, tree: ast.Module) -> Iterator[str]:
 
 def head(root: Path) -> str | None:
     """Returns the commit of a checkout, given by its top folder; None if git fails."""
-    commit = _git(root, "rev-parse", "HEAD")
-    return None if commit is None else commit.decode().strip()
+    return None if (commit := _git(root, "rev-parse", "HEAD")) is None else commit.decode().strip()
 
 
 def changes(root: Path, within: Path | None = None) -> bytes | None:
@@ -209,12 +204,6 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
     quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
     paths = () if within is None else ("--", str(within))
     return _git(root, "diff", *quiet, "HEAD", *paths, environment=_no_filters(root))
-
-
-def untracked(root: Path, within: Path) -> bytes | None:
-    """Lists the files in a file or folder of a checkout that are neither tracked nor ignored."""
-    # Returns their paths, each followed by a null byte; None if git fails.
-    return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
 
 
 def _no_filters(root: Path) -> dict[str, str]:

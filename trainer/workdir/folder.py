@@ -18,14 +18,15 @@ from trainer.checkpoint import holds_results
 from trainer.config.tree import Call
 from trainer.config.wording import listing
 from trainer.messages import UserError
-from trainer.workdir.changes import (
+from trainer.workdir.fingerprint import (
+    Change,
     as_changes,
     check_allowed,
     config_changes,
+    fingerprint_differences,
     refuse_changes,
     refuse_config,
 )
-from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.record import TOKENIZER_FILE, begin, now, refuse_trial, results_of
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import make_folder, other_kind, remove_temporaries, replace_file, sync
@@ -64,11 +65,9 @@ class Workdir:
         take_over: bool = False,
         log: Log = to_stderr,
     ) -> None:
-        self._log = log
-        self._step_program = step_program
+        self._log, self._step_program = log, step_program
         self.path = Path(path).absolute()
         self.config_file = self.path / "config.yaml"
-        self.plan_file = self.path / "plan.txt"
         self.run_file = self.path / "run.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -76,7 +75,10 @@ class Workdir:
         # Before the folder is created, so that a refused run leaves nothing behind.
         self._check(config, fingerprint, allow_changed)
         make(self.path)
-        self.lock = self._lock(take_over)
+        try:
+            self.lock = WorkdirLock(self.path, take_over=take_over, beat=True)
+        except OSError as e:
+            raise self._unwritable(e) from e
         try:
             remove_temporaries(self.path)
             # Check again: another process may have written before the lock was taken.
@@ -105,9 +107,12 @@ class Workdir:
         except BaseException:
             self.lock.close()
             raise
+        self._log_changes(begun)
+
+    def _log_changes(self, begun: bool) -> None:
         for change in self.changes:
             known = "as allowed" if change.kind != "bits" else "bits may differ"
-            log(
+            self._log(
                 f"Changed since this run stopped: {change} ({known})."
                 if begun
                 else f"Changed since this run ended before its first step: {change}."
@@ -130,11 +135,6 @@ class Workdir:
         sync_rows(self.path)
         sync(self.path)  # the name of a new metrics.jsonl
 
-    def restored(self, step: int | None, rows: Mapping[str, Any] | None = None) -> None:
-        """Records the step that this process started from, None for a fresh start, and its rows."""
-        # `rows` is a `trainer.train.rows.LoggedRows`, as a dict; None if it is not known.
-        self.record(restored=step, rows=None if rows is None else dict(rows))
-
     @property
     def lineage(self) -> list[dict[str, Any]]:
         """The entries of run.json for the processes so far, oldest first; the last is this one."""
@@ -149,7 +149,7 @@ class Workdir:
             self._log(f"{self.run_file} could not be written: {e.strerror}.")
 
     def rows(self) -> list[dict[str, int]]:
-        """Returns the rows that `restored` recorded for the processes of this run, oldest first."""
+        """Returns the recorded rows of the processes of this run, oldest first."""
         return [entry["rows"] for entry in self.lineage if entry.get("rows")]
 
     @property
@@ -159,9 +159,8 @@ class Workdir:
 
     def lose_rows(self, sentence: str, count: int = 0) -> None:
         """Records in run.json that rows of metrics.jsonl are lost for good."""
-        # `count` says how many of the rows that `restored` recorded are among them.
-        rows = self.lineage[-1].get("rows")
-        if rows:
+        # `count` says how many of the recorded rows are among them.
+        if rows := self.lineage[-1].get("rows"):
             rows = rows | {"rows": rows["rows"] - count}
         self.record(lost_rows=[*self.lost_rows, sentence], rows=rows)
 
@@ -178,19 +177,6 @@ class Workdir:
             pass  # the folder was taken over, or the disk is full: the run's errors matter more
         finally:
             self.lock.close()
-
-    def __enter__(self) -> "Workdir":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.lock.held:
-            self.close("done" if error is None else "failed")
-
-    def _lock(self, take_over: bool) -> WorkdirLock:
-        try:
-            return WorkdirLock(self.path, take_over=take_over, beat=True)
-        except OSError as e:
-            raise self._unwritable(e) from e
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
@@ -228,7 +214,7 @@ class Workdir:
             refuse_config(self.path, changes, allowed)
         differing = as_changes(changes)
         if record is not None:
-            others = compare(record["fingerprint"], fingerprint)
+            others = fingerprint_differences(record["fingerprint"], fingerprint)
             if begun:
                 before, now = record.get("step_program"), self._step_program
                 same = before == now if before and now else None
@@ -318,8 +304,7 @@ def check_only_run_files(folder: Path) -> None:
     """Raises UserError if an existing folder without results has files that no run writes."""
     # The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
     # one of a run if it has only files that a run writes, and config.yaml is as a run writes it:
-    # the user's own config.yaml must not be overwritten. Raises OSError if the folder cannot be
-    # read.
+    # the user's own config.yaml must not be overwritten. Raises OSError if it is unreadable.
     names = {path.name for path in folder.iterdir()}
     if "run.json" in names:
         return
@@ -340,8 +325,7 @@ def check_only_run_files(folder: Path) -> None:
 def holds_steps(folder: Path) -> bool:
     """Returns whether a folder has anything of a step: a checkpoint, a row or another result."""
     # A run that ended before its first step has nothing that another config would contradict. The
-    # folder is of a run or of a wave of a sweep, and may not exist. Raises OSError if it cannot be
-    # read.
+    # folder, of a run or a wave, may not exist. Raises OSError if it cannot be read.
     names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
     # An empty file is no result: it was opened, and nothing was written.
     written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
@@ -350,7 +334,6 @@ def holds_steps(folder: Path) -> bool:
 
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
     """Returns the names in a folder that are neither known nor those of logs and hidden files."""
-    # Raises OSError if the folder cannot be read.
     names = sorted({path.name for path in folder.iterdir()} - set(known))
     unknown = [name for name in names if not _NO_STRANGER.fullmatch(name)]
     return [name for name in unknown if not _is_an_output_of_ours(folder / name)]

@@ -12,10 +12,10 @@ from typing import Any
 from trainer import config as configs
 from trainer.checkpoint.commit import step_directories
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.reading import check_files
+from trainer.checkpoint.reading import check_saved_files
 from trainer.config import Call
 from trainer.messages import UserError
-from trainer.workdir.fingerprint import Change, compare, digest
+from trainer.workdir.fingerprint import Change, fingerprint_differences, fingerprint_digest
 from trainer.writers.files import read_regular
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE, read_summary
@@ -55,7 +55,7 @@ def begin(
             "pid": os.getpid(),
             "epoch": epoch,
             "command": [sys.executable, *sys.orig_argv[1:]],
-            "fingerprint": digest(fingerprint),
+            "fingerprint": fingerprint_digest(fingerprint),
             "changed": [str(change) for change in changes],
             "config_files": [dict(file) for file in files],
             "vocabulary": dict(commits),
@@ -75,7 +75,6 @@ def begin(
 
 def check_tokenizer(folder: Path) -> None:
     """Raises UserError if tokenizer.json is not the one that the run has written."""
-    # Raises it too if tokenizer.json or run.json cannot be read.
     try:
         known = (read_record(folder / "run.json") or {}).get("tokenizer")
         found = _sha256(read_regular(folder / TOKENIZER_FILE))
@@ -117,7 +116,7 @@ def results_of(folder: Path) -> dict[str, Any] | None:
     return {"metrics_sha256": rows, "files": files, "checkpoints": steps}
 
 
-def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
+def edited_files_of_run(folder: Path, record: Mapping[str, Any]) -> list[str]:
     """Returns the files of a run that are not as it left them when it ended."""
     # `record` is the content of its run.json. Trials of sweeps have none, as their ledger has them,
     # nor has a run that goes on; earlier versions recorded no hash but that of metrics.jsonl.
@@ -129,16 +128,15 @@ def edited(folder: Path, record: Mapping[str, Any]) -> list[str]:
         for each in (last["results"], results_of(folder) or {})
     )
     found = [name for name, hash in then.items() if here.get(name) != hash]
-    return found + ["run.json"] * (last["fingerprint"] != digest(record["fingerprint"]))
+    return found + ["run.json"] * (last["fingerprint"] != fingerprint_digest(record["fingerprint"]))
 
 
 def is_untouched(
     folder: Path, config: Call, fingerprint: Callable[[], Mapping[str, Any]], step: int
 ) -> bool:
     """Returns whether a run with this config has ended in a folder not changed since."""
-    # `step` is the last of the run, and `fingerprint` is called for a run that has ended only.
-    # Nothing is written, and nothing is locked: a process that goes on with the run has removed
-    # summary.json.
+    # `step` is the last of the run; `fingerprint` is called for a run that has ended. Nothing is
+    # written, and nothing is locked: a process that goes on with the run has removed summary.json.
     try:
         summary, record = read_summary(folder), read_record(folder / "run.json")
         if summary is None or record is None or (summary.end, summary.step) != ("done", step):
@@ -148,7 +146,7 @@ def is_untouched(
         here = results_of(folder) or {}
         if last.get("exit") != "done" or not results or {**here, **results} != here:
             return False
-        if compare(record["fingerprint"], fingerprint()):
+        if fingerprint_differences(record["fingerprint"], fingerprint()):
             return False
         if read_regular(folder / "config.yaml") != configs.file_text(config).encode():
             return False
@@ -157,7 +155,7 @@ def is_untouched(
         checkpoints = step_directories(folder / "checkpoints")
         if max(checkpoints, default=None) != step:
             return False
-        check_files(checkpoints[step])
+        check_saved_files(checkpoints[step])
         if "tokenizer" in record:
             check_tokenizer(folder)
     except (OSError, UserError, CheckpointError):

@@ -62,8 +62,7 @@ def check_names(names: Sequence[str]) -> None:
 
 def _has(package: str) -> bool:
     try:
-        # Do not import it to find out: clu's writers import TensorFlow, which takes 9.6 s and 694
-        # MB.
+        # Do not import it to find out: clu's writers import TensorFlow, in 9.6 s and 694 MB.
         return importlib.util.find_spec(package) is not None
     except ValueError:  # sys.modules marks it as absent
         return False

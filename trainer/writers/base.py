@@ -110,9 +110,8 @@ class MultiWriter(Writer):
             raise first
 
 
-def number(name: str, value: ArrayLike) -> int | float | bool:
+def real_number(name: str, value: ArrayLike) -> int | float | bool:
     """Converts a scalar, or an array with one element; ValueError if it is no real number."""
-    # The message of the error has the name of the metric.
     if type(value) in (float, int, bool):
         return value  # type: ignore[return-value]
     array = np.asarray(value)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from trainer.config.wording import known_names
 from trainer.messages import printable
-from trainer.writers.base import Writer, number
+from trainer.writers.base import Writer, real_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -46,8 +46,7 @@ class ConsoleWriter(Writer):
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total = total_steps
-        self._batch_size = batch_size
+        self._total, self._batch_size = total_steps, batch_size
         self._more = more
         self._known = {"speed", "all"}  # names that were given, or mean something
         self._stream = sys.stdout if stream is None else stream
@@ -76,10 +75,16 @@ class ConsoleWriter(Writer):
         """Adds scalars to the line of a step, and prints the line of an earlier step."""
         if self._pending is not None and self._pending[0] != step:
             self.flush()
-        values = {name: number(name, value) for name, value in scalars.items()}
+        values = {name: real_number(name, value) for name, value in scalars.items()}
         if self._pending is None:
-            self._pending = (int(step), {})
-            self._measure_speed(step)
+            self._pending, now, since = (int(step), {}), self._clock(), self._speed_from
+            if since is None:
+                self._speed_from = (step, now)
+            elif step > since[0] and now > since[1]:
+                # The loop's own speed leaves out evaluations and saves; this one cannot.
+                if not self._loop_writes_speed:
+                    self._speed = (step - since[0]) / (now - since[1])
+                self._speed_from = (step, now)
         self._loop_writes_speed = self._loop_writes_speed or SPEED in values
         self._speed = values.get(SPEED, self._speed)
         self._token_speed = values.get(TOKEN_SPEED, self._token_speed)
@@ -107,9 +112,13 @@ class ConsoleWriter(Writer):
             # No markup: rich would read a name in brackets as a style.
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
-            speed = self._speed_text() if {"all", "speed"} & {*self._more} else ""
-            tail = [text for text in (speed, self._eta(step)) if text]
-            print("  ".join(fields + tail), file=self._stream, flush=True)
+            if {"all", "speed"} & {*self._more} and (speed := self._speed_text()):
+                fields.append(speed)
+            if self._speed and self._total and step < self._total:
+                hours, rest = divmod(round((self._total - step) / self._speed), 3600)  # seconds
+                clock = f"{rest // 60:02d}:{rest % 60:02d}"
+                fields.append(f"ETA {hours}:{clock}" if hours else f"ETA {clock}")
+            print("  ".join(fields), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Prints the pending line, and removes the bar."""
@@ -124,17 +133,6 @@ class ConsoleWriter(Writer):
             self._bar = None
             self._total = None  # so that a later flush() opens no other bar
 
-    def _measure_speed(self, step: int) -> None:
-        now = self._clock()
-        if self._speed_from is None:
-            self._speed_from = (step, now)
-        elif step > self._speed_from[0] and now > self._speed_from[1]:
-            # The loop's own speed leaves out evaluations and saves, which the one measured here
-            # cannot.
-            if not self._loop_writes_speed:
-                self._speed = (step - self._speed_from[0]) / (now - self._speed_from[1])
-            self._speed_from = (step, now)
-
     def _speed_text(self) -> str:
         if self._speed is None:
             return ""
@@ -144,13 +142,6 @@ class ConsoleWriter(Writer):
         elif self._batch_size:
             text += f"  {_short(self._speed * self._batch_size)} examples/s"
         return text
-
-    def _eta(self, step: int) -> str:
-        if not self._speed or not self._total or step >= self._total:
-            return ""
-        hours, rest = divmod(round((self._total - step) / self._speed), 3600)  # seconds
-        clock = f"{rest // 60:02d}:{rest % 60:02d}"
-        return f"ETA {hours}:{clock}" if hours else f"ETA {clock}"
 
     def _open_bar(self) -> "Progress | None":
         """Starts the bar if the stream is a terminal; returns the bar if there is one."""

@@ -101,8 +101,7 @@ def after_newline(file: BinaryIO, end: int) -> int:
     while end > 0:
         start = max(0, end - _BLOCK)
         file.seek(start)
-        found = b"".join(blocks(file, end - start)).rfind(b"\n")
-        if found >= 0:
+        if (found := b"".join(blocks(file, end - start)).rfind(b"\n")) >= 0:
             return start + found + 1
         end = start
     return 0
@@ -113,7 +112,6 @@ _NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL)  # a file system that has no sync 
 
 def sync(path: str | os.PathLike[str]) -> None:
     """Writes the bytes of a file, or the entries of a folder, through to the disk."""
-    # Does nothing for a folder if the file system cannot sync folders.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -141,7 +139,7 @@ def sync_file_system(path: str | os.PathLike[str]) -> None:
 def sync_tree(directory: Path) -> None:
     """Syncs every file and folder below a folder, and the folder itself."""
     # Bottom-up: first the content, then the folder that names it.
-    for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
+    for folder, _, names in os.walk(directory, topdown=False, onerror=raise_error):
         for name in names:
             sync(os.path.join(folder, name))
         sync(folder)
@@ -157,7 +155,8 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         sync(folder.parent)
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
+    """Raises an error, which `os.walk` ignores by default."""
     raise error
 
 
@@ -172,8 +171,7 @@ class Outage:
 
     def failed(self, error: str, consequence: str) -> None:
         """Records a failure, and logs it unless the operation failed before as well."""
-        # `error` has no full stop; `consequence` says in sentences what happens until it works
-        # again.
+        # `error` has no full stop; `consequence` says in sentences what follows until it works.
         first, self.error = self.error is None, error
         if first:
             self._log(f"{error}. {consequence}")

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,7 @@ from trainer.writers.files import read_regular
 
 T = TypeVar("T")
 
-# A float that may be infinite or not a number; these are written as one of _TEXTS, because JSON has
-# no such numbers.
+# A float that may be infinite or NaN, which is written as one of _TEXTS.
 AnyFloat = Annotated[float, "any"]
 _TEXTS = ("nan", "inf", "-inf")
 
@@ -70,7 +70,14 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
     # Objects may have further keys. Integers have 64 bits; floats are finite, and may be integers.
     # DamagedFile also says that the file cannot be opened or is not a regular one; OSError that the
     # disk cannot be read.
-    text = _read(file, advice)
+    try:
+        text = read_regular(file)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from error
+    except OSError as error:
+        if error.errno not in _PERMANENT_ERRORS:
+            raise
+        raise damaged(file, error.strerror or str(error), advice) from error
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -106,9 +113,7 @@ def as_dataclass(content: Any, kind: Any) -> Any:
     origin = typing.get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         found = [each for each in _fields(kind) if each.name in content]
-        return kind(
-            **{each.attribute: as_dataclass(content[each.name], each.kind) for each in found}
-        )
+        return kind(**{x.attribute: as_dataclass(content[x.name], x.kind) for x in found})
     if _is_named_tuple(kind):
         return kind(*map(as_dataclass, content, (each.kind for each in _fields(kind))))
     if origin in (Union, types.UnionType):
@@ -143,24 +148,12 @@ def _why(error: Exception, text: bytes) -> str:
     return "a number is out of range"  # it has thousands of digits
 
 
-def _read(file: Path, advice: str) -> bytes:
-    try:
-        return read_regular(file)
-    except NotADirectoryError as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from error
-    except OSError as error:
-        if error.errno not in _PERMANENT_ERRORS:
-            raise
-        raise damaged(file, error.strerror or str(error), advice) from error
-
-
 def _check(value: Any, kind: Any, place: str) -> None:
     """Raises ValueError if a value does not have a type."""
     if kind is Any:
         return
     if typing.get_origin(kind) in (Union, types.UnionType):
-        option = _option_for(value, typing.get_args(kind))
-        if option is None:
+        if (option := _option_for(value, typing.get_args(kind))) is None:
             raise _mistake(value, typing.get_args(kind), place)
         _check(value, option, place)
         return
@@ -173,7 +166,9 @@ def _check(value: Any, kind: Any, place: str) -> None:
     plain = _plain(kind)
     if _kind_of(value, kind) is not plain:
         raise _mistake(value, (kind,), place)
-    if plain is int and not -(2**63) <= value < 2**63 or plain is float and not _is_finite(value):
+    # A comparison, because an integer may be too large to become a float.
+    finite = plain is not float or abs(value) <= sys.float_info.max
+    if plain is int and not -(2**63) <= value < 2**63 or not finite:
         raise ValueError(f"{place or 'its content'} is a number out of range")
     if plain is str:
         value.encode()  # half of a surrogate pair raises ValueError, and cannot be printed
@@ -238,13 +233,6 @@ def _kind_of(value: Any, kind: Any) -> type:
     return float if kind is float and type(value) is int else type(value)
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that is too large for a float
-        return False
-
-
 def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
     """Yields the parts of a value with their types and places."""
     if typing.is_typeddict(kind) or is_dataclass(kind):
@@ -254,8 +242,7 @@ def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
             elif each.required:
                 raise ValueError(f"{place or 'it'} has no {each.name!r}")
         return
-    of = typing.get_args(kind)
-    if of and isinstance(value, dict):
+    if (of := typing.get_args(kind)) and isinstance(value, dict):
         yield from ((inner, of[1], f"{place}[{name!r}]") for name, inner in value.items())
     elif of and isinstance(value, list):
         yield from ((inner, of[0], f"{place}[{n}]") for n, inner in enumerate(value))

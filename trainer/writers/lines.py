@@ -1,8 +1,7 @@
 """Writes metrics.jsonl, one line per step, so that it is intact after a crash; reads and cuts it.
 
 A line is {"step": 100, "train/loss": 0.5, ...}. JSON has no NaN and no infinity: they are written
-as the strings "NaN", "Infinity" and "-Infinity", which Python's float() and pandas' to_numeric
-read.
+as "NaN", "Infinity" and "-Infinity", strings that float() and pandas' to_numeric read.
 """
 
 import json
@@ -10,11 +9,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from numpy.typing import ArrayLike
 
-from trainer.writers.base import Log, Writer, number, to_stderr
+from trainer.writers.base import Log, Writer, real_number, to_stderr
 from trainer.writers.files import Fence, after_newline, open_regular, replace_file, sync
 from trainer.writers.record_file import RecordFile
 
@@ -37,10 +36,9 @@ def whole_lines(file: BinaryIO) -> int:
 
 def encode(step: int, values: Mapping[str, Any]) -> bytes:
     """Returns the line of one step with its newline; ValueError if a value is not one number."""
-    # A value is a real number, or an array with one of them.
     row: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
-        value = number(name, value)
+        value = real_number(name, value)
         if not math.isfinite(value):
             value = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
         row[name] = value
@@ -62,22 +60,16 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a row, and drops any other values: the file may have been edited."""
-    return {
-        name: number
-        for name, value in row.items()
-        if (number := value if type(value) is float else _number(value)) is not None
-    }
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, int):
-        return value if -_MOST < value < _MOST else None
-    return _NONFINITE.get(value) if isinstance(value, str) else None
+    found = {}
+    for name, value in row.items():
+        number = _NONFINITE.get(value) if isinstance(value, str) else value
+        if isinstance(number, float) or (isinstance(number, int) and -_MOST < number < _MOST):
+            found[name] = number
+    return found
 
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
     """Reads the step, values and offset of the last complete line; None if there is none."""
-    # It reads from the end of the file, which may not exist.
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -103,7 +95,7 @@ def sync_rows(folder: Path) -> None:
         sync(file)
 
 
-def file_of(path: str | os.PathLike[str]) -> Path:
+def rows_file(path: str | os.PathLike[str]) -> Path:
     """Returns the metrics.jsonl of a workdir; any other path is returned as it is."""
     path = Path(path)
     return path / "metrics.jsonl" if path.is_dir() else path
@@ -114,7 +106,7 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
     # Only those with a metric whose name begins with `about`.
     # The beginning of a key in the file, with the quote before it but not the one after it: "eval/
     name = json.dumps(about, ensure_ascii=False)[:-1].encode()
-    file = file_of(path)
+    file = rows_file(path)
     if not file.exists():
         return
     with open_regular(file) as lines:
@@ -128,26 +120,19 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Reads a metrics.jsonl, or that of a workdir: a dict per step, of which lines are merged."""
     steps: dict[int, dict[str, Any]] = {}
-    for _, row in lines_of(file_of(path)):
+    for _, row in lines_of(rows_file(path)):
         if row is not None:
             steps[row["step"]] = steps.get(row["step"], {}) | _values(row)
     return [steps[step] for step in sorted(steps)]
 
 
-class Truncated(NamedTuple):
-    """The result of `truncate_after`."""
-
-    rows: int  # how many rows the file has now
-    dropped: int  # how many lines were dropped
-
-
-def truncate_after(path: str | os.PathLike[str], step: int, fence: Fence = None) -> Truncated:
-    """Drops the lines of later steps than `step`, and incomplete lines."""
+def truncate_after(path: str | os.PathLike[str], step: int, fence: Fence = None) -> tuple[int, int]:
+    """Drops lines of later steps, and incomplete ones; returns how many are left, and dropped."""
     # If they are the last lines, the file is cut off, which works on a full disk too; otherwise a
     # new file replaces it by a rename.
     file = Path(path)
     if not file.exists():
-        return Truncated(0, 0)
+        return 0, 0
 
     def keeps(row: dict[str, Any] | None) -> bool:
         return row is not None and row["step"] <= step
@@ -168,7 +153,7 @@ def truncate_after(path: str | os.PathLike[str], step: int, fence: Fence = None)
     elif dropped:
         with open(file, "rb") as old:
             replace_file(file, (line for line in old if keeps(_decode(line))), fence)
-    return Truncated(rows, dropped)
+    return rows, dropped
 
 
 def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
@@ -206,7 +191,7 @@ class JsonlWriter(Writer):
         fence: Fence = None,
         lost: Lost | None = None,
     ) -> None:
-        self.path = file_of(path)
+        self.path = rows_file(path)
         self.rows: int | None = None
         self._file = RecordFile(self.path, whole_lines, log)
         self._log = log
@@ -234,7 +219,7 @@ class JsonlWriter(Writer):
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Merges scalars into the line of a step, and writes the line of an earlier step."""
-        values = {name: number(name, value) for name, value in scalars.items()}
+        values = {name: real_number(name, value) for name, value in scalars.items()}
         if self._pending and step not in self._pending:
             self.flush()
         self._pending.setdefault(int(step), {}).update(values)

@@ -40,8 +40,7 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, err
 
 def flock(descriptor: int, operation: int) -> bool | None:
     """Locks an open file; returns whether it could, or None on a file system without locks."""
-    # `operation` is that of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the
-    # lock.
+    # `operation` is that of `fcntl.flock`; with LOCK_NB it does not wait for the holder.
     try:
         fcntl.flock(descriptor, operation)
     except BlockingIOError:
@@ -78,8 +77,7 @@ def _stat(pid: int) -> tuple[str | None, str | None]:
     """Returns the state of a process, and its start in ticks since boot; None if unknown."""
     # Process ids are reused, so that only id and starting time identify a process.
     try:
-        # Fields 3 and 22 of proc(5). Field 2, the name in parentheses, may contain spaces and
-        # parentheses.
+        # Fields 3 and 22 of proc(5). The name in field 2 may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
     except (OSError, IndexError):
@@ -185,7 +183,6 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 def is_locked(file: Path) -> bool:
     """Returns whether a process holds the lock of a file, as far as this machine sees."""
-    # A file that does not exist is not locked.
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -207,7 +204,6 @@ def lock_shared(descriptor: int) -> bool:
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Waits for the lock of a sweep's folder, which guards claims and plan.json, and holds it."""
-    # Raises UserError if the file system has no locks, or the file `lock` is a folder.
     file = folder / "lock"
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -361,7 +357,11 @@ class WorkdirLock:
             # O_CLOEXEC: git and other programs that this process starts must not keep the lock.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if _try_lock(descriptor):
+                if (locked := flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+                    # The file system has no locks: it is free if its holder is known to have ended.
+                    holder = parse_holder(os.pread(descriptor, 4096, 0))
+                    locked = not holder or has_ended(holder)
+                if locked:
                     # If the file was replaced meanwhile, nobody else looks at this lock: try again.
                     if _same_file(descriptor, self.path):
                         if not take_over:
@@ -399,16 +399,6 @@ class WorkdirLock:
                     f"{_refusal(self.directory, holder)} The file system does not show its lock to"
                     " this machine."
                 )
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Locks an open file without waiting; returns whether it could."""
-    locked = flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if locked is not None:
-        return locked
-    # The file system has no locks: the lock is free if the holder is known to have ended.
-    holder = parse_holder(os.pread(descriptor, 4096, 0))
-    return not holder or has_ended(holder)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

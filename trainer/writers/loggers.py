@@ -1,8 +1,7 @@
 """Sends the metrics of a run to loggers, W&B and MLflow, by threads that no step waits for.
 
 A logger gets each row of metrics.jsonl once, also after a run was killed and resumed. A logger that
-fails is reported once, and the run continues without it. `LoggerWriter` is called by the run;
-`_Feed` does the work in the thread.
+fails is reported once, and the run continues without it.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import ArrayLike
 
 from trainer.config.wording import shorten
-from trainer.writers.base import Log, Writer, number
+from trainer.writers.base import Log, Writer, real_number
 from trainer.writers.files import Fence, Outage
 from trainer.writers.lines import iterate_metrics
 from trainer.writers.summary import Summary
@@ -136,8 +135,7 @@ class LoggerWriter(Writer):
     # A row is sent once it is complete: when the row of a later step begins, or the run has ended.
     # Rows of metrics.jsonl (`rows`) that the logger lacks are sent, up to the step `resumed`; this
     # process writes the later ones. `make` is called in the thread, because importing its package
-    # takes long. `fence` is called before every write; it raises if this process must not write any
-    # more.
+    # takes long. `fence` is called before every write; it raises if this process must not write.
 
     def __init__(
         self,
@@ -149,13 +147,21 @@ class LoggerWriter(Writer):
         resumed: int,
         fence: Fence = None,
     ):
-        self._name, self._reporter = name, reporter
+        self._name, self._make, self._reporter = name, make, reporter
         self._fence = fence or (lambda: None)
         self._summary: Summary | None = None
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._given = 0  # rows that this process has queued
+        self._taken = 0  # rows that the thread has taken from the queue
+        self._done = 0  # how many of them the logger has
         self._overflowed = self._closed = False
-        self._feed = _Feed(name, make, reporter)
+        # The thread alone uses the following.
+        self._made: Logger | None = None
+        self._is_open = False
+        self._sent = -1  # the last step of which the logger has a row
+        self._complete: list[Row] = []
+        self._newest: Row | None = None  # values may still be added to it
+        self._again_at = 0.0
         arguments = (rows, resumed)
         # A daemon thread: the process must not wait for a server that does not answer.
         self._thread = threading.Thread(target=self._follow, args=arguments, daemon=True, name=name)
@@ -163,12 +169,11 @@ class LoggerWriter(Writer):
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Queues scalars of a step; see `Writer.write_scalars`."""
-        # Raises ValueError if a value is not one real number, and any exception of `fence`.
         self._fence()
-        values = {name: number(name, value) for name, value in scalars.items()}
+        values = {name: real_number(name, value) for name, value in scalars.items()}
         if self._overflowed:
             return
-        if self._given - self._feed.done >= _MOST_WAITING:
+        if self._given - self._done >= _MOST_WAITING:
             # Skip all later rows too: the next process sends the rest from metrics.jsonl.
             self._overflowed = True
             why = f"it takes rows more slowly than the run writes them, and {_MOST_WAITING:,} wait"
@@ -197,50 +202,27 @@ class LoggerWriter(Writer):
             why = f"it has not taken the last rows within {longest:g} seconds"
             self._reporter.failed(self._name, why)
 
+    # In the thread.
+
     def _follow(self, rows: Path, resumed: int) -> None:
         """Sends the rows of the file, and then those of the queue, until the writer is closed."""
-        feed = self._feed
-        feed.prepare()
+        self._try(self._logger)  # imports its package, while the main thread compiles the program
         try:
             for values in iterate_metrics(rows):
                 if values["step"] <= resumed:  # the main thread writes the later ones meanwhile
-                    feed.add(Row(values.pop("step"), values))
+                    self._add(Row(values.pop("step"), values))
         except Exception as error:
             return self._reporter.failed(self._name, f"{rows} cannot be read: {error}")
-        while self._take(feed):
-            feed.send()
-        # A logger that lacks the last rows is not told that the run ended: it would look complete.
-        feed.end(None if self._overflowed else self._summary)
-
-    def _take(self, feed: "_Feed") -> bool:
-        """Waits for a row and takes all that are queued; returns whether more may follow."""
         while (row := self._queue.get()) is not None:
-            feed.add(row)
-            feed.taken += 1
-            if self._queue.empty():
-                return True
-        return False
+            self._add(row)
+            self._taken += 1
+            # Not if the logger failed a moment ago.
+            if self._queue.empty() and self._complete and time.monotonic() >= self._again_at:
+                self._try(self._write)
+        # A logger that lacks the last rows is not told that the run ended: it would look complete.
+        self._end(None if self._overflowed else self._summary)
 
-
-class _Feed:
-    """The rows that a logger does not have yet; its methods are called in the logger's thread."""
-
-    def __init__(self, name: str, make: Callable[[], Logger], reporter: Reporter):
-        self.taken = 0  # rows taken from the queue
-        self.done = 0  # how many of them the logger has; the main thread reads this
-        self._name, self._make, self._reporter = name, make, reporter
-        self._made: Logger | None = None
-        self._is_open = False
-        self._sent = -1  # the last step of which the logger has a row
-        self._complete: list[Row] = []
-        self._newest: Row | None = None  # values may still be added to it
-        self._again_at = 0.0
-
-    def prepare(self) -> None:
-        """Imports the logger's package, while the main thread compiles the program."""
-        self._try(self._logger)
-
-    def add(self, row: Row) -> None:
+    def _add(self, row: Row) -> None:
         """Adds a row, or values to the newest one."""
         if self._newest is not None and self._newest.step == row.step:
             self._newest.values.update(row.values)
@@ -248,19 +230,13 @@ class _Feed:
         self._complete_newest()
         self._newest = Row(row.step, dict(row.values))
 
-    def send(self) -> None:
-        """Sends the complete rows, unless the logger failed a moment ago."""
-        if self._complete and time.monotonic() >= self._again_at:
-            self._try(self._write)
-
-    def end(self, summary: Summary | None) -> None:
+    def _end(self, summary: Summary | None) -> None:
         """Sends the last rows, and closes the logger."""
         # A run that will be resumed may evaluate its last state again, and add to the newest row.
         ended = summary is not None and summary.end in ("done", "diverged")
         if ended:
             self._complete_newest()
-        # Do not create a run in the service for one without rows, such as one that is stopped at
-        # once.
+        # Create no run in the service for one without rows, such as one that is stopped at once.
         if self._complete or ended or self._is_open:
             self._try(lambda: self._close(summary))
 
@@ -279,12 +255,11 @@ class _Feed:
         if not self._is_open:
             self._sent = logger.open()
             self._is_open = True
-        new = [row for row in self._complete if row.step > self._sent]
-        if new:
+        if new := [row for row in self._complete if row.step > self._sent]:
             logger.write(new)
             self._sent = new[-1].step
         self._complete.clear()
-        self.done = self.taken
+        self._done = self._taken
         self._reporter.succeeded(self._name)
 
     def _close(self, summary: Summary | None) -> None:

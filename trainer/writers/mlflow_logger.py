@@ -9,7 +9,7 @@ import posixpath
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer.writers.locks import flock
@@ -57,8 +57,7 @@ class MlflowLogger:
         identity = self._identity
         experiment = self._experiment()
         wanted = f"tags.`{ID_TAG}` = '{identity.id}'"
-        found = self._client.search_runs([experiment], wanted, max_results=1)
-        if found:
+        if found := self._client.search_runs([experiment], wanted, max_results=1):
             (run,) = found
             self._run_id = run.info.run_id
             if run.info.status != "RUNNING":
@@ -69,7 +68,15 @@ class MlflowLogger:
             tags = {name: value for name, value in tags.items() if value}
             run = self._client.create_run(experiment, run_name=identity.name, tags=tags)
             self._run_id, step = run.info.run_id, -1
-        self._log_config(run.data.params)
+        # A changed value of the config becomes a tag, because a param cannot be changed.
+        known = run.data.params
+        config = {_name(k): str(x)[:_LONGEST_VALUE] for k, x in identity.config.items()}
+        new = [self._entities.Param(k, x) for k, x in config.items() if k not in known]
+        for first in range(0, len(new), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=new[first : first + _MOST_PARAMS])
+        for name, value in config.items():
+            if name in known and known[name] != value:
+                self._client.set_tag(self._run_id, f"changed.{name}", value)
         if not identity.group:
             place = re.sub(r"//[^/@]*@", "//", self._client.tracking_uri)  # without a password
             self._reporter.log_once(f"mlflow: the run {self._run_id} in {place}")
@@ -79,7 +86,9 @@ class MlflowLogger:
         """Adds rows, several in a request."""
         batch: list[Any] = []
         for row in rows:
-            metrics = list(self._metrics(row))
+            now, values = int(time.time() * 1000), row.values | {STEP: row.step}
+            metric = self._entities.Metric
+            metrics = [metric(_name(k), float(x), now, row.step) for k, x in values.items()]
             if len(batch) + len(metrics) > _MOST_METRICS:
                 self._log(batch)
                 batch = []
@@ -93,7 +102,16 @@ class MlflowLogger:
         """Adds the summary, and sets the status of the run."""
         # The newest row of a run that will be resumed is not complete, and is sent later.
         if summary is not None and summary.end in ("done", "diverged"):
-            self._log_summary(summary)
+            known = self._client.get_run(self._run_id).data.metrics
+            flat = summary.flat()
+            numbers = {k: x for k, x in flat.items() if not isinstance(x, str)}
+            # The metrics of rows were logged with the rows.
+            new = {k: x for k, x in numbers.items() if k not in summary.metrics}
+            new = {k: x for k, x in new.items() if known.get(_name(k)) != x}
+            self.write([Row(summary.step, new)] if new else [])
+            for name, value in flat.items():
+                if isinstance(value, str):
+                    self._client.set_tag(self._run_id, f"lockstep.{name}", value[:_LONGEST_VALUE])
         status = "FAILED" if summary is None else _STATUS.get(summary.end, "FAILED")
         self._client.set_terminated(self._run_id, status)
 
@@ -102,46 +120,17 @@ class MlflowLogger:
         if id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        if (found := self._client.get_experiment_by_name(name)) is None:
             try:
                 return self._client.create_experiment(name)
             except self._mlflow.MlflowException:  # another process may have created it just now
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                if (found := self._client.get_experiment_by_name(name)) is None:
                     raise
         return found.experiment_id
-
-    def _log_config(self, known: Mapping[str, str]) -> None:
-        """Logs the config as params; changed values as tags, because a param cannot be changed."""
-        config = {_name(k): str(x)[:_LONGEST_VALUE] for k, x in self._identity.config.items()}
-        new = [self._entities.Param(k, x) for k, x in config.items() if k not in known]
-        for first in range(0, len(new), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=new[first : first + _MOST_PARAMS])
-        for name, value in config.items():
-            if name in known and known[name] != value:
-                self._client.set_tag(self._run_id, f"changed.{name}", value)
-
-    def _metrics(self, row: Row) -> Iterator[Any]:
-        now = int(time.time() * 1000)
-        for name, value in (row.values | {STEP: row.step}).items():
-            yield self._entities.Metric(_name(name), float(value), now, row.step)
 
     def _log(self, metrics: Sequence[Any]) -> None:
         if metrics:
             self._client.log_batch(self._run_id, metrics=metrics)
-
-    def _log_summary(self, summary: Summary) -> None:
-        known = self._client.get_run(self._run_id).data.metrics
-        flat = summary.flat()
-        numbers = {k: x for k, x in flat.items() if not isinstance(x, str)}
-        # The metrics of rows were logged with the rows.
-        new = {k: x for k, x in numbers.items() if k not in summary.metrics}
-        new = {k: x for k, x in new.items() if known.get(_name(k)) != x}
-        self.write([Row(summary.step, new)] if new else [])
-        for name, value in flat.items():
-            if isinstance(value, str):
-                self._client.set_tag(self._run_id, f"lockstep.{name}", value[:_LONGEST_VALUE])
 
 
 @contextlib.contextmanager

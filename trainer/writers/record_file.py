@@ -39,23 +39,30 @@ class RecordFile:
 
     def write(self, data: bytes) -> bool:
         """Writes whole records at the end of the file; returns whether this succeeded."""
-        # If not, `error` is the reason, the file is as it was before, and the caller may try again
-        # later.
+        # If not, `error` is the reason, the file is as before, and the caller may try again later.
         return self._try(lambda: self._append(data))
 
     def replace_from(self, start: int, data: bytes, fence: Fence) -> bool:
         """Replaces the records from an offset on, by a renamed file; returns as `write` does."""
+
         # `start` is where a record begins. A process that is killed meanwhile leaves the old
         # records or the new ones. `fence` is that of `replace_file`.
-        return self._try(lambda: self._replace(start, data, fence))
+        def replace() -> None:
+            file = self._open()
+            file.seek(0)
+            replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
+            self.close()
+            self.open_existing()
+            self._remember(start, data)
+            self.end = start + len(data)
+
+        return self._try(replace)
 
     def close(self) -> None:
         """Closes the file; the next write opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    # Changes by other programs.
 
     def open_existing(self) -> None:
         """Opens the file if it exists, so that later changes by other programs are noticed."""
@@ -64,7 +71,6 @@ class RecordFile:
 
     def change_by_others(self) -> str | None:
         """Returns what another program did to the file, such as "was deleted", or None."""
-        # None if the file is as it was written, or if this object has not opened it.
         if self._file is None:
             return None
         try:
@@ -86,8 +92,7 @@ class RecordFile:
         """Restores what others removed, by renaming a new file; returns as `write` does."""
         # A file that was deleted or replaced is still open here, and complete. If it was changed in
         # place, its last bytes, at least 1 MiB, are known from memory. `merge` takes the lines that
-        # the file has now, and the known bytes that it had before, in pieces; it returns the new
-        # content.
+        # the file has now, and the known bytes that it had before, in pieces; it returns the new.
 
         def replace() -> None:
             replace_file(self.path, merge(self._lines_now(), self._before()), fence)
@@ -132,8 +137,6 @@ class RecordFile:
             self._recent_from += len(self._recent) - _REMEMBERED
             del self._recent[:-_REMEMBERED]
 
-    # Private.
-
     def _try(self, action: Callable[[], None]) -> bool:
         """Runs an action; returns whether it raised no OSError, and reports one."""
         try:
@@ -162,15 +165,6 @@ class RecordFile:
             raise
         self._remember(self.end, data)
         self.end += len(data)
-
-    def _replace(self, start: int, data: bytes, fence: Fence) -> None:
-        file = self._open()
-        file.seek(0)
-        replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
-        self.close()
-        self.open_existing()
-        self._remember(start, data)
-        self.end = start + len(data)
 
     def _open(self) -> BinaryIO:
         if self._file is None:

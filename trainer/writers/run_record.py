@@ -52,9 +52,7 @@ class _Record(TypedDict):
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads a run.json, as `workdir.record.begin` returned it; None if there is no file."""
-    # Raises DamagedFile if it is damaged or of another format, and OSError if the disk cannot be
-    # read.
+    """Reads a run.json; None if there is none; raises DamagedFile, or OSError if the disk fails."""
     try:
         record = read_json(path, _Record, _ADVICE)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from trainer.writers.base import Log, Writer, number, to_stderr
+from trainer.writers.base import Log, Writer, real_number, to_stderr
 from trainer.writers.files import Fence
 from trainer.writers.record_file import RecordFile
 from trainer.writers.summary import Summary
@@ -43,8 +43,7 @@ class TensorBoardWriter(Writer):
         self._log = log
         self._fence = fence or (lambda: None)
         self._unwritten: list[bytes] = []
-        self._purge_step = purge_step
-        self._started = False
+        self._purge_step, self._started = purge_step, False
 
     @property
     def error(self) -> str | None:
@@ -55,7 +54,7 @@ class TensorBoardWriter(Writer):
         """Writes scalars of a step, as float32."""
         summary = _proto("summary").Summary()
         for name, value in scalars.items():
-            summary.value.add(tag=name, simple_value=float(number(name, value)))
+            summary.value.add(tag=name, simple_value=float(real_number(name, value)))
         self._add(step, [summary])  # one event: each has a time, a step and two checksums
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
@@ -68,14 +67,9 @@ class TensorBoardWriter(Writer):
         """Writes hyperparameters for the tab HParams, beside the last values of all scalars."""
         from tensorboardX import summary
 
-        plain = {
-            name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in hparams.items()
-        }
         # Drop the first result, an "experiment": TensorBoard would take the columns of a table of
-        # many runs from that of one run. Without it, the table has all hyperparameters that any run
-        # has.
-        _, start, _ = summary.hparams(plain, {})
+        # many runs from that of one run. Without it, the table has those of all runs.
+        _, start, _ = summary.hparams(hparams, {})
         self._add(0, [start])
 
     def finish(self, summary: Summary) -> None:
@@ -96,13 +90,9 @@ class TensorBoardWriter(Writer):
         )
         self._add(0, [messages.Summary(value=[value])])
 
-    def flush(self) -> None:
-        """Tries again to write values that an earlier call could not write."""
-        self._write()
-
     def close(self) -> None:
         """Writes what could not be written before, and closes the file."""
-        self._write()
+        self.flush()
         self._file.close()
 
     def _add(self, step: int, summaries: Sequence[Any]) -> None:
@@ -119,9 +109,10 @@ class TensorBoardWriter(Writer):
         new += [event(step=int(step), summary=summary) for summary in summaries]
         self._started = True
         self._unwritten += map(_record, new)
-        self._write()
+        self.flush()
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Writes the values that are not in the file, and restores what other programs removed."""
         change = self._file.change_by_others()
         if self._unwritten or change:
             self._fence()

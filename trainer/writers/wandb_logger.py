@@ -90,17 +90,15 @@ class WandbLogger:
                     finish_timeout_raises=True,
                 ),
             )
-            self._say_where()
+            if self._mode == "offline":
+                folder = identity.folder / "wandb"
+                self._reporter.log_once(
+                    f"wandb is offline: it writes into {folder}, and"
+                    f" `wandb sync {folder}/offline-run-*` uploads that."
+                )
+            elif self._mode == "online" and not identity.group:
+                self._reporter.log_once(f"wandb: {self._run.url}")
         return self._run
-
-    def _say_where(self) -> None:
-        if self._mode == "offline":
-            self._reporter.log_once(
-                f"wandb is offline: it writes into {self._identity.folder / 'wandb'}, and"
-                f" `wandb sync {self._identity.folder / 'wandb'}/offline-run-*` uploads that."
-            )
-        elif self._mode == "online" and not self._identity.group:
-            self._reporter.log_once(f"wandb: {self._run.url}")
 
 
 def _wait_for_end(file: Path) -> None:
@@ -140,8 +138,7 @@ def read_offline(identity: RunIdentity) -> tuple[int, bool]:
     last, ended = -1, False
     for file in sorted(identity.folder.glob(f"wandb/offline-run-*/run-{identity.id}.wandb")):
         for record in read_records(file):
-            kind = record.WhichOneof("record_type")
-            if kind == "history":
+            if (kind := record.WhichOneof("record_type")) == "history":
                 last, ended = max(last, record.history.step.num), False
             elif kind == "exit":
                 ended = record.exit.exit_code == 0

@@ -1,19 +1,21 @@
 """A table of yours: rows of a CSV file, of which some belong together."""
 
 import csv
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-LABEL = "label"  # the column to predict: texts or numbers, which are numbered in their order
+LABEL = "label"  # the column to predict
+CLASSES = ("0", "1")  # its values in the file, texts or numbers: class 0, class 1 and so on
 GROUP = "patient"  # the column that says which rows belong together; "" if all are independent
 IGNORED = ()  # other columns that are no measurements, such as identifiers
 
 
-def rows(file: str, split: str, share: float = 0.25, seed: int = 0) -> dict[str, np.ndarray]:
+def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, np.ndarray]:
     """Returns the rows of a split: "x", float32 [examples, columns], and "label", int32.
 
     Rows of one group are in one split, because rows of one patient resemble each other: a test
@@ -22,12 +24,13 @@ def rows(file: str, split: str, share: float = 0.25, seed: int = 0) -> dict[str,
 
     Args:
         file: the CSV file, with a line of names; relative to the folder of the command.
-        split: "train" or "test".
-        share: the fraction of the groups in the test split.
+        split: "train", "validation" or "test".
+        share: the fraction of the groups in the test split, and in the validation split.
         seed: which groups these are.
 
     Raises:
-        ValueError: a column is not in the file, or a cell is not a number.
+        ValueError: a column is not in the file, a label is not one of CLASSES, or a cell is not a
+            number.
     """
     with open(file, newline="") as lines:
         table = list(csv.DictReader(lines))
@@ -36,18 +39,27 @@ def rows(file: str, split: str, share: float = 0.25, seed: int = 0) -> dict[str,
             raise ValueError(f"{file} has no column {name!r}; it has {', '.join(table[0])}.")
     names = [row[GROUP] for row in table] if GROUP else [str(i) for i in range(len(table))]
     drawn = np.random.default_rng(seed).permutation(sorted(set(names)))
-    is_test = np.isin(names, drawn[: round(share * len(drawn))])
+    size = round(share * len(drawn))
+    parts = {"test": drawn[:size], "validation": drawn[size : 2 * size], "train": drawn[2 * size :]}
+    trained, chosen = np.isin(names, parts["train"]), np.isin(names, parts[split])
     measured = [name for name in table[0] if name not in (LABEL, GROUP, *IGNORED)]
     x = np.array(
         [[_number(row, name, line) for name in measured] for line, row in enumerate(table)]
     )
-    mean, deviation = np.nanmean(x[~is_test], axis=0), np.nanstd(x[~is_test], axis=0)
+    mean, deviation = np.nanmean(x[trained], axis=0), np.nanstd(x[trained], axis=0)
     missing = np.isnan(x)
     x = np.where(missing, 0.0, (x - mean) / np.where(deviation > 0, deviation, 1.0))
     x = np.concatenate([x, missing[:, missing.any(axis=0)]], axis=1).astype(np.float32)
-    _, label = np.unique([row[LABEL] for row in table], return_inverse=True)
-    chosen = is_test if split == "test" else ~is_test
-    return {"x": x[chosen], "label": label[chosen].astype(np.int32)}
+    label = np.array([_class_of(row[LABEL], table) for row in table], np.int32)
+    return {"x": x[chosen], "label": label[chosen]}
+
+
+def _class_of(value: str, table: list[dict[str, str]]) -> int:
+    if value not in CLASSES:
+        found = Counter(row[LABEL] for row in table).most_common()
+        told = ", ".join(f"{each!r} ({count} rows)" for each, count in found)
+        raise ValueError(f"CLASSES has no {value!r}. The column {LABEL!r} has {told}.")
+    return CLASSES.index(value)
 
 
 def _number(row: dict[str, str], name: str, line: int) -> float:
@@ -58,14 +70,21 @@ def _number(row: dict[str, str], name: str, line: int) -> float:
         raise ValueError(f"{where}: {row[name]!r} is no number. Is it in IGNORED?") from None
 
 
-def weighted_cross_entropy(
-    rare: Annotated[float, "input"] = 4.0,
-) -> Callable[[Any, Any], jax.Array]:
-    """Cross-entropy in which an example of the rare class, label 1, counts `rare` times."""
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """Cross-entropy in which an example of one class counts `weight` times.
 
-    def loss(outputs: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    Args:
+        label: the number of the class, such as 1 for the second of CLASSES.
+        weight: another one needs no compilation, because it is an input of the program.
+    """
+
+    label: int
+    weight: Annotated[float, "input"]
+    class_labels = "label"  # so that the labels are checked and counted
+
+    def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
         log_p = jax.nn.log_softmax(outputs.astype(jnp.float32))  # [batch, classes]
         log_p = jnp.take_along_axis(log_p, batch["label"][:, None], axis=1)[:, 0]
-        return -jnp.where(batch["label"] == 1, rare, 1.0) * log_p  # [batch]: not their mean
-
-    return loss
+        weights = jnp.where(batch["label"] == self.label, self.weight, 1.0)
+        return -weights * log_p  # [batch]: not their mean

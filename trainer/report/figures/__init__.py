@@ -1,1 +1,1 @@
-"""Draws a `Figure` of a report as SVG, PDF and PNG. Start with axes.py, then svg.py."""
+"""Draws a `Figure` of a report as SVG, PDF and PNG. Start with svg.py."""

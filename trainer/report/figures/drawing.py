@@ -23,6 +23,11 @@ _ROW = 36  # the height of a row of the legend
 _TEXT = 8.5  # points
 _GREY = "#666666"
 _CENTERED: dict[str, Any] = {"ha": "center", "fontsize": _TEXT}
+_LOOKS: dict[str, dict[str, Any]] = {  # of kinds of series in a legend
+    "rule": {"linestyle": (0, (1, 2)), "linewidth": 1.0},
+    "points": {"linestyle": "none", "marker": "o", "markersize": 4.5},
+    "interval": {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.2},
+}
 
 
 def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
@@ -153,23 +158,6 @@ def _placed(values: Sequence[float], log: bool) -> np.ndarray:
     return np.where(np.isfinite(found) & ((found > 0) | (not log)), found, np.nan)
 
 
-def _explained(kind: str, label: str, faint: bool) -> "Line2D | Patch":
-    """Returns an entry of the legend for a kind of series, in grey."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    text = _escaped(label)
-    if kind == "band":
-        return Patch(color=_GREY, alpha=0.25, linewidth=0, label=text)
-    looks: dict[str, dict[str, Any]] = {
-        "rule": {"linestyle": (0, (1, 2)), "linewidth": 1.0},
-        "points": {"linestyle": "none", "marker": "o", "markersize": 4.5},
-        "interval": {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.2},
-    }
-    look = looks.get(kind, {"linewidth": 0.4 if faint else 1.4})
-    return Line2D([], [], color=_GREY, alpha=0.4 if faint else 1.0, label=text, **look)
-
-
 def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"], int]:
     """Returns the entries of the legend and the number of its columns."""
     from matplotlib.lines import Line2D
@@ -182,6 +170,12 @@ def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"]
             color, _, dash, mark = style(index)
             line = {"linestyle": (0, dash) if dash else "-", "linewidth": 1.4, "color": color}
             handles.append(Line2D([], [], label=_escaped(arm), **line, **_marked(mark)))
-    handles += [_explained(kind, label, faint) for (kind, label), faint in figure.legend.items()]
+    for (kind, label), faint in figure.legend.items():
+        about: dict[str, Any] = {"color": _GREY, "label": _escaped(label)}
+        if kind == "band":
+            handles.append(Patch(alpha=0.25, linewidth=0, **about))
+        else:
+            look = _LOOKS.get(kind, {"linewidth": 0.4 if faint else 1.4})
+            handles.append(Line2D([], [], alpha=0.4 if faint else 1.0, **look, **about))
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     return handles, max(1, min(len(handles), 76 // (9 + longest)))

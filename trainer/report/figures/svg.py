@@ -1,25 +1,163 @@
-"""Writes figures as SVG for the page, whose stylesheet has the colors and which has the legends.
+"""Lays out figures, and writes them as SVG for the page, which has their colors and legends.
 
-Start with `svg`. Lengths are integers, in half pixels; ids begin with a `prefix`.
+Start with `svg`. The ranges and ticks of axes, and the frame, are the same in PDF and PNG. Lengths
+are integers, in half pixels; ids begin with a `prefix`.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.document import Figure, Series
-from trainer.report.figures.axes import Scale, scales
+from trainer.report.document import Axis, Figure, Series
 from trainer.report.figures.style import style
 
 Pixels = NDArray[np.float64]  # [points], NaN where a value has no place
 
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_MARGIN = 0.03  # the part of the range that is added at each end
 _CAP = 7  # half the width of the ends of an interval
 _MARKS = 9  # markers on a long line
 _CUT_FRONT, _CUT_FAINT = 0.8, 1.5  # the largest distance of the line from points that are left out
+
+
+class Tick(NamedTuple):
+    """A mark on an axis."""
+
+    value: float
+    text: str  # "" for a minor tick
+
+
+class Scale(NamedTuple):
+    """The map from the values of an axis to the length of the axis."""
+
+    low: float  # at the start of the axis
+    high: float  # at its end, larger than `low`
+    log: bool = False  # whether equal lengths are equal ratios
+    labels: tuple[str, ...] = ()  # names of categories at 0, 1, 2 and so on
+    empty: bool = False  # whether nothing finite is shown, so that the range has no meaning
+
+    def at(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Returns where values lie: 0 at `low`, 1 at `high`, NaN for a value without a place."""
+        values = np.asarray(values, np.float64)
+        low, high = self.low, self.high
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.log:
+                values = np.where(values > 0, np.log10(values), np.nan)
+                low, high = math.log10(low), math.log10(high)
+            return np.where(np.isfinite(values), (values - low) / (high - low), np.nan)
+
+    def limited(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Returns the ends of a band, where infinite ones lie just outside of the range."""
+        values = np.asarray(values, np.float64)
+        margin = 0.1 * (self.high - self.low)
+        above = self.high * 2 if self.log else self.high + margin
+        below = self.low / 2 if self.log else self.low - margin
+        values = np.where(values == np.inf, above, values)
+        return np.where((values == -np.inf) | ((values <= 0) & self.log), below, values)
+
+    def ticks(self) -> list[Tick]:
+        """Returns the ticks in the range, with text at those that are labelled."""
+        if self.labels:
+            return [Tick(float(i), label) for i, label in enumerate(self.labels)]
+        if self.empty:
+            return []
+        if self.log and self.high / self.low >= 5:
+            return self._log_ticks()
+        return _linear_ticks(self.low, self.high)
+
+    def _log_ticks(self) -> list[Tick]:
+        decades = math.log10(self.high / self.low)
+        every = max(1, math.ceil(decades / 6))
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        labelled = {1} if decades > 2.5 else {1, 2, 5}
+        digits = range(1, 10) if every == 1 else (1,)
+        powers = self.low < 1e-3 or self.high > 2e5
+        ticks = []
+        for exponent in range(first, last + 1):
+            for digit in digits:
+                value = float(f"{digit}e{exponent}")
+                if self.low <= value <= self.high:
+                    shown = digit in labelled and exponent % every == 0
+                    ticks.append(Tick(value, _power(digit, exponent, powers) if shown else ""))
+        return ticks
+
+
+def scales(figure: Figure) -> tuple[Scale, Scale]:
+    """Returns the scales of the x and y axis."""
+    # Both hold all finite values of the series in front. Bands and faint series widen the range by
+    # at most its own length at each end, and faint series only by what holds 96% of their values,
+    # so that curves of diverged trials do not flatten all others; the drawings cut them there.
+    faint = [each for each in figure.series if each.faint]
+    bands = [each for each in figure.series if each.kind == "band" and not each.faint]
+    front = [each for each in figure.series if each.kind != "band" and not each.faint]
+    groups = (front, bands, faint)
+    x = [[s.x for s in group if s.kind != "rule" or not len(s.y)] for group in groups]
+    y = [[ends for s in group for ends in (s.y, s.high)] for group in groups]
+    return _scale(figure.x, x), _scale(figure.y, y)
+
+
+def _scale(axis: Axis, values: Sequence[Sequence[ArrayLike]]) -> Scale:
+    # `values` are those of the series in front, of bands and of faint series.
+    if axis.labels:
+        return Scale(-0.5, len(axis.labels) - 0.5, False, axis.labels)
+    groups = []
+    for arrays in values:
+        joined = np.concatenate([*(np.asarray(each, np.float64) for each in arrays), np.zeros(0)])
+        groups.append(joined[np.isfinite(joined) & ((joined > 0) | (not axis.log))])
+    if not any(group.size for group in groups):
+        return Scale(1.0, 10.0, axis.log, empty=True)
+    front, bands, faint = (np.log10(group) if axis.log else group for group in groups)
+    ends = [group for group in (front, bands) if group.size]
+    if faint.size:
+        ends.append(np.quantile(faint, [0.02, 0.98]))
+    low, high = min(float(each.min()) for each in ends), max(float(each.max()) for each in ends)
+    first, last = (float(front.min()), float(front.max())) if front.size else (0.0, 0.0)
+    if (length := last - first) > 0:
+        low, high = max(low, first - length), min(high, last + length)
+    if high - low < 1e-9 * max(1.0, abs(low), abs(high)):
+        half = 0.3 if axis.log else 0.1 * abs(low) or 0.5
+        low, high = low - half, high + half
+    margin = _MARGIN * (high - low)
+    start = low - margin
+    if not axis.log and 0 <= low < 5 * margin:
+        start = 0.0 if low else -margin
+    if axis.log:
+        return Scale(10.0**start, 10.0 ** (high + margin), True)
+    return Scale(start, high + margin)
+
+
+def _linear_ticks(low: float, high: float) -> list[Tick]:
+    rough = (high - low) / 5
+    power = math.floor(math.log10(rough))
+    step = min((m * 10.0**power for m in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
+    power = math.floor(math.log10(step) + 1e-9)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    values = [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+    largest = max(map(abs, values), default=0.0)
+    if largest >= 1e6 or largest < 1e-3:
+        exponent = math.floor(math.log10(largest)) if largest else 0
+        return [Tick(value, _scientific(value, exponent, power)) for value in values]
+    decimals = max(0, -power)
+    return [Tick(v, f"{v:,.{decimals}f}".replace("-", "−")) for v in values]
+
+
+def _scientific(value: float, exponent: int, power: int) -> str:
+    if not value:
+        return "0"
+    digits = f"{value / 10.0**exponent:.{max(0, exponent - power)}f}".replace("-", "−")
+    return f"{digits}×10{str(exponent).translate(_SUPERSCRIPT)}"
+
+
+def _power(digit: int, exponent: int, powers: bool) -> str:
+    if not powers:
+        return f"{float(f'{digit}e{exponent}'):,.{max(0, -exponent)}f}"
+    power = f"10{str(exponent).translate(_SUPERSCRIPT)}"
+    return power if digit == 1 else f"{digit}×{power}"
 
 
 def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...]) -> str:
@@ -61,8 +199,7 @@ def marks(x: Pixels, y: Pixels) -> str:
 def _runs(columns: list[Pixels], draw: Callable[[NDArray[np.float64]], str]) -> list[str]:
     """Draws each sequence of points that all have a place."""
     points = np.stack(columns, 1)
-    placed = np.isfinite(points).all(1)
-    cuts = np.flatnonzero(np.diff(placed)) + 1
+    cuts = np.flatnonzero(np.diff(np.isfinite(points).all(1))) + 1
     return [draw(run) for run in np.split(points, cuts) if len(run) and np.isfinite(run).all()]
 
 
@@ -114,8 +251,7 @@ _EM = 0.54  # the mean width of a character, as a part of the size
 _LONGEST = 30  # characters of a turned label
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """The scales of a figure, and the place of its axes in the drawing."""
 
     x: Scale
@@ -152,8 +288,7 @@ def frame(figure: Figure) -> Frame:
     turned = any(len(line) * _EM * TEXT > slot for label in x.labels for line in wrap(label, slot))
     if turned:
         long = [min(len(label), _LONGEST) * _EM * 27 for label in x.labels]
-        reach = [0.8 * each - slot * (i + 0.5) for i, each in enumerate(long)]
-        left = max(left, round(max(reach)))
+        left = max(left, round(max([0.8 * each - slot * (i + 0.5) for i, each in enumerate(long)])))
         height += round(0.6 * max(long)) - 20
     elif any(len(wrap(label, slot)) > 1 for label in x.labels):
         height += 30
@@ -169,8 +304,7 @@ def wrap(label: str, width: float) -> list[str]:
     """Returns a label in one line or two, broken after a space, "_", "-" or "/" if it is long."""
     if len(label) * _EM * _LARGE <= width:
         return [label]
-    breaks = [m.end() for m in re.finditer(r"[\s_/−-]+", label) if m.end() < len(label)]
-    if not breaks:
+    if not (breaks := [m.end() for m in re.finditer(r"[\s_/−-]+", label) if m.end() < len(label)]):
         return [label]
     at = min(breaks, key=lambda i: max(i, len(label) - i))
     return [label[:at].rstrip(), label[at:]]
@@ -181,32 +315,27 @@ def svg(figure: Figure, arms: Sequence[str], prefix: str) -> str:
     at = frame(figure)
     indices = {arm: i for i, arm in enumerate(arms)}
     left, top, right, bottom = at.box
-    parts = [
-        _opening(figure, prefix, at),
-        f'<clipPath id="{prefix}-c"><path d="M{left - 8} {top - 8}H{right + 9}V{bottom + 8}'
-        f'H{left - 8}z"/></clipPath>',
-        *_axes(figure, at),
-        f'<g class="data" fill="none" stroke-width="4" stroke-linejoin="round" '
-        f'clip-path="url(#{prefix}-c)">',
-    ]
-    drawn = (draw(each, indices.get(each.arm), at.places(each), at.box) for each in figure.series)
-    return "".join([*parts, *drawn, "</g></svg>"])
-
-
-def _opening(figure: Figure, prefix: str, at: Frame) -> str:
-    left, top, right, bottom = at.box
     data = "".join(
         f' data-{name}="{scale.low:.8g} {scale.high:.8g} {int(scale.log)}"'
         for name, scale in (("x", at.x), ("y", at.y))
     )
-    return (
+    parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {at.height}" '
         f'role="group" aria-labelledby="{prefix}-t {prefix}-d" '
         f'font-family="system-ui, sans-serif" font-size="{TEXT}" fill="currentColor" '
         f'class="plot" data-box="{left} {top} {right} {bottom}"{data}>'
         f'<title id="{prefix}-t">{xml(figure.title)}</title>'
         f'<desc id="{prefix}-d">{xml(figure.description)}</desc>'
+        f'<clipPath id="{prefix}-c"><path d="M{left - 8} {top - 8}H{right + 9}V{bottom + 8}'
+        f'H{left - 8}z"/></clipPath>',
+        *_axes(figure, at),
+        f'<g class="data" fill="none" stroke-width="4" stroke-linejoin="round" '
+        f'clip-path="url(#{prefix}-c)">',
+    ]
+    drawn = (
+        draw_series(each, indices.get(each.arm), at.places(each), at.box) for each in figure.series
     )
+    return "".join([*parts, *drawn, "</g></svg>"])
 
 
 def _axes(figure: Figure, at: Frame) -> list[str]:
@@ -287,7 +416,7 @@ def marker(arm: int) -> str:
     )
 
 
-def draw(
+def draw_series(
     series: Series, arm: int | None, places: tuple[Pixels, Pixels, Pixels], box: tuple[int, ...]
 ) -> str:
     """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none."""
@@ -299,7 +428,7 @@ def draw(
         # There are hundreds of these: they have whole pixels, and their look is in the stylesheet.
         data = path(series, x / 2, y / 2, high, tuple(side // 2 for side in box))
         return f'<path class="s f"{mine} d="{data}"/>'
-    drawn = f'<path d="{path(series, x, y, high, box)}"{_look(series, arm)}/>'
+    drawn = f'<path d="{path(series, x, y, high, box)}"{_line_style(series, arm)}/>'
     if is_line and arm is not None:
         drawn += f'<path stroke="none" d="{marks(x, y)}"{_marked(arm)}/>'
     name = xml(": ".join(filter(None, [series.arm, series.label])))
@@ -307,7 +436,7 @@ def draw(
     return f'<g class="{kind}" tabindex="0" role="img" aria-label="{name}"{mine}>{drawn}</g>'
 
 
-def _look(series: Series, arm: int | None) -> str:
+def _line_style(series: Series, arm: int | None) -> str:
     color = "var(--soft)" if arm is None else f"var(--a{arm})"
     if series.kind == "points":
         stands = ' opacity=".4"' if series.faint else ""
@@ -328,7 +457,7 @@ def _marked(arm: int) -> str:
     return f' marker-start="{name}" marker-mid="{name}" marker-end="{name}"'
 
 
-def sample(kind: str, faint: bool) -> str:
+def legend_sample(kind: str, faint: bool) -> str:
     """Returns what a legend shows of a kind of series, in a box of 60 by 24."""
     opacity = ' opacity=".5"' if faint else ""
     line = 'fill="none" stroke="var(--soft)"'

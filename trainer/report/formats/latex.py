@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from trainer.messages import printable
-from trainer.report.document import Block, Cell, Column, Figure, Panel, Report, Table
+from trainer.report.document import Block, Cell, Column, Panel, Report, Table
 
 
-@dataclass(frozen=True)
-class Typeset:
+class Typeset(NamedTuple):
     """A column of a table in LaTeX."""
 
     spec: str  # column type and options; of two columns if `span` is 2
@@ -78,7 +78,12 @@ def _plus_minus(
 
 
 def _numbers_of(column: Column, cells: Sequence[Cell]) -> Typeset:
-    unit, size = _unit(column, cells)
+    unit, size = ("%", 100.0) if column.kind == "share" else ("", 1.0)
+    if column.kind == "seconds":
+        known = (abs(value) for cell in cells if (value := _finite(cell)) is not None)
+        largest = max(known, default=0)
+        units = {120: ("s", 1.0), 7200: ("min", 1 / 60), math.inf: ("h", 1 / 3600)}
+        unit, size = next(of for limit, of in units.items() if largest < limit)
     values = [_finite(cell, size) for cell in cells]
     numbers = _numbers(column.kind, values)
     pairs = zip(cells, numbers, strict=True)
@@ -101,16 +106,6 @@ def _title(column: Column, unit: str = "") -> str:
     title = "time" if unit and column.title == "seconds" else column.title
     unit = "%" if column.kind == "share" else unit
     return f"{title} ({unit})" if unit else title
-
-
-def _unit(column: Column, cells: Sequence[Cell]) -> tuple[str, float]:
-    """Returns the unit of a column and the factor from its numbers to those that are written."""
-    if column.kind == "share":
-        return "%", 100
-    if column.kind != "seconds":
-        return "", 1
-    largest = max((abs(value) for cell in cells if (value := _finite(cell)) is not None), default=0)
-    return ("s", 1) if largest < 120 else ("min", 1 / 60) if largest < 7200 else ("h", 1 / 3600)
 
 
 def _numbers(kind: str, values: Sequence[float | None]) -> Iterator[str | None]:
@@ -141,19 +136,12 @@ def _plain(value: float, digits: int) -> str:
 
 def _format(cells: Sequence[str]) -> str:
     """Returns the table-format that has room for all cells of a column."""
-    numbers = [cell for cell in cells if not cell.startswith("{")]
-    compared = any(cell.startswith("<") for cell in numbers)
-    plain = [cell.lstrip("< ") for cell in numbers]
-    bases = [number.partition("e")[0].lstrip("-") for number in plain]
-    powers = [number.partition("e")[2] for number in plain if "e" in number]
-    whole = max((len(base.partition(".")[0]) for base in bases), default=1)
-    places = max((len(base.partition(".")[2]) for base in bases), default=0)
-    text = "<" if compared else "-" if any(number.startswith("-") for number in plain) else ""
-    text += f"{whole}.{places}" if places else f"{whole}"
-    if powers:
-        sign = "-" if any(power.startswith("-") for power in powers) else ""
-        text += f"e{sign}{max(len(power.lstrip('-')) for power in powers)}"
-    return text
+    pattern = r"(<?) ?(-?)(\d+)\.?(\d*)e?(-?)(\d*)"
+    numbers = [re.findall(pattern, cell)[0] for cell in cells if not cell.startswith("{")]
+    longest = (max(part, key=len) for part in zip(("", "", "0", "", "", ""), *numbers, strict=True))
+    compared, negative, whole, places, minus, power = longest
+    text = f"{compared or negative}{len(whole)}{f'.{len(places)}' if places else ''}"
+    return text + (f"e{minus}{len(power)}" if power else "")
 
 
 def _finite(cell: Cell, scale: float = 1) -> float | None:
@@ -235,27 +223,23 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
                     skipped.append(f"% {table.name} has {len(table.rows)} rows, too many.\n")
     body = [f"\\section*{{{tex(report.title)}}}\n"]
     body += [f"\n{prose(sentence)}\n" for sentence in report.verdict]
-    warnings = [w for panel in report.panels for block in panel.blocks for w in block.warnings]
-    if warnings:
+    if warnings := [w for panel in report.panels for block in panel.blocks for w in block.warnings]:
         items = (f"  \\item {prose(warning)}\n" for warning in warnings)
         body += ["\n\\begin{itemize}\n", *items, "\\end{itemize}\n"]
     body += [*skipped, *(f"\\input{{{name}}}\n" for name in files)]
     paths = figures or {}
-    body += [_figure(each, paths[each.name]) for each in report.figures if each.name in paths]
+    for figure in (each for each in report.figures if each.name in paths):
+        caption = prose(f"{figure.title.rstrip('.')}. {figure.description}")
+        body.append(
+            "\\begin{figure}[htbp]\n  \\centering\n"
+            f"  \\includegraphics[width=0.6\\linewidth]{{{paths[figure.name]}}}\n"
+            f"  \\caption{{{caption}}}\n  \\label{{fig:{figure.name}}}\n\\end{{figure}}\n"
+        )
     for panel in report.panels:
         if panel.name == "methods":
             body.append("\n\\clearpage\n\\section*{Methods}\n")
             body += [f"\n{prose(text)}\n" for block in panel.blocks for text in block.text]
     return {**files, "report": "".join([_DOCUMENT, *body, "\\end{document}\n"])}
-
-
-def _figure(figure: Figure, path: str) -> str:
-    caption = f"{figure.title.rstrip('.')}. {figure.description}"
-    return (
-        "\\begin{figure}[htbp]\n  \\centering\n"
-        f"  \\includegraphics[width=0.6\\linewidth]{{{path}}}\n"
-        f"  \\caption{{{prose(caption)}}}\n  \\label{{fig:{figure.name}}}\n\\end{{figure}}\n"
-    )
 
 
 def _caption(table: Table, block: Block) -> str:
@@ -269,26 +253,20 @@ def _table(table: Table, block: Block) -> str | None:
     """Returns the floating table, or None if it is too long for a page."""
     if len(table.rows) > _LINES:
         return None
-    table = _without_zeros(table)
-    for width in (_CELL, _CELL_OF_LONG):
-        columns = typeset(table, width)
-        if sum(map(_height, zip(*(column.cells for column in columns), strict=True))) <= _LINES:
-            return _float(table, columns, _caption(table, block))
-    return None
-
-
-def _without_zeros(table: Table) -> Table:
-    """Returns the table without counts that are 0 in all of several rows, which its note names."""
+    # Leave out counts that are 0 in all of several rows: the note names them.
     kept = table.only(
         lambda column, cells: (
             column.kind != "integer" or len(cells) < 2 or any(cell != 0 for cell in cells)
         )
     )
-    titles = [column.title for column in table.columns if column not in kept.columns]
-    if not titles:
-        return table
-    note = f"{table.note} Columns that are 0 in all rows: {', '.join(titles)}."
-    return replace(kept, note=note.strip())
+    if titles := [column.title for column in table.columns if column not in kept.columns]:
+        note = f"{table.note} Columns that are 0 in all rows: {', '.join(titles)}."
+        table = replace(kept, note=note.strip())
+    for width in (_CELL, _CELL_OF_LONG):
+        columns = typeset(table, width)
+        if sum(map(_height, zip(*(column.cells for column in columns), strict=True))) <= _LINES:
+            return _float(table, columns, _caption(table, block))
+    return None
 
 
 def _height(cells: Sequence[str]) -> int:
@@ -422,10 +400,9 @@ def _filled(parts: Sequence[str], width: int) -> list[str]:
 
 def prose(text: str) -> str:
     """Returns a paragraph as LaTeX, with what is between backticks as code."""
-    parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     return "".join(
         f"\\texttt{{{_escaped(part)}}}" if index % 2 else _escaped(part)
-        for index, part in enumerate(parts)
+        for index, part in enumerate(re.split(r"`([^`]+)`", " ".join(text.split())))
     )
 
 

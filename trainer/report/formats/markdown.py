@@ -7,17 +7,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from trainer.messages import printable
-from trainer.report.document import (
-    Block,
-    Cell,
-    Column,
-    Figure,
-    Panel,
-    Report,
-    Table,
-    Trials,
-    text_of,
-)
+from trainer.report.document import Block, Cell, Column, Panel, Report, Table, Trials
 
 _WIDTH = 100  # characters in a line of a paragraph
 _PADDED = 40  # cells are padded to at most this width
@@ -45,8 +35,7 @@ def markdown(
     parts = [f"# {escaped(report.title)}"]
     parts += [f"**{_wrapped(sentence, _WIDTH - 4)}**" for sentence in report.verdict]
     for panel in report.sections:
-        body = list(_panel(panel, report, figures, paths))
-        if body:
+        if body := list(_panel(panel, report, figures, paths)):
             parts += [f"## {escaped(panel.title)}", *body]
     if report.made:
         parts.append(_wrapped(report.made))
@@ -58,8 +47,7 @@ def _panel(
 ) -> Iterator[str]:
     said = report.verdict if panel.name == "verdict" else ()  # above all panels
     for block in panel.blocks:
-        body = list(_block(block, figures, tables, said))
-        if body and block.title:
+        if (body := list(_block(block, figures, tables, said))) and block.title:
             yield f"### {escaped(block.title)}"
         yield from body
     if panel.name == "trials":
@@ -76,19 +64,17 @@ def _block(
     for warning in block.warnings:
         yield textwrap.indent(f"**Warning.** {_wrapped(warning, _WIDTH - 16)}", "> ")
     for figure in block.figures:
-        yield from _figure(figure, figures.get(figure.name), tables.get(figure.table.name))
+        title = figure.title
+        title = f"{title}." if title and not title.endswith((".", "!", "?")) else title
+        if picture := figures.get(figure.name):
+            yield f"![{escaped(figure.description)}]({_quoted(picture)})"
+            yield _wrapped(title)
+        else:
+            yield _wrapped(f"{title} {figure.description}")
+        if path := tables.get(figure.table.name):
+            yield f"Numbers: {_link(path)}"
     for table in block.tables:
         yield from _table(table, tables.get(table.name))
-
-
-def _figure(figure: Figure, picture: str | None, path: str | None) -> Iterator[str]:
-    if picture is None:
-        yield _wrapped(f"{_sentence(figure.title)} {figure.description}")
-    else:
-        yield f"![{escaped(figure.description)}]({_quoted(picture)})"
-        yield _wrapped(_sentence(figure.title))
-    if path is not None:
-        yield f"Numbers: {_link(path)}"
 
 
 def _table(table: Table, path: str | None) -> Iterator[str]:
@@ -149,7 +135,7 @@ def _aligned(columns: Sequence[tuple[Column, Sequence[str]]]) -> str:
 
 
 def _cell(column: Column, value: Cell) -> str:
-    text = text_of(column.kind, value)
+    text = column.text_of(value)
     return _code(text) if column.kind == "code" and value else escaped(text)
 
 
@@ -185,10 +171,6 @@ def _wrapped(text: str, width: int = _WIDTH) -> str:
         "".join(marked), width, break_long_words=False, break_on_hyphens=False
     ).replace("\0", " ")
     return _AT_START.sub(r"\1\\", lines)
-
-
-def _sentence(text: str) -> str:
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _link(path: str) -> str:

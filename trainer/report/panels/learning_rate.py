@@ -4,16 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
+import numpy as np
+
 from trainer.messages import joined
-from trainer.report.columns import named_columns
-from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, finite
-from trainer.report.results import Workload
-from trainer.report.spaces import Scan, edge_of, number_of, scans, spans_decades
-from trainer.report.statistics.estimates import mean_interval
-from trainer.report.statistics.sensitivity import sensitivity
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.results import Scan, Workload, at_edge, number_of, scans, spans_decades
+from trainer.report.statistics.estimates import mean_interval, sensitivity
+from trainer.report.wording import finite
 from trainer.sweep.spaces import Bounds
 
-_NAMED = 4  # how many axes a sentence lists
 _NOTE = (
     "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best one,"
     " where a rate that is worse than the initial value counts as that (arXiv:2309.14322): 0 if"
@@ -35,7 +34,7 @@ _SEVERAL = (
 )
 
 
-def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
+def learning_rate_block(workload: Workload, names: Mapping[str, str]) -> Block:
     """Returns the panel of the learning rate, and warnings about best points at edges of spaces."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
@@ -50,13 +49,12 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         return Block(text=text or (none,), warnings=tuple(warnings))
     # The worst metric of the arms before training, which earlier versions did not measure.
     sign, arms = workload.goal.sign, {scan.arm for scan in rates}
-    known = [x for a in arms if (x := workload.initial_of(a, workload.goal.selected)) is not None]
-    initial = sign * max(sign * x for x in known) if len(known) == len(arms) else math.nan
+    of_arms = [workload.initial_of(arm, workload.goal.selected) for arm in arms]
+    initial = sign * float((sign * np.array(of_arms)).max())  # NaN if one is not known
     figures = []
     for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
         of_axis = [scan for scan in rates if names[scan.path] == name]
-        stem = f"{prefix}learning_rate_{index}"
-        figures.append(_figure(workload, of_axis, name, initial, stem))
+        figures.append(_figure(workload, of_axis, name, initial, f"learning_rate_{index}"))
     found = {scan: _sensitivity(workload, scan, initial) for scan in rates}
     columns: Columns[Scan] = {
         Column("arm", "arm"): lambda r: r.arm,
@@ -73,7 +71,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
     if math.isfinite(initial):
         note += f" The initial {workload.goal.metric} is {initial:.4g}."
-    table = Table.of(f"{prefix}sensitivity", "Sensitivity", rates, columns, note).compact()
+    table = Table.of("sensitivity", "Sensitivity", rates, columns, note).compact()
     return Block(text=text, warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
@@ -104,24 +102,38 @@ def _figure(
     goal = workload.goal
     series: list[Series] = []
     description = f"The goal of each point of the search over {name}, by arm."
-    if _is_near(initial, [v for scan in scans for v in scan.values]):
+    # Draw a rule at the initial value, unless it would flatten the points; but in any case if some
+    # values are not finite, because these are drawn at it.
+    values = [value for scan in scans for value in scan.values]
+    low, high = min(values), max(values)
+    near = not all(map(math.isfinite, values)) or 2 * low - high <= initial <= 2 * high - low
+    if math.isfinite(initial) and near:
         series.append(Series("rule", "", (), [initial], label="initial value"))
     elif math.isfinite(initial):
         description += f" The initial value, {initial:.4g}, lies outside."
+
+    def capped(values: Sequence[float]) -> list[float]:  # the better of a value and the initial one
+        if not math.isfinite(initial):
+            return list(values)
+        return [goal.sign * min(goal.sign * x, goal.sign * initial) for x in values]
+
     for scan in scans:
-        capped = [_capped(v, initial, goal.sign) for v in scan.values]
+        drawn = capped(scan.values)
         if scan.alone:
-            series.append(Series("line", scan.arm, scan.at, capped, label=scan.arm))
-        spread = [_spread(values, initial, goal.sign) for values in scan.seeds]
+            series.append(Series("line", scan.arm, scan.at, drawn, label=scan.arm))
+        spread: list[tuple[float, float]] = []  # of the seeds of each point
+        for of_point in scan.seeds:
+            known = [value for value in capped(of_point) if math.isfinite(value)]
+            spread.append((min(known), max(known)) if known else (math.nan, math.nan))
         if any(low < high for low, high in spread):
             ends = zip(*spread, strict=True)
             series.append(Series("interval", scan.arm, scan.at, *ends, label="range of the seeds"))
-        series.append(Series("points", scan.arm, scan.at, capped, trials=scan.names))
+        series.append(Series("points", scan.arm, scan.at, drawn, trials=scan.names))
     columns = (
         Column("arm", "arm"),
         Column("learning_rate", name, "number"),
         Column("value", goal.metric, "number"),
-        *named_columns(seeds="integer", smallest="number", largest="number"),
+        *Column.named(seeds="integer", smallest="number", largest="number"),
     )
     rows = tuple(
         (scan.arm, x, value, len(values), min(values), max(values))
@@ -139,64 +151,23 @@ def _figure(
     )
 
 
-def _is_near(initial: float, values: Sequence[float]) -> bool:
-    """Returns whether a rule at the initial value would not flatten the points of a figure."""
-    # It is drawn in any case if some values are not finite, because these are drawn at it.
-    low, high = min(values), max(values)
-    if not math.isfinite(low) or not math.isfinite(high):
-        return math.isfinite(initial)
-    return 2 * low - high <= initial <= 2 * high - low
-
-
-def _capped(value: float, initial: float, sign: int) -> float:
-    """Returns the better one of a value and the initial value."""
-    return value if not math.isfinite(initial) else sign * min(sign * value, sign * initial)
-
-
-def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, float]:
-    """Returns the smallest and the largest value of the seeds of a point, capped."""
-    capped = [_capped(value, initial, sign) for value in values]
-    finite = [value for value in capped if math.isfinite(value)]
-    return (min(finite), max(finite)) if finite else (math.nan, math.nan)
-
-
-def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
-    """Returns a sentence naming arms whose best points lie at an edge of their spaces, or ""."""
-    every = [scan for arm in workload.arms for scan in scans(workload, arm)]
-    found = [f"{names[x.path]} of {x.arm}" for x in every if _edge(workload, x)]
-    if not found:
-        return ""
-    what = "lie at edges of their spaces" if len(found) > 1 else "lies at an edge of its space"
-    return (
-        f"The best {joined(found, _NAMED)} {what}, and a wider one may have a better point; the"
-        ' section "Sensitivity to the learning rate" says how to look there.'
-    )
-
-
-def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
-    """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
-    if not math.isfinite(scan.values[scan.best]) or workload.path is None:
-        return None
-    space, where = edge_of(scan.at, scan.best, workload.spaces[scan.arm].axes[scan.path])
-    return None if where is None else (scan.at[scan.best], space, where)
-
-
 def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
     """Returns a warning if the best point of an arm lies at an edge of its space."""
-    if (found := _edge(workload, scan)) is None:
+    if (found := at_edge(workload, scan)) is None:
         return None
     best, space, where = found
     warning = (
         f"The best {name} of {scan.arm}, {best:.4g}, lies at the {where} edge of its space"
         f" ({workload.spaces[scan.arm].axes[scan.path]}): a better one may lie beyond."
     )
+    alike = " Widen the spaces of all arms alike." if len(workload.spaces) > 1 else ""
     if workload.cuts or scan.arm in workload.asked:  # such arms cannot be given another space
         wider = _wider(space, where).rstrip(",")
-        return f"{warning} To look there, start another sweep with {wider}."
+        return f"{warning} To look there, start another sweep with {wider}.{alike}"
     return (
-        f"{warning} To look there, write {_wider(space, where)} and a larger number of trials into"
-        f" the sweep's file, and run: python -m trainer sweep extend {quote(str(workload.path))}"
-        " --config=FILE"
+        f"{warning}{alike} To look there, write {_wider(space, where)} and a larger number of"
+        " trials into the sweep's file, and run: python -m trainer sweep extend"
+        f" {quote(str(workload.path))} --config=FILE"
     )
 
 

@@ -1,16 +1,20 @@
-"""The panel of tuning curves: what the best of k trials would have reached."""
+"""The panels of a search: what the best of k trials would have reached, and who was stopped early.
 
+Nothing can show that a trial that was stopped would not have come out ahead; the panel of cuts
+shows how much the order of those that went on still changed.
+"""
+
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.messages import joined
-from trainer.report.columns import named_columns
-from trainer.report.document import Axis, Block, Column, Figure, Series, Table
-from trainer.report.results import Result, Workload
-from trainer.report.spaces import point_values, spans_decades
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.results import Result, Workload, point_values, spans_decades
 from trainer.report.statistics import best_of_k
 from trainer.report.wording import shown
+from trainer.sweep.halving import Cut
 
 _BANDS = 2  # arms whose bands are drawn; more would hide each other
 _EQUAL = 1.01  # costs whose ratio is at most this count as equal
@@ -31,26 +35,38 @@ _ASKED = (
     " so far, in the order in which they were chosen, the mean over searches; it has no band."
 )
 _COLUMNS = (
-    *named_columns(arm="text", k="integer"),
+    *Column.named(arm="text", k="integer"),
     Column("expected", "expected best", "number"),
     Column("expected_v", "with replacement", "number"),
     Column("median", "median best", "number"),
     Column("low", "median from", "number"),
     Column("high", "to", "number"),
 )
+_NAMED = 9  # points that a cell lists
+_CUTS = (
+    "At each cut the points of a search were ordered by the goal after that step, and the trials of"
+    " all but the best were stopped. What begins slowly, such as a small learning rate or an"
+    " optimizer that gains late, is at a disadvantage, and no result tells how a point that was"
+    " stopped would have ended. Two signs that a cut came too early: the winner was among the last"
+    " that went on, or the order of those that went on changed much until the next cut or the end."
+)
+_ORDER = (
+    "The place of the winner is that among all points at the cut. The pairs are those of points"
+    " that went on and had values at the next cut, or at the end after the last one, without pairs"
+    " of equal values: how many of them had the same order there."
+)
 
 
-def tuning_block(workload: Workload, prefix: str) -> Block:
+def tuning_block(workload: Workload) -> Block:
     """Returns the panel of tuning curves."""
-    goal = workload.goal
-    short = workload.cut_short
+    goal, short = workload.goal, workload.cut_short
     whole = [arm for arm in workload.arms if arm not in short]
     arms = {arm: list(point_values(workload, arm).values()) for arm in whole}
     arms = {arm: values for arm, values in arms.items() if values}
-    finite = _finite(arms)
+    every = sum(arms.values(), [])
     notes = {_CUT: short, _ASKED: [arm for arm in workload.asked if arm in arms]}
     stopped = tuple(note.format(arms=joined(names)) for note, names in notes.items() if names)
-    if not finite:
+    if not any(map(math.isfinite, every)):
         none = "There is no search, or none of its trials has a finite value."
         return Block(text=stopped if stopped and not whole else (none, *stopped))
     curves = {
@@ -65,27 +81,22 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
     best = {arm: min(values, key=lambda v: goal.sign * v) for arm, values in arms.items()}
     ends = ", ".join(f"{arm} {shown(v)}" for arm, v in best.items() if math.isfinite(v))
     figure = Figure(
-        name=f"{prefix}tuning",
+        name="tuning",
         title=f"Best {goal.metric} of k trials, {goal.select_on} split",
-        description=(
-            f"The expected best {goal.metric} of k trials drawn from those of each arm, over k."
-            f" With all trials: {ends}."
-        ),
+        description=f"The expected best {goal.metric} of k trials drawn from those of each arm,"
+        f" over k. With all trials: {ends}.",
         x=Axis("trials (k)", log=max(map(len, arms.values())) > 10),
-        y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(finite)),
+        y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(every)),
         series=_series(workload, arms, curves),
-        table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, rows),
+        table=Table("tuning", "Best of k trials", _COLUMNS, rows),
     )
-    figures = [figure, *_by_cost(workload, arms, curves, prefix)]
+    figures = [figure, *_by_cost(workload, arms, curves)]
     text = stopped if set(arms) <= set(workload.asked) else (_TEXT, *stopped)
     return Block(text=text, warnings=tuple(_warnings(arms)), figures=tuple(figures))
 
 
 def _by_cost(
-    workload: Workload,
-    arms: dict[str, list[float]],
-    curves: Mapping[str, Sequence[list[float]]],
-    prefix: str,
+    workload: Workload, arms: dict[str, list[float]], curves: Mapping[str, Sequence[list[float]]]
 ) -> Iterator[Figure]:
     """Yields the tuning curves over steps and over FLOPs, where trials of arms differ in them."""
     # k trials of an arm cost k times the mean of its trials.
@@ -108,23 +119,19 @@ def _by_cost(
             Column("k", "k", "integer"),
             Column("expected", "expected best", "number"),
         )
-        name = f"{prefix}tuning_{what}"
+        name = f"tuning_{what}"
         yield Figure(
             name=name,
             title=f"Best {goal.metric} by the {title} of the search, {goal.select_on} split",
-            description=(
-                f"The expected best {goal.metric} of the trials that a budget of {title} pays for,"
-                " by arm: the curves of the figure before over their cost."
-            ),
+            description=f"The expected best {goal.metric} of the trials that a budget of {title}"
+            " pays for, by arm: the curves of the figure before over their cost.",
             x=Axis(f"{title} of the search", log=True),
-            y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(_finite(arms))),
+            y=Axis(
+                f"best {goal.metric}, {goal.select_on}", log=spans_decades(sum(arms.values(), []))
+            ),
             series=tuple(series),
             table=Table(name, f"Best of k trials by {title}", columns, tuple(rows)),
         )
-
-
-def _finite(arms: dict[str, list[float]]) -> list[float]:
-    return [value for values in arms.values() for value in values if math.isfinite(value)]
 
 
 def _mean_cost(workload: Workload, arm: str, of: Callable[[Result], float]) -> float | None:
@@ -177,11 +184,71 @@ def _series(
 
 def _warnings(arms: dict[str, list[float]]) -> Iterator[str]:
     for arm, values in arms.items():
-        diverged = sum(map(math.isinf, values))
-        if diverged == len(values):
+        if (diverged := sum(map(math.isinf, values))) == len(values):
             yield f"No point of {arm} has a finite value."
         elif diverged:
             yield (
                 f"{diverged} of {len(values)} points of {arm} have no finite value: its expected"
                 " best is infinite until k is so large that one of the others is always drawn."
             )
+
+
+def cuts_block(workload: Workload) -> Block:
+    """Returns the panel of cuts."""
+    cuts: list[tuple[Cut, int, int]] = []
+    for arm, planned in workload.cuts.items():
+        values = point_values(workload, arm)
+        for search in range(workload.searches):
+            ends = {number: x for (of, number), x in values.items() if of == search}
+            made = workload.orders.get((arm, search), ())
+            for cut, after in itertools.zip_longest(made, made[1:]):
+                later = {} if after is None else _values_at(after)
+                if after is None and cut.step == planned.steps[-1]:
+                    later = {number: x for number, x in ends.items() if math.isfinite(x)}
+                cuts.append((cut, *_same_order(cut, later)))
+    if not cuts:
+        return Block(text=("No cut was made yet.",))
+    several = workload.searches > 1
+
+    def winner(cut: Cut) -> int | None:
+        number = workload.winners.get((cut.arm, cut.search))
+        return cut.order.index(number) + 1 if number in cut.order else None
+
+    def going_on(cut: Cut) -> str | None:  # of many points the first ones
+        names = [f"{number:04d}" for number in cut.going_on[:_NAMED]]
+        more = [f"and {cut.kept - _NAMED} more"] if cut.kept > _NAMED else []
+        return ", ".join([*names, *more]) or None
+
+    columns: Columns[tuple[Cut, int, int]] = {
+        Column("arm", "arm"): lambda r: r[0].arm,
+        Column("search", "search", "integer"): lambda r: r[0].search if several else None,
+        Column("step", "cut at step", "integer"): lambda r: r[0].step,
+        Column("points", "points", "integer"): lambda r: len(r[0].order),
+        Column("valueless", "without value", "integer"): lambda r: r[0].values.count(None),
+        Column("kept", "went on", "integer"): lambda r: r[0].kept,
+        Column("winner", "place of the winner", "integer"): lambda r: winner(r[0]),
+        Column("same", "pairs in the same order later", "integer"): lambda r: (
+            r[1] if r[2] else None
+        ),
+        Column("pairs", "of", "integer"): lambda r: r[2] or None,
+        Column("order", "those that went on, the best first", "code"): lambda r: going_on(r[0]),
+    }
+    table = Table.of("cuts", "Cuts of the searches", cuts, columns, _ORDER)
+    return Block(text=(_CUTS,), tables=(table,))
+
+
+def _values_at(cut: Cut) -> dict[int, float]:
+    """Returns the values of points at a cut, without those that have none."""
+    pairs = zip(cut.order, cut.values, strict=True)
+    return {number: value for number, value in pairs if value is not None}
+
+
+def _same_order(cut: Cut, after: dict[int, float]) -> tuple[int, int]:
+    """Returns how many pairs, but those of equal values, have the same order, and of how many."""
+    before = _values_at(cut)
+    pairs = [
+        (before[a] - before[b]) * (after[a] - after[b])
+        for a, b in itertools.combinations([n for n in cut.going_on if n in after], 2)
+        if before[a] != before[b] and after[a] != after[b]
+    ]
+    return sum(product > 0 for product in pairs), len(pairs)

@@ -2,9 +2,7 @@
 
 All functions take `values`, the results [N] of the trials of one arm, of which there must be at
 least one and no NaN, and return arrays [N] over k = 1 to N. They describe trials drawn
-independently from one distribution, as random search draws them. Halton and Sobol points are spread
-more evenly, and a grid is not a sample: for those the curves describe a random choice of k of the
-trials, and the bands are a guide.
+independently from one distribution, as random search draws them; for others they are a guide.
 
 A diverged trial is infinitely bad: pass `inf` (`-inf` if larger is better).
 """
@@ -70,28 +68,23 @@ def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
 
 
 def bands(
-    values: ArrayLike,
-    confidence: float = 0.95,
-    better: str = "min",
-    support: tuple[float, float] = (-math.inf, math.inf),
+    values: ArrayLike, confidence: float = 0.95, better: str = "min"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns the ends of a band, [N] and [N], that holds the true median best of k for all k."""
     # arXiv:2311.09480; the steps are opda's `ld_equal_tailed`, computed exactly where opda
     # simulates. Bootstrap bands are too narrow at large k, where they see no more than the best
     # trial.
     # `values` are [N]; ties and infinite ones make the band wider than it needs to be, never too
-    # narrow. It ends at `support`, the smallest and largest possible value, for every k at which
-    # the N trials set no limit.
+    # narrow. It is infinite for every k at which the N trials set no limit.
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
     ordered = np.sort(lower_is_better(values, better))
-    ends = support if better == "min" else (-support[1], -support[0])
     low, high = _steps(len(ordered), confidence)
     shares = _shares(len(ordered))
     # Up to the first value the distribution function may be high[0]; at the i-th it is at least
     # low[i], and before the next one at most high[i + 1].
-    best = np.concatenate([[ends[0]], ordered])[np.searchsorted([*high, 1.0], shares)]
-    worst = np.concatenate([ordered, [ends[1]]])[np.searchsorted(low, shares)]
+    best = np.concatenate([[-np.inf], ordered])[np.searchsorted([*high, 1.0], shares)]
+    worst = np.concatenate([ordered, [np.inf]])[np.searchsorted(low, shares)]
     return (best, worst) if better == "min" else (-worst, -best)
 
 

@@ -1,45 +1,34 @@
-"""The rule that decides whether two arms differ, for arms that have the same units.
+"""The rule that decides whether two arms with the same units differ, and how many units it needs.
 
 Start with `decide`. The sentences of a report call it, and so does `experiments.calibration`, which
-simulates how often those sentences are false. The rule spends 5% of error on all pairs and all
-looks:
-
-- The units that were planned are judged once, by a paired t test at 4%, divided by the number of
-  pairs. A unit is a search (the mean over its final seeds), or a final seed if there is one search.
-- Units that were added after results had been seen are judged, together with those before, by an
-  e-value at 1%, divided by the number of pairs. It may be computed after every addition, however
-  often and for whatever reason, because the probability that it ever exceeds 1/a is at most a
-  (Ville's inequality).
-
-The intervals have the same levels, and hold at the same time for all pairs and all looks. A
-difference is decided if its interval excludes 0. With fewer units than `fewest_units`, a look
-decides nothing: two equal arms that diverge, or end in one of two basins, by a coin's throw, differ
-in all of so few units too often.
-
-A unit that collapsed, which gained less over the metric before its first step than half of what
-the median unit of the pair gained, is as bad as one that diverged. With one of them there is no t
-test and no interval: means of values with rare failures say nothing.
+simulates how often those sentences are false. docs/statistics.md has the rule with its reasons:
+5% of error for all pairs and all looks, of which a paired t test of the planned units has 4%, and
+e-values of the units that were added after results had been seen have 1%. The intervals have the
+same levels, and hold at the same time for all pairs and all looks.
 """
 
+import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.estimates import direction
+from trainer.report.statistics.estimates import direction, row_of_numbers, spread
 
 LEVEL = 0.05  # of all claims of a report together
 PLANNED_LEVEL, _LATER = 0.04, 0.01  # the parts of LEVEL for the planned look and for later ones
-# With moderately skewed differences a planned t test at .05 is wrong in 6% of cases; at this level
-# in at most 5%.
+# A planned t test of moderately skewed differences is wrong in 6% of cases at .05, in 5% here.
 _SKEWED = 0.034
 _FEWEST_LOOKED_AT = 3  # units at the first look, if the file allows a look at any time
 _PRIOR = 0.25  # c of the e-value: a priori the effect has a standard deviation of 1 / sqrt(c) = 2
 _FEWEST_SIGNS = 6  # with five signs no p is below 2 / 2^5 = .06
+MOST_SEEDS = 10_000  # an effect that needs more is called undecidable
+# So many pairs detect P(A > B) = .75 with errors of 5%: Noether's formula (arXiv:2103.03098, C).
+NOETHER = 29
 
 
 @dataclass(frozen=True)
@@ -57,6 +46,12 @@ class Looks:
         """The largest number of units at which there is a look; 0 if there is none."""
         return max(self.planned or 0, *self.later, 0)
 
+    @property
+    def level(self) -> float:
+        """The level of the last look, over all pairs."""
+        is_planned = self.planned is not None and not self.later
+        return self.planned_level if is_planned else self.later_level
+
     def earlier(self) -> list[Self]:
         """Returns the looks until each one but the last, in order."""
         found = [replace(self, later=self.later[:number]) for number in range(len(self.later))]
@@ -73,18 +68,13 @@ class Looks:
 
 def enough_units(a: int, b: int, level: float) -> bool:
     """Returns whether `a` units of one arm and `b` of another can decide at the level of a look."""
-    # If units of two equal arms diverge by chance, those of one arm all do, and none of the other,
-    # with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test. The same holds of
-    # units that end in one of two basins; then the t test decides, too, because units in the same
-    # basin hardly differ.
+    # By chance, all units of one of two equal arms diverge, or end in another basin than all of the
+    # other, with a p value of 2 / C(a + b, a), the smallest one of Fisher's exact test.
     return 2 / math.comb(a + b, a) <= level
 
 
 def fewest_units(level: float) -> int:
     """Returns how many units of each arm a look needs to decide anything; see `enough_units`.
-
-    That an arm diverged in all units spends error at the first such look only: whoever did so at a
-    later one did so there, too.
 
     >>> [fewest_units(0.04 / pairs) for pairs in (1, 3, 6, 15, 28)]
     [4, 5, 6, 6, 7]
@@ -119,6 +109,11 @@ def looks_at_any(units: int, changes: int = 0) -> Looks:
     return Looks(None, tuple(range(_FEWEST_LOOKED_AT, units + 1)), 0.0, LEVEL / 2**changes)
 
 
+def looks_of_file(kind: str, units: int, skewed: bool) -> Looks:
+    """Returns the looks at so many units of a file whose `looks` are "planned" or "any"."""
+    return looks_at_any(units) if kind == "any" else looks_of_plan(units, (), skewed)
+
+
 def looks_after_change(changes: int, revisions: tuple[int, ...]) -> Looks:
     """Returns the looks of a pair whose compared configurations were replaced, so many times."""
     # It is a new pair, of which no look was planned before results were known. With the level
@@ -126,8 +121,7 @@ def looks_after_change(changes: int, revisions: tuple[int, ...]) -> Looks:
     return Looks(None, revisions, 0.0, _LATER / 2**changes)
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(NamedTuple):
     """What is decided about pairs of arms; arrays [draws, pairs], or [pairs] for one draw."""
 
     pairs: tuple[tuple[int, int], ...]  # the indices of the two arms of each pair
@@ -191,14 +185,6 @@ def decide(
 ) -> Decisions:
     """Decides which arms differ.
 
-    The values of a unit are paired over the arms. If a unit of a pair diverged or collapsed, or all
-    differences of a pair are equal, there is no t test. The planned look then has the test of
-    signs, from six units on; and, if so many units diverged or collapsed that their numbers could
-    decide, Fisher's exact test of these numbers, each of the two at half of the level. A later look
-    has the e-value of signs. An arm of which all units diverged or collapsed loses against an arm
-    of which none did. A look with fewer units than `fewest_units` decides nothing, and has no
-    interval and no p value.
-
     `values` are [draws, arms, units] or [arms, units]; a diverged unit is `inf`, or `-inf` if
     larger values are better. The error is divided over `comparisons`, None for all pairs of these
     arms. `initial` has the metric of each arm before its first step, NaN where it is not known;
@@ -211,7 +197,13 @@ def decide(
     array = np.asarray(values, np.float64)
     single = array.ndim == 2
     array = array[None] if single else array
-    _check(array, looks)
+    if array.ndim != 3 or array.shape[1] < 2:
+        raise ValueError(f"Give values [draws, arms, units] of two arms or more: {array.shape}.")
+    if np.isnan(array).any():
+        raise ValueError("A value is NaN: give a diverged unit as inf, or as -inf for 'max'.")
+    counts = [count for count in (looks.planned, *looks.later) if count is not None]
+    if any(not 2 <= count <= array.shape[2] for count in counts):
+        raise ValueError(f"The looks {counts} need 2 units or more, and have {array.shape[2]}.")
     # From here on smaller values are better, and diverged units are inf.
     sign = direction(better)
     pairs = tuple(itertools.combinations(range(array.shape[1]), 2))
@@ -247,16 +239,6 @@ def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.st
     return np.select([*kinds.values()], [*kinds], "open")
 
 
-def _check(array: NDArray, looks: Looks) -> None:
-    if array.ndim != 3 or array.shape[1] < 2:
-        raise ValueError(f"Give values [draws, arms, units] of two arms or more: {array.shape}.")
-    if np.isnan(array).any():
-        raise ValueError("A value is NaN: give a diverged unit as inf, or as -inf for 'max'.")
-    counts = [count for count in (looks.planned, *looks.later) if count is not None]
-    if any(not 2 <= count <= array.shape[2] for count in counts):
-        raise ValueError(f"The looks {counts} need 2 units or more, and have {array.shape[2]}.")
-
-
 def _pair(
     a: NDArray, b: NDArray, looks: Looks, m: int, start: tuple[float, float]
 ) -> tuple[NDArray, ...]:
@@ -283,8 +265,7 @@ def _pair(
     return difference, low, high, np.where(clash, 1.0, p), np.where(clash, 0, decided), test
 
 
-@dataclass(frozen=True)
-class _Look:
+class _Look(NamedTuple):
     """The result of one look at the units of a pair; arrays [draws]."""
 
     difference: NDArray
@@ -298,7 +279,7 @@ class _Look:
 def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
     # Units that diverged or collapsed are inf.
-    from scipy.special import stdtr
+    from scipy.special import bdtr, stdtr
 
     n = a.shape[1]
     bad_a, bad_b = np.logical_not(np.isfinite(a)), np.logical_not(np.isfinite(b))
@@ -316,7 +297,9 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
         half, p, by_signs = limit_of_e(n, level), 1 / e_of_t(t, n), 1 / e_of_signs(wins, losses)
     else:
         half, p = limit_of_t(n, level), 2 * stdtr(n - 1, -np.abs(t))
-        by_signs = _sign_test(wins, losses)
+        counted = wins + losses  # the test of signs leaves ties out
+        tail = 2 * bdtr(np.minimum(wins, losses), counted, 0.5)
+        by_signs = np.where(counted > 0, np.minimum(1.0, tail), 1.0)
     count_a, count_b = bad_a.sum(1), bad_b.sum(1)
     signs = ~normal & (n >= _FEWEST_SIGNS)
     p = np.where(normal, p, np.where(signs, by_signs, np.nan))
@@ -371,24 +354,14 @@ def limit_of_e(n: int, level: float) -> float:
 def e_of_t(t: ArrayLike, n: int) -> NDArray[np.float64]:
     """Returns the e-value of a paired t statistic of n >= 2 differences, against a mean of 0.
 
-    It is the Bayes factor of normal differences whose effect d, the mean over the standard
-    deviation, has a normal prior with variance 1 / c, c = 1/4, and whose scale has the right Haar
-    prior. With growing n it is a nonnegative martingale if the mean is 0, so that it ever exceeds
-    1/a with a probability of at most a (arXiv:2310.03722).
+    If the mean is 0, it ever exceeds 1/a, at any n, with a probability of at most a
+    (arXiv:2310.03722).
 
     >>> round(float(e_of_t(4.0, 8)), 2)
     15.52
     """
     a, u = _PRIOR / (n + _PRIOR), np.square(np.asarray(t, np.float64)) / (n - 1)
     return math.sqrt(a) * ((1 + u) / (1 + a * u)) ** (n / 2)
-
-
-def _sign_test(wins: NDArray, losses: NDArray) -> NDArray:
-    """Returns the two-sided p of the sign test; ties are left out."""
-    from scipy.special import bdtr
-
-    n = wins + losses
-    return np.where(n > 0, np.minimum(1.0, 2 * bdtr(np.minimum(wins, losses), n, 0.5)), 1.0)
 
 
 def _fisher_test(a: NDArray, b: NDArray, n: int) -> NDArray:
@@ -412,3 +385,98 @@ def e_of_signs(wins: ArrayLike, losses: ArrayLike) -> NDArray[np.float64]:
 
     w, k = np.asarray(wins, np.float64), np.asarray(losses, np.float64)
     return np.exp((w + k) * math.log(2) + betaln(w + 0.5, k + 0.5) - betaln(0.5, 0.5))
+
+
+def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Returns at how many pairs a two-sided paired t test has a power; None if over 10,000.
+
+    The effect is the mean of the differences over their standard deviation (Cohen's d).
+
+    >>> [seeds_for_power(effect) for effect in (0.5, 0.8, 1.0, 1.5, 2.0)]
+    [34, 15, 10, 6, 5]
+    """
+    return _smallest(lambda n: _power_of_t(n - 1, effect * math.sqrt(n), alpha), power)
+
+
+def detectable_effect(
+    n: int, power: float = 0.8, alpha: float = 0.05, later: bool = False
+) -> float | None:
+    """Returns the effect, as of `seeds_for_power`, that a t test of n pairs finds with a power.
+
+    If `later`, as at every look but the planned one, an e-value is compared with 1 / alpha instead.
+    It is None where no differences of so few pairs are large enough.
+
+    >>> [round(detectable_effect(n, alpha=0.04), 2) for n in (5, 8)]
+    [1.79, 1.21]
+    >>> [round(detectable_effect(n, alpha=0.01, later=True), 2) for n in (8, 10, 16)]
+    [2.46, 1.98, 1.38]
+    """
+    if n < 2 or math.isinf(limit := (limit_of_e if later else limit_of_t)(n, alpha)):
+        return None
+    from scipy.optimize import brentq
+    from scipy.special import nctdtr
+
+    def missed(effect: float) -> float:
+        center = effect * math.sqrt(n)
+        tails = nctdtr(n - 1, center, np.array([limit, -limit]))
+        tails = np.nan_to_num(tails)  # scipy returns NaN for some probabilities near 0
+        return float(tails[0] - tails[1]) - (1 - power)
+
+    root: Any = brentq(missed, 0.0, 2 * limit)
+    return float(root)
+
+
+def needed(differences: ArrayLike, size: float, alpha: float = 0.05) -> int | None:
+    """Returns at how many pairs in all a t test finds a mean difference of some size, or None."""
+    # The size is the true one. For the observed one, the number says nothing that the p value does
+    # not. It is None if the size is 0, needs more than 10,000, or cannot be told (one pair, no
+    # spread, values that are not finite).
+    values = row_of_numbers(differences)
+    if len(values) < 2 or not np.isfinite(values).all() or not (deviation := spread(values)):
+        return None
+    return seeds_for_power(size / deviation, alpha=alpha)
+
+
+def needed_range(number: int, degrees: int) -> tuple[int, int]:
+    """Returns the 80% interval of a number from `needed` or `needed_unpaired`.
+
+    The number is proportional to the variance of the differences, of which an estimate with few
+    degrees of freedom says little. For heavy tails the interval is too narrow.
+
+    >>> needed_range(100, 4), needed_range(100, 7), needed_range(100, 15)
+    ((51, 377), (58, 248), (67, 176))
+    """
+    from scipy.special import chdtri
+
+    low, high = (number * degrees / float(chdtri(degrees, p)) for p in (0.1, 0.9))
+    return max(2, math.floor(low)), max(2, math.ceil(high))
+
+
+def needed_unpaired(a: ArrayLike, b: ArrayLike, size: float, alpha: float = 0.05) -> int | None:
+    """Returns as `needed` at how many runs in each arm a two-sample t test finds a difference."""
+    first, second = row_of_numbers(a), row_of_numbers(b)
+    if min(len(first), len(second)) < 2 or not np.isfinite(np.concatenate([first, second])).all():
+        return None
+    if not (pooled := math.hypot(spread(first), spread(second)) / math.sqrt(2)):
+        return None
+    effect = size / pooled
+    return _smallest(lambda n: _power_of_t(2 * n - 2, effect * math.sqrt(n / 2), alpha), 0.8)
+
+
+def _power_of_t(degrees: int, center: float, alpha: float) -> float:
+    """Returns the power of a two-sided t test whose t is noncentral, with this center."""
+    from scipy.special import nctdtr, stdtrit
+
+    limit = float(stdtrit(degrees, 1 - alpha / 2))
+    return float(1 - nctdtr(degrees, center, limit) + nctdtr(degrees, center, -limit))
+
+
+def _smallest(power_of: Callable[[int], float], power: float) -> int | None:
+    """Returns the smallest n with a power, by bisection over 2 to MOST_SEEDS."""
+
+    def reached(n: int) -> bool:
+        # scipy's noncentral t is NaN at some points where the power is 1.
+        return not power_of(n) < power
+
+    numbers = range(2, MOST_SEEDS + 1)
+    return next(iter(numbers[bisect.bisect_left(numbers, True, key=reached) :]), None)

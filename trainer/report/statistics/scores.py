@@ -7,18 +7,17 @@ workloads depends on which arms take part, so the report shows it with each arm 
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.estimates import direction, sample
+from trainer.report.statistics.estimates import direction, row_of_numbers
 
 _DRAWS = 2000  # of a bootstrap
 
 
-@dataclass(frozen=True)
-class Speedup:
+class Speedup(NamedTuple):
     """How much faster one arm reaches targets than another."""
 
     # the geometric mean of the other's time over this arm's, over the workloads where both reach
@@ -54,7 +53,7 @@ def time_of_studies(studies: Sequence[ArrayLike]) -> float:
     >>> time_of_studies([[9.0, 5.0], [7.0, float("inf")], [float("inf"), float("inf")]])
     7.0
     """
-    return float(np.median(sample([sample(times).min() for times in studies])))
+    return float(np.median(row_of_numbers([row_of_numbers(times).min() for times in studies])))
 
 
 def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64]:
@@ -87,19 +86,18 @@ def score_intervals(
     # are drawn again; the workloads stay, so that an interval says nothing about other workloads.
     # With few runs percentile intervals are too narrow: of the mean of five values they cover 85%.
     rng = np.random.default_rng(0)
-    times = np.stack(
-        [np.stack([_medians(sample(each), rng) for each in of_arm], axis=-1) for of_arm in runs],
-        axis=1,
-    )  # [_DRAWS, arm, workload]
+
+    def medians(times: ArrayLike) -> NDArray:  # [_DRAWS]
+        return np.median(
+            rng.choice(row_of_numbers(times), (_DRAWS, len(row_of_numbers(times)))), axis=1
+        )
+
+    of_arms = [np.stack([medians(each) for each in of_arm], axis=-1) for of_arm in runs]
+    times = np.stack(of_arms, axis=1)  # [_DRAWS, arm, workload]
     scores = np.stack([algoperf_score(each, r_max) for each in times])
     tail = (1 - 0.95) / 2
     low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
     return low, high
-
-
-def _medians(values: NDArray, rng: np.random.Generator) -> NDArray:
-    """Returns medians of values drawn with replacement, [_DRAWS]."""
-    return np.median(values[rng.integers(len(values), size=(_DRAWS, len(values)))], axis=1)
 
 
 def leave_one_out(
