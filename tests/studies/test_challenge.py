@@ -403,10 +403,11 @@ def test_the_table_of_the_race_is_computed_in_a_fresh_clone(tmp_path, monkeypatc
     assert made == known and "0004_muonh" in made
     for entry in sorted((tmp_path / race / "entries").iterdir()):
         assert main(["sweep", "check", str(entry / "sweep")]) == 0
-        write_claim(entry / "sweep", tmp_path / "claim.json")
+        claim = tmp_path / f"{entry.name}.json"
+        write_claim(entry / "sweep", claim)
         ours, theirs = (
             json.loads(file.read_text()) | {"lockstep": ""}
-            for file in (tmp_path / "claim.json", entry / "claim.json")
+            for file in (claim, entry / "claim.json")
         )
         assert ours == theirs
     there = (x for x in Path(race).rglob("*") if x.is_file())

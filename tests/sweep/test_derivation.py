@@ -369,6 +369,7 @@ def test_a_search_that_was_left_out_is_found(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(evidence, "derive", lambda *arguments: ([], ["Nothing is derived."]))
+        claim.unlink()
         write_claim(sweep, claim)
         assert main(verify) == 0
         text = capsys.readouterr().out
