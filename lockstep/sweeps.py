@@ -147,7 +147,7 @@ def sweep(
         workers: how many processes compute at once.
         vocabulary: further packages whose public functions the configs may name.
         allow_changed: ["code"] goes on although files of these packages were edited since the sweep
-            was planned; the report says which trials ran after that.
+            was planned; the report says so.
         quiet: whether the output is not shown.
 
     Raises:

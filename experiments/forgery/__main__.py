@@ -158,6 +158,11 @@ def _deeds() -> Iterator[str]:
             f"{verify}, if the run is among those drawn: 3 of 80",
             _p(caught(80, 1, 3)),
         ),
+        (
+            "do so, and forget the results of single test examples",
+            f"{check}: their mean is another one",
+            "1",
+        ),
         ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(
             (
@@ -194,7 +199,7 @@ def _deeds() -> Iterator[str]:
         ),
         ("tune in secret, or narrow the space of a rival", "nothing in its folder", "0"),
         ("compute by other code, under the same names", "reading the code", "0"),
-        ("edit times, or the files of single test examples", "nothing", "0"),
+        ("edit times, or results of single test examples whose mean stays", "nothing", "0"),
     ]
     yield from map(_row, rows)
 

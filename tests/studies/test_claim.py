@@ -1,6 +1,7 @@
 """Claims: what they say of a sweep, and what a check of them finds."""
 
 import hashlib
+import importlib
 import json
 import math
 import re
@@ -18,7 +19,9 @@ from trainer.messages import UserError
 from trainer.studies import claim_segments
 from trainer.studies.claim import (
     Checked,
+    Claim,
     Wanted,
+    _other_code,
     _results,
     drawn,
     read_claim,
@@ -30,8 +33,10 @@ from trainer.studies.claim_text import claim_sentences
 from trainer.studies.claim_tolerance import caught
 from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import file_digest
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.status import SweepReader
+from trainer.workdir import code
 
 SWEEP = """base: base.yaml
 space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}
@@ -79,6 +84,13 @@ def _forge(home: Path, name: str, factor: float = 0.9) -> None:
 
 def _rewrite_ledger(sweep: Path, without: str = "") -> None:
     """Writes the ledger as if the files had always been as they are now, but for one of them."""
+    for file in sweep.rglob(PER_EXAMPLE_FILE):  # they have the means that the run says now
+        metrics = json.loads((file.parent / "summary.json").read_text())["metrics"]
+        examples = read_examples(file.parent)
+        assert examples is not None
+        means = ((name, x.mean(), x.astype(float)) for name, x in examples.values.items())
+        values = {name: x + (metrics[f"eval/{name}"] - mean) for name, mean, x in means}
+        file.write_bytes(encode_examples(replace(examples, values=values)))
     lines, before = [], ""
     for line in (sweep / "ledger.jsonl").read_text().splitlines():
         entry = json.loads(line)
@@ -110,6 +122,31 @@ def test_a_claim_has_the_verdict_and_the_hashes_of_the_evidence(computed):
     last = (computed / "sweep" / "ledger.jsonl").read_text().splitlines()[-1]
     assert claim.ledger == json.loads(last)["hash"]
     assert claim.verdict and claim.environment["jax"] and claim.data != [""]
+
+
+def test_a_claim_is_not_verified_with_other_code(tmp_path, monkeypatch):
+    """It was, if no run was drawn that uses what differs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    lab = tmp_path / "lab_of_a_claim.py"
+    lab.write_text("def loss():\n    return 1\n\ndef net():\n    return 2\n")
+    importlib.import_module("lab_of_a_claim")
+    here = code.hashes(["lab_of_a_claim"])
+    none = Claim(1, "", [], "", "", [], {}, [], {}, "", "")
+    known = {name: ["0", hash] for name, hash in here.items()}
+    of_earlier = known | {"lab_of_a_claim.py::net": [here["lab_of_a_claim.py::net"], "1"]}
+    gone = known | {"lab_of_a_claim.py::gone": ["1"], "a step": ["2"]}
+    for held in (known, of_earlier, gone):
+        assert _other_code(replace(none, code=held), ["lab_of_a_claim"]) == ()
+    other = known | {"lab_of_a_claim.py::loss": ["1"], "lab_of_a_claim.py": ["2"]}
+    found = _other_code(replace(none, code=other), ["lab_of_a_claim"])
+    assert found == ("lab_of_a_claim.py::loss",)
+    drawn_ones = (Recomputed("final/a/1"),)
+    assert Checked((), 5, recomputed=drawn_ones).verified
+    checked = Checked((), 5, recomputed=drawn_ones, other_code=found)
+    assert not checked.verified and not checked.alike
+    text = " ".join(claim_sentences(checked))
+    assert "The code here is not that of the claim: lab_of_a_claim.py::loss." in text
+    assert "Not verified: with other code, data or settings" in text
 
 
 @pytest.mark.long

@@ -182,14 +182,14 @@ def rewritten(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
 
 LEDGERS: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     "cut": (lambda lines: lines.pop(), "final/.*: ledger.jsonl has no line about it."),
-    "without a trial": (lambda lines: lines.pop(4), "trials/.*: ledger.jsonl has no line about it"),
+    "without a trial": (lambda lines: lines.pop(5), "trials/.*: ledger.jsonl has no line about it"),
     "without the winners": (
         lambda lines: lines.remove(next(x for x in lines if x["event"] == "final")),
         "final.json: ledger.jsonl has no line about it",
     ),
     "a trial twice": (
-        lambda lines: lines.append(lines[4]),
-        "ledger.jsonl: line 14 has trials/.* for a second time",
+        lambda lines: lines.append(lines[5]),
+        "ledger.jsonl: line 15 has trials/.* for a second time",
     ),
     "of another sweep": (
         lambda lines: lines[0].update(digest="0" * 64),
@@ -221,7 +221,7 @@ def test_a_ledger_may_hold_anything(copied, capsys, content):
 def test_a_forged_line_without_content_is_found(copied, capsys):
     append(copied, [{"event": "trial", "trial": 5, "files": {}}])
     assert main(["sweep", "check", str(copied)]) == 2
-    assert capsys.readouterr().out == "ledger.jsonl: line 14 was changed.\n"
+    assert capsys.readouterr().out == "ledger.jsonl: line 15 was changed.\n"
 
 
 def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from trainer import checkpoint, data, losses, metrics, models
 from trainer.__main__ import main
 from trainer.engine.examples import Examples
 from trainer.engine.program import Program
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
+from trainer.sweep.per_example_file import (
+    PER_EXAMPLE_FILE,
+    encode_examples,
+    read_examples,
+    unlike_means,
+)
 from trainer.sweep.plan_file import read_plan
 
 
@@ -377,6 +383,25 @@ def test_a_worker_that_is_killed_while_it_keeps_them_costs_nothing(tmp_path, num
     wrong = compare(workdir, tmp_path / "other", 12)
     assert not any(wrong.values()), wrong
     assert len(list(workdir.glob(f"final/*/*/{PER_EXAMPLE_FILE}"))) == 2 and not faults(workdir)
+
+
+def test_examples_whose_mean_is_not_that_of_the_rows_are_found(tmp_path):
+    """Whoever writes the ledger anew could have other ones, of which a verdict speaks."""
+    losses, right = np.array([0.5, 1.5, 2.5, 0.3]), np.array([1.0, 0.0, 0.0, 1.0])
+    weights = np.array([1.0, 2.0, 1.0, 4.0])
+    values = {"loss": losses, "accuracy": right, "unknown": losses}
+    ones = np.ones(4)
+    found = Examples(values, {"loss": weights, "accuracy": ones, "unknown": ones}, "00" * 32, True)
+    (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(found))
+    loss = float(np.average(losses, weights=weights))
+    known = {"eval/loss": loss, "eval/accuracy": 0.5}
+    assert list(unlike_means(tmp_path, known)) == []
+    assert list(unlike_means(tmp_path, known | {"eval/loss": losses.mean()})) == ["eval/loss"]
+    assert list(unlike_means(tmp_path, known | {"eval/accuracy": 0.501})) == ["eval/accuracy"]
+    assert list(unlike_means(tmp_path, known | {"eval/loss": float("nan")})) == ["eval/loss"]
+    first = replace(found, complete=False)
+    (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(first))
+    assert list(unlike_means(tmp_path, {"eval/loss": 9.0})) == []
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
 from trainer.sweep.worker import Worker
+from trainer.workdir.code import STEP
 
 BASE = """
 model: !models.mlp {width: 4, num_classes: 3}
@@ -48,6 +49,13 @@ import optax
 
 def sgd(learning_rate: float):
     return optax.sgd(learning_rate)
+"""
+OPENS = """
+import optax
+from pathlib import Path
+
+def sgd(learning_rate: float):
+    return optax.chain(optax.sgd(learning_rate), optax.scale(float(Path({file!r}).read_text())))
 """
 DATA = """
 import unruly
@@ -113,10 +121,11 @@ class Place:
             file.write(text)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of the ledger about code."""
+        """The lines of the ledger about code, without those about the program of a step."""
         ledger = read_ledger(self.sweep)
         assert ledger is not None and not ledger.damage and not ledger.torn
-        return [dict(entry.content) for entry in ledger.of("code")]
+        lines = [dict(entry.content) for entry in ledger.of("code")]
+        return [x for x in lines if not any(name.startswith(STEP) for name in x["code"])]
 
     def trials(self) -> dict[str, dict[str, str]]:
         """The code of each trial, by its folder."""
@@ -212,7 +221,10 @@ def test_a_comment_that_changed_between_two_waves_is_noted_and_is_no_change(plac
 def test_the_ledger_has_the_code_that_planned_the_sweep_and_each_trial_its_own(place):
     (first, late) = place.lines()
     files = sorted(name for name in first["code"] if "::" not in name)
-    assert files == ["the_lab/__init__.py", "the_lab/data.py", "the_lab/nets.py"]
+    assert files == [
+        *(f"the_lab/{x}.py" for x in ("__init__", "data", "nets")),
+        "unruly/__init__.py",
+    ]
     # Imported by the second batch: added, and not refused.
     assert list(late["code"]) == ["the_lab/late.py", "the_lab/late.py::top level"]
     assert late["changed"] == {}
@@ -244,6 +256,28 @@ def test_code_that_was_edited_between_two_waves_is_refused_by_a_worker(place):
     answer = place.work()
     assert answer.code == 0, answer.said
     assert "changed" not in place.report()
+
+
+def test_a_file_that_the_code_opens_is_not_changed_between_two_waves(fresh):
+    """A sweep went on with the other factor, and its check and its report agreed."""
+    factor = fresh.folder / "factor"
+    (fresh.lab / "nets.py").write_text(OPENS.format(file=str(factor)))
+    factor.write_text("1.0")
+    fresh.plan()
+    stop_after_a_wave(fresh)
+    before = fresh.content()
+    factor.write_text("2.0")
+    answer = fresh.work()
+    assert answer.code == 2 and answer.said.count("\n") == 4, answer.said
+    assert f"  {STEP} of one/0000/0 (" in answer.said and ALLOW in answer.said
+    assert "A file that it opens was changed, or an installed package" in answer.said
+    assert {name: x for name, x in fresh.content().items() if "trials/" in name} == {
+        name: x for name, x in before.items() if "trials/" in name
+    }
+    assert fresh.work(ALLOW).code == 0
+    assert f"{STEP[:1].upper()}{STEP[1:]} of one/0000/0 (" in fresh.report()
+    check = fresh.run("sweep", "check", str(fresh.sweep))
+    assert check.code == 0 and "as was allowed: the program of a training step" in check.said
 
 
 def test_the_command_itself_refuses_it_before_it_starts_workers(place, monkeypatch):

@@ -45,7 +45,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def forget() -> None:
     """Lets the next import read the files again, as a new process would."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in ("the_lab", "helper", "stranger", "the_module"):
+        if name.startswith(("the_lab", "helper", "stranger", "the_module")):
             del sys.modules[name]
 
 
@@ -61,9 +61,27 @@ def test_all_loaded_user_modules_are_hashed(lab):
         "helper.py::top level",
         "helper.py::peak",
     ]
+    assert "stranger.py" not in found
     assert found["helper.py"] == hashlib.sha256(HELPER.encode()).hexdigest()[:16]
     assert code.hashes(["the_lab.deep"]) == found
     assert code.hashes([]) == {}
+
+
+def test_what_is_imported_from_elsewhere_is_hashed_but_for_installed_libraries(
+    lab, tmp_path, monkeypatch
+):
+    for folder in ("elsewhere", "site-packages"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    (tmp_path / "elsewhere" / "stranger_of_mine.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "site-packages" / "stranger_installed.py").write_text("")
+    (lab / "the_module.py").write_text(
+        "import json, optax, stranger_installed, stranger_of_mine, trainer, lockstep\n"
+    )
+    import the_module  # noqa: F401  # type: ignore[import-not-found]
+
+    found = [name for name in code.hashes(["the_module"]) if "::" not in name]
+    assert found == ["stranger_of_mine.py", "the_module.py"]
 
 
 def test_a_single_file_is_a_vocabulary_too(lab):
@@ -269,6 +287,42 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     del record["fingerprint"]["code"]  # as the version before wrote it
     (workdir / "run.json").write_text(json.dumps(record))
     assert runs.train(config, workdir, vocabulary) == 0
+
+
+def test_a_run_does_not_go_on_with_another_file_that_its_code_opens(lab, tmp_path, capfd):
+    """It did so without a word: neither the file nor what is installed is hashed."""
+    factor = tmp_path / "factor"
+    factor.write_text("1.0")
+    (lab / "the_lab" / "optimizers.py").write_text(
+        "from pathlib import Path\n"
+        + OPTIMIZERS.replace(
+            "optax.sgd(learning_rate)",
+            f"optax.sgd(learning_rate * float(Path({str(factor)!r}).read_text()))",
+        )
+    )
+    more = "experiment.optimizer = @the_lab.optimizers.sgd()\n"
+    more += "the_lab.optimizers.sgd.learning_rate = 0.1\n"
+    config, run = runs.write_config(tmp_path, more), [tmp_path / "run", "--vocabulary=the_lab"]
+    (tmp_path / "base.gin").write_text(
+        "\n".join(x for x in runs.CONFIG.splitlines() if not x.startswith(("optax", "schedules")))
+    )
+    assert runs.train(config, *run, "--until=4") == 75
+    factor.write_text("2.0")
+    capfd.readouterr()
+    assert runs.train(config, *run, "--until=5") == 2
+    said = capfd.readouterr().err
+    assert f"\n  code: {code.STEP} differs\nNo file of your code that is hashed differs. A" in said
+    assert "resume with --allow_changed=code.\n" in said and len(said.splitlines()) == 4
+    # A change of the config changes the program of the step, which is not told twice.
+    factor.write_text("1.0")
+    assert runs.train(config, *run, "--until=5") == 75
+    more = ["--set", "steps=30", "--allow_changed=steps", "--until=6"]
+    capfd.readouterr()
+    assert runs.train(config, *run, *more) == 75
+    assert "code" not in capfd.readouterr().err
+    factor.write_text("2.0")
+    assert runs.train(config, *run, *more[:2], "--until=7", "--allow_changed=code") == 75
+    assert f"code: {code.STEP} differs (as allowed)" in capfd.readouterr().err
 
 
 @pytest.mark.long

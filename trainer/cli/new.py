@@ -314,6 +314,7 @@ class _Sweep(NamedTuple):
             "method: !method.sobol {seed: 0}",
             self._goal(),
             "final: {seeds: 1}  # the winner of each search again, on a fresh seed; these count",
+            "# claims: {segments: 8}  # keeps states of the runs, for `claim verify`",
         ]
         if self.differs:
             kinds = ", ".join(self.differs)

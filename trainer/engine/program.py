@@ -1,6 +1,7 @@
 """Compiles an experiment: its first state, and the programs that update and evaluate a run."""
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -188,6 +189,12 @@ class Program:
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
             self._traced = step.trace(state, self.feed.abstract_batch())
         return self._traced
+
+    def step_digest(self) -> str:
+        """Returns 16 hex digits that differ if the program of a training step does."""
+        # The text has all constants of the program, such as a table that an optimizer read.
+        text = self.trace(self.abstract_state()).lower().as_text()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _trace_block(self, state: State) -> jax.stages.Traced:
         """Traces the loop over the steps of a block; the program has one device."""

@@ -40,6 +40,7 @@ from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
 from trainer.train.clipping import CLIPPED_FILE
+from trainer.workdir import code
 from trainer.writers.files import read_regular, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, read_json
 
@@ -198,6 +199,8 @@ class Checked:
     public: str = ""  # the public number, by which they were drawn as well
     caveats: tuple[str, ...] = ()  # sentences on what the ledger does not show
     underived: tuple[str, ...] = ()  # and on what of the plan was not derived from its files
+    # what of the user's code no run of the claim had as it is here
+    other_code: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -212,12 +215,13 @@ class Checked:
     @property
     def verified(self) -> bool:
         """Whether nothing was refuted, and all that was drawn has the same bits."""
-        return not self.refuted and all(each.same for each in self.recomputed)
+        unlike = self.refuted or self.other_code
+        return not unlike and all(each.same for each in self.recomputed)
 
     @property
     def alike(self) -> bool:
         """Whether all that was drawn is as near as the two environments are."""
-        if self.refuted or self.forged or not self.tolerances:
+        if self.refuted or self.forged or self.other_code or not self.tolerances:
             return False
         measured = all(not x.beyond(each) for x in self.tolerances for each in x.measured)
         return measured and all(each.same or self._is_near(each) for each in self.recomputed)
@@ -293,7 +297,15 @@ def verify_claim(
         public=public,
         caveats=tuple(_caveats(ledger)),
         underived=evidence.underived,
+        other_code=_other_code(claim, vocabulary),  # which all programs have imported by now
     )
+
+
+def _other_code(claim: Claim, vocabulary: Sequence[str]) -> tuple[str, ...]:
+    """Returns the files, functions and classes that no run of a claim had as they are here."""
+    here, last = code.hashes(vocabulary), {name: each[-1] for name, each in claim.code.items()}
+    names = (x for x in code.differing_files(last, here) if x in here and x in last)
+    return tuple(x for x in names if here[x] not in claim.code[x])
 
 
 def _divided(

@@ -41,6 +41,8 @@ def claim_sentences(checked: Checked) -> Iterator[str]:
         )
     if checked.lockstep:
         yield f"Nothing shows that Lockstep {checked.lockstep} wrote the claim, as it says."
+    if checked.other_code:
+        yield f"The code here is not that of the claim: {listing(checked.other_code, _LISTED)}."
     for each in checked.recomputed:
         yield _found(each, checked.tolerance_of(each))
     for each in checked.tolerances:
@@ -63,7 +65,7 @@ def claim_sentences(checked: Checked) -> Iterator[str]:
 
 def _unknown(checked: Checked) -> str:
     """Says why it is not decided whether what differs was forged."""
-    if any(each.other_program for each in checked.recomputed):
+    if checked.other_code or any(each.other_program for each in checked.recomputed):
         return (
             "Not verified: with other code, data or settings, something else is computed. Check it"
             " with those of the claim."

@@ -306,6 +306,11 @@ class _Examination:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
             self._fault(f"{name}/{SUMMARY_FILE}", why)
+        from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_means  # NumPy
+
+        if wrong := list(unlike_means(self._folder / name, outcome.metrics)):
+            why = f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
+            self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
 
     def _check_choices(self, name: str, wrong: Iterable[str]) -> None:
         """Adds what is wrong with a file of what was chosen by the results."""

@@ -10,6 +10,7 @@ Each metric that is a mean over examples has arrays like those of the loss. `num
 
 import io
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ _VALUE, _WEIGHT = "value/", "weight/"
 # How much float16 may change a mean, as a share of the mean of absolute values. Rounding changes it
 # by 0.0005 at most; values outside the range of float16 change it by more.
 _MEAN_CHANGES = 1e-3
+_MEAN_ROUNDING = 1e-4  # of a mean in float32, as a share of it
 _MOST_BYTES = 640 * MOST_EXAMPLES  # of all arrays in a file, which someone else may have written
 
 
@@ -49,6 +51,20 @@ def _compact(values: NDArray) -> NDArray:
     changed = abs(float(half.astype(float).mean() - values.mean()))
     close = changed <= _MEAN_CHANGES * float(np.abs(values).mean())  # False for infinities
     return half if close else values.astype(np.float32)
+
+
+def unlike_means(folder: Path, metrics: Mapping[str, float]) -> Iterator[str]:
+    """Yields the rows' names of metrics whose means over a run's examples are other ones."""
+    # `metrics` are those of the last rows. A file of the first 100,000 examples is not compared.
+    found = read_examples(folder)
+    for name, values in found.values.items() if found is not None and found.complete else ():
+        value, weight = metrics.get(f"eval/{name}"), found.weights[name].astype(float)
+        each = values.astype(float)
+        size = float(np.average(abs(each), weights=weight))
+        within = _MEAN_ROUNDING if values.dtype == np.bool_ else 2 * _MEAN_CHANGES
+        mean = float(np.average(each, weights=weight))
+        if value is not None and not abs(mean - value) <= within * size:  # also for NaN
+            yield f"eval/{name}"
 
 
 def read_examples(folder: Path) -> Examples | None:

@@ -23,6 +23,7 @@ from trainer.data.shards import DataChanged
 from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan
+from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
@@ -37,7 +38,12 @@ from trainer.train.signals import StopSignals
 from trainer.train.warm_start import CannotBegin
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
-from trainer.workdir.fingerprint import RunChanged
+from trainer.workdir.fingerprint import (
+    RunChanged,
+    fingerprint,
+    fingerprint_digest,
+    program_conditions,
+)
 from trainer.writers import Reporter
 from trainer.writers.summary import Summary
 
@@ -282,6 +288,7 @@ class Worker:
         first = claim.trials[0]
         program = load_located(first.config, self._vocabulary)
         self._note_code()  # before compiling, which takes time
+        self._note_step(claim.program, program)
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
         start = time.perf_counter()
@@ -291,6 +298,16 @@ class Worker:
         prepared = Prepared(program, render_plan(plan), data, self._vocabulary, values)
         self._prepared[claim.program] = prepared
         return prepared
+
+    def _note_step(self, index: int, program: Program) -> None:
+        """Adds the program of a training step to the ledger, if it has code of the user."""
+        # Its name has what the program depends on besides that code: it is compared with that of a
+        # worker on the same kind of device, with the same versions.
+        if self._vocabulary:
+            shared = self.folder.plan.programs[index]
+            given = program_conditions(fingerprint()), shared.inputs, shared.steps
+            name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
+            self.folder.note_code({name: program.step_digest()}, self._setting.allow_changed)
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""

@@ -7,7 +7,6 @@ start from, and every attempt of the loop uses what `Run._open_files` makes.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -163,10 +162,6 @@ class Run:
     def _open(self, workdir: Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         if jax.process_index() > 0:
             return cast(Workdir, multihost.NullWorkdir(workdir))
-        step_program = None
-        if self.vocabulary:  # by which changed code is explained
-            text = self.program.trace(self.program.abstract_state()).lower().as_text()
-            step_program = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Workdir(
             workdir,
             self.config.root,
@@ -176,7 +171,7 @@ class Run:
             files=[dataclasses.asdict(file) for file in self.config.files],
             fingerprint=self._fingerprint,
             commits=code.commits(self.vocabulary),
-            step_program=step_program,
+            step_program=self.program.step_digest() if self.vocabulary else None,
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,

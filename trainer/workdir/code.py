@@ -7,14 +7,19 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-_OURS = {"trainer", "optim"}
+STEP = (
+    "the program of a training step"  # what differs if its program does, and no file that is hashed
+)
+_OURS = {"trainer", "optim", "lockstep"}
 _INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = Path(sysconfig.get_path("stdlib"))
 OUTSIDE = "::top level"  # what a file has outside its functions and classes, and their order
 
 
@@ -35,9 +40,9 @@ _sources: weakref.WeakKeyDictionary[ModuleType, _Source] = weakref.WeakKeyDictio
 def hashes(packages: Sequence[str]) -> dict[str, str]:
     """Hashes the source files of the packages of --vocabulary that are imported at this moment."""
     # The files are those of all loaded modules of the packages, and of the modules that they import
-    # from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are
-    # recorded by their versions instead (see `fingerprint`), unless one is among the packages
-    # itself.
+    # from anywhere but Python's own folders, such as a helper.py next to a my_lab.py, or a package
+    # that was installed with `pip install -e`. Other installed libraries are not read, unless one
+    # is among the packages itself; `fingerprint` has the versions of some.
     # Returns name -> the first 16 hex digits of a SHA-256, sorted by file: "my_lab/nets.py" has
     # that of all bytes, "my_lab/nets.py::loss" that of a function or class at the top of the file,
     # and "my_lab/nets.py::top level" that of the other statements, the last two without comments
@@ -76,10 +81,8 @@ def _digest(content: bytes) -> str:
 
 
 def _used(packages: Sequence[str]) -> dict[str, _Source]:
-    """Returns the sources of packages and of what they import beside them; see `hashes`."""
+    """Returns the sources of packages and of what they import; see `hashes`."""
     tops = {package.partition(".")[0] for package in packages}
-    places = [place for top in tops for place in _places(top)]
-    folders = {place.parent for place in places if not _INSTALLED & set(place.parts)}
     waiting = [name for name in sys.modules if name.partition(".")[0] in tops]
     found: dict[str, _Source] = {}
     seen: set[str] = set()
@@ -95,7 +98,8 @@ def _used(packages: Sequence[str]) -> dict[str, _Source]:
             for other in source.imports
             if other.partition(".")[0] not in {*_OURS, *tops}
             and (file := _file(other)) is not None
-            and _folder(other, file) in folders
+            and not _INSTALLED & set(file.parts)
+            and not file.is_relative_to(_STANDARD)
         ]
     return found
 

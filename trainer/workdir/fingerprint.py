@@ -35,6 +35,7 @@ _DATA = ("seed", "data_seed", "batch_size", "data", "processes")
 REFUSED = {**dict.fromkeys(_PROGRAM, "program"), **dict.fromkeys(_DATA, "data")}
 # What belongs to a run, or to what a process has imported, and not to its environment.
 _OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code")
+_OF_A_MACHINE = ("machine", "cpu", "isa", "cores", "openblas_threads")
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's
 # key was "" then for a data set without an attribute `fingerprint`.
 _ADDED = {"code", "data_seed", "data_shards"}
@@ -152,6 +153,11 @@ def environment(print_: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in print_.items() if key not in _OF_A_RUN}
 
 
+def program_conditions(print_: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the text of a program depends on, besides config, code and data."""
+    return {k: x for k, x in environment(print_).items() if k not in _OF_A_MACHINE}
+
+
 def fingerprint_digest(print_: Mapping[str, Any]) -> str:
     """Returns the first 16 hex digits of the SHA-256 of a fingerprint."""
     # Sorted, because the order of the keys does not count.
@@ -214,6 +220,10 @@ _NOT_SEEDED = (
     "random numbers without a seed, and every process has other data: draw them from "
     "np.random.default_rng(seed), with an argument `seed`, and begin in another --workdir. "
     "--allow_changed=data would go on with other data.\n"
+)
+STEP_ALONE = (
+    "No file of your code that is hashed differs. A file that it opens was changed, or an "
+    "installed package; or it draws random numbers without a seed while the step is traced.\n"
 )
 _SHOWN = 4  # lines of differences in an error
 
@@ -286,7 +296,9 @@ def refuse_changes(
     if refused:
         keys = [change.key for change in refused]
         note = _PROCESSES if "processes" in keys else ""
-        if "code" in keys and same_step is not None:
+        if any(change.key == "code" and code.STEP in (change.new or ()) for change in refused):
+            note += STEP_ALONE
+        elif "code" in keys and same_step is not None:
             data = "" if "data" in keys else ", and so are the data"
             note += "The program of a training step is " + (
                 f"the same{data}; evaluation was not compared.\n"
@@ -303,6 +315,21 @@ def refuse_changes(
             f"--allow_changed={','.join(keys)}.",
             keys,
         )
+
+
+def step_changes(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    differing: Sequence[Change],
+    steps: Sequence[str],
+) -> list[Change]:
+    """Returns the change of a step's program that nothing which is recorded explains, if any."""
+    # `old` and `new` are fingerprints, `differing` has all differences, those of the config as
+    # well, and `steps` the digest of the step's program then and now.
+    explained = any(change.kind != "bits" for change in differing)
+    if explained or len({*steps}) == 1 or program_conditions(old) != program_conditions(new):
+        return []
+    return [Change("program", "code", *({code.STEP: digest} for digest in steps))]
 
 
 def config_changes(file: Path, config: Call) -> list[str]:

@@ -26,6 +26,7 @@ from trainer.workdir.fingerprint import (
     fingerprint_differences,
     refuse_changes,
     refuse_config,
+    step_changes,
 )
 from trainer.workdir.record import TOKENIZER_FILE, begin, now, refuse_trial, results_of
 from trainer.writers.base import Log, to_stderr
@@ -215,9 +216,12 @@ class Workdir:
         differing = as_changes(changes)
         if record is not None:
             others = fingerprint_differences(record["fingerprint"], fingerprint)
+            before, here = record.get("step_program"), self._step_program
+            if before and here:
+                found = [*differing, *others]
+                others += step_changes(record["fingerprint"], fingerprint, found, (before, here))
             if begun:
-                before, now = record.get("step_program"), self._step_program
-                same = before == now if before and now else None
+                same = before == here if before and here else None
                 refuse_changes(self.path, others, allowed, same)
             differing += [x for x in others if x.key != "config"]  # which was compared above
         return record, differing, begun
