@@ -11,7 +11,6 @@ from optim.mars import mars
 from optim.muon import muon
 from optim.optimizer import Optimizer, optimizer
 from optim.packing import OptimizerState
-from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
@@ -33,7 +32,6 @@ __all__ = [
     "optimizer",
     "outer_nesterov",
     "parts",
-    "rprop",
     "schedules",
     "scion",
     "shampoo",

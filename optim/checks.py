@@ -24,7 +24,6 @@ from optim.parts.directions import polar
 from optim.parts.lengths import floor
 from optim.parts.shampoo import shampoo as shampoo_part
 from optim.patterns import did_you_mean
-from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 
@@ -61,7 +60,7 @@ _COMPLEX = (
 )
 
 # These compare the gradients of consecutive steps, which must be of the same examples.
-FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop, rprop)
+FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop)
 
 # These clip the gradient of each example: their gradients have a leading axis of examples.
 EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)

@@ -578,7 +578,6 @@ ROWS = [
         optim.grams,
         base_optimizer=partial(optax.adamw, learning_rate=0.05, weight_decay=0.1),
     ),
-    _row(optim.rprop, learning_rate=0.02, fixed=("learning_rate",)),
     _row(
         contrib.schedule_free,
         partial(optim.muon, learning_rate=0.02),

@@ -147,21 +147,6 @@ def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
     return np.stack(seen)
 
 
-# ---- Rprop: torch's program
-
-
-def rprop_by_torch(start, grads, rate, etas, step_sizes):
-    w, last, size, seen = start.copy(), np.zeros_like(start), np.full_like(start, rate), []
-    for g in grads:
-        turn = np.sign(g * last)
-        eta = np.where(turn > 0, etas[1], np.where(turn < 0, etas[0], 1.0))
-        size = np.clip(size * eta, *step_sizes)
-        last = np.where(turn < 0, 0.0, g)
-        w = w - size * np.sign(last)
-        seen.append(w)
-    return np.stack(seen)
-
-
 # ---- Masks: Liang et al. 2024 and Cao et al. 2024
 
 

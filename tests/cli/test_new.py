@@ -32,7 +32,6 @@ optax.contrib.split_real_and_imaginary optax.chain
 """.split()
 # What else they cannot share with the base.
 UNLIKE_THE_BASE = {
-    "optim.rprop": "needs the same examples at every step",
     "optax.rprop": "needs the same examples at every step",
     "optax.contrib.dpsgd": "Remove clip_norm.",
 }

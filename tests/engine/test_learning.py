@@ -23,7 +23,7 @@ SHAPES: dict[str, Any] = {
 }
 # They pass on the gradients that they do not transform.
 CLIMBS = ("optax.masked", "optax.conditionally_transform")
-QUICK = ("optax.adamw", "optax.fromage", "optax.contrib.sam (transparent)", "optim.rprop")
+QUICK = ("optax.adamw", "optax.fromage", "optax.contrib.sam (transparent)", "optax.rprop")
 ASKED = {row.name for row in short.covering(ROWS, [lambda row: row.family])} | {*QUICK, *CLIMBS}
 
 

@@ -185,7 +185,7 @@ GROWTH = {
     4.0: """optax.adabelief optax.adam optax.adamax optax.adamaxw optax.adamw optax.adan
         optax.amsgrad optax.lion optax.nadam optax.nadamw optax.optimistic_adam optax.radam
         optax.optimistic_adam_v2 optax.rmsprop optax.rprop optax.sign_sgd optax.signum optax.yogi
-        optax.contrib.acprop optax.contrib.ademamix optax.contrib.adopt optim.mars optim.rprop
+        optax.contrib.acprop optax.contrib.ademamix optax.contrib.adopt optim.mars
         optax.contrib.schedule_free_adamw optim.cautious optim.grams optim.chain/(parts.laprop)
         optim.chain/(adam,/decay) optim.chain/(parts.adam/with/Nesterov,/decay)""",
     1.0: "optim.muon optax.contrib.muon",

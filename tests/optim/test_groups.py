@@ -938,7 +938,6 @@ def test_state_of_float32_parameters_beside_float64_ones_stays_float32():
     ("recipe", "argument"),
     [
         (partial(optax.rprop, warm), "learning_rate"),
-        (partial(optim.rprop, warm), "learning_rate"),
         (partial(optax.contrib.prodigy, 1.0, estim_lr0=beta), "estim_lr0"),
         (partial(optax.contrib.dadapt_adamw, 1.0, estim_lr0=beta), "estim_lr0"),
         (partial(optax.adagrad, warm, initial_accumulator_value=beta), "initial_accumulator_value"),
@@ -1070,13 +1069,12 @@ def dpsgd(learning_rate: float) -> optax.GradientTransformation:
 
 def test_optimizers_that_need_full_batches_or_examples_are_found_by_their_function():
     recipes = {
-        "ours": partial(optim.rprop, 0.1),
         "optax": partial(optax.rprop, 0.1),
         "inside": partial(optax.chain, partial(optax.scale_by_lbfgs), SGD),
         "theirs": partial(rprop, 0.1),
     }
     groups = {name: optim.group(name, recipe) for name, recipe in recipes.items()}
-    assert set(groups_needing(groups, FULL_BATCH)) == {"ours", "optax", "inside"}
+    assert set(groups_needing(groups, FULL_BATCH)) == {"optax", "inside"}
     private = partial(optax.contrib.dpsgd, 0.1, 1.0, 1.0, seed=0)
     groups = {"a": optim.group("a", private), "b": optim.group("b", partial(dpsgd, 0.1))}
     assert set(groups_needing(groups, EXAMPLES)) == {"a"}

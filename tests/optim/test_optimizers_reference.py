@@ -13,7 +13,6 @@ import optim
 from optim import chain, parts
 from optim.cautious import cautious, grams
 from optim.mars import mars
-from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
@@ -24,7 +23,6 @@ from tests.programs import (
     grams_mask,
     mars_by_the_paper,
     masked_adamw_by_the_paper,
-    rprop_by_torch,
     scion_by_the_paper,
     shampoo_by_the_paper,
     soap_by_the_paper,
@@ -167,22 +165,6 @@ def test_scion_agrees_with_its_paper(norm, constrained):
         agree(got[:, layer], expected)
 
 
-# ---- Rprop: torch's program; see also test_torch.py, for which torch must be there
-
-
-@pytest.mark.parametrize("limits", [{}, {"min_step_size": 0.02, "max_step_size": 0.15}])
-def test_rprop_with_step_limits_agrees_with_the_rule_of_torch(limits):
-    start, grads = problem((3, 4))
-    got, _ = run(rprop(0.1, **limits), start, grads)
-    sizes = tuple(limits.values()) or (1e-6, 50.0)  # torch's own
-    agree(got, rprop_by_torch(start, grads, 0.1, (0.5, 1.2), sizes))
-
-
-def test_rprop_refuses_a_schedule():
-    with pytest.raises(ValueError, match="first step size, .* cannot be a schedule"):
-        rprop(lambda count: 0.1)  # pyright: ignore[reportArgumentType]
-
-
 # ---- Masks: Liang et al. 2024 and Cao et al. 2024, on AdamW and on Lion
 
 
@@ -303,7 +285,6 @@ FACTORIES = {
     "mars": mars,
     **{norm: partial(scion, norm=norm) for norm in ["spectral", "sign", "col_norm", "row_norm"]},
     "bias_rms": partial(scion, norm="bias_rms"),
-    "rprop": rprop,
     "laprop": lambda rate: chain(rate, [parts.laprop()], [parts.decay(0.1, peak=0.02)]),
     "prodigy": lambda rate: chain(rate, [parts.prodigy(bias_correction=True, estim_lr0=0.1)]),
     "uncorrected adam": lambda rate: chain(rate, [parts.adam(bias_correction=False)]),
@@ -333,8 +314,7 @@ def test_updates_keep_dtypes_and_take_scans_and_traced_rates(name, strict_promot
 
     rates = jnp.asarray([0.01, 0.02])
     many = jax.jit(jax.vmap(train))(rates)
-    rate = 0.02 if name == "rprop" else lambda count: jnp.float32(0.02)
-    scheduled: Any = jax.jit(lambda: train(rate))()
+    scheduled: Any = jax.jit(lambda: train(lambda count: jnp.float32(0.02)))()
     assert many["a"].dtype == jnp.bfloat16 and many["b"].dtype == jnp.float32
     np.testing.assert_allclose(many["b"][1], scheduled["b"], rtol=2e-5)
     assert np.all(np.isfinite(scheduled["a"].astype(np.float32)))

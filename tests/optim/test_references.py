@@ -127,7 +127,7 @@ def test_a_documented_difference_to_authors_and_to_optax_still_exists(row):
 def test_the_command_exits_1_at_a_difference_and_omits_what_is_not_installed(monkeypatch, capsys):
     near = Row("optax.sgd(0.1)", "a program", lambda cosine: 1e-9 if cosine else 0.0)
     far = Row("optax.adam(0.1)", "a program", lambda cosine: float("nan") if cosine else 0.0)
-    fixed = Row("optim.rprop(0.1)", "a program", lambda cosine: 1e-8, constant=True)
+    fixed = Row("optax.rprop(0.1)", "a program", lambda cosine: 1e-8, constant=True)
     absent = Row("optax.lion(0.1)", "torch.optim.Lion", lambda cosine: 0.0, is_installed=False)
     monkeypatch.setattr("sys.argv", ["references"])  # pytest's own arguments are not its
     monkeypatch.setattr(references, "HEADINGS", {"Some": [near, fixed, absent]})
@@ -136,7 +136,7 @@ def test_the_command_exits_1_at_a_difference_and_omits_what_is_not_installed(mon
     assert references.main() == 0
     told = capsys.readouterr()
     assert "| `optax.sgd(0.1)` | a program | float64 | 0 | 1e-09 |  |" in told.out
-    assert "| `optim.rprop(0.1)` | a program | float64 | 1e-08 | - |  |" in told.out
+    assert "| `optax.rprop(0.1)` | a program | float64 | 1e-08 | - |  |" in told.out
     row = "| `optax.ema(0.9) and optax.trace(mu)` | it | test_a: b | 1e-08 | 1e-09 |  |"
     assert row in told.out
     assert "lion" not in told.out and "make torch" in told.err

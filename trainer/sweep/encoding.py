@@ -22,14 +22,12 @@ def canonical(content: Any) -> str:
 def encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
     """Returns the values of a trial as JSON can have them; what it cannot, as {"yaml": text}."""
     # Those are lists, dicts, calls, NaN and infinities.
-    return {path: _encoded(value) for path, value in values.items()}
-
-
-def _encoded(value: Tree) -> Any:
-    tree = isinstance(value, Call | Mapping | Sequence) and not isinstance(value, str)
-    if tree or (isinstance(value, float) and not math.isfinite(value)):
-        return {"yaml": dump(Call("value", {"value": value}))}
-    return value
+    found: dict[str, Any] = dict(values)
+    for path, value in values.items():
+        tree = isinstance(value, Call | Mapping | Sequence) and not isinstance(value, str)
+        if tree or (isinstance(value, float) and not math.isfinite(value)):
+            found[path] = {"yaml": dump(Call("value", {"value": value}))}
+    return found
 
 
 def decoded(content: Mapping[str, Any] | None) -> Mapping[str, Tree]:

@@ -57,7 +57,9 @@ def unlike_means(folder: Path, metrics: Mapping[str, float]) -> Iterator[str]:
     """Yields the rows' names of metrics whose means over a run's examples are other ones."""
     # `metrics` are those of the last rows. A file of the first 100,000 examples is not compared.
     found = read_examples(folder)
-    for name, values in found.values.items() if found is not None and found.complete else ():
+    if found is None or not found.complete:
+        return
+    for name, values in found.values.items():
         value, weight = metrics.get(f"eval/{name}"), found.weights[name].astype(float)
         each = values.astype(float)
         size = float(np.average(abs(each), weights=weight))

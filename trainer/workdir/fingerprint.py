@@ -296,7 +296,7 @@ def refuse_changes(
     if refused:
         keys = [change.key for change in refused]
         note = _PROCESSES if "processes" in keys else ""
-        if any(change.key == "code" and code.STEP in (change.new or ()) for change in refused):
+        if f"code: {code.STEP} differs" in map(str, refused):
             note += STEP_ALONE
         elif "code" in keys and same_step is not None:
             data = "" if "data" in keys else ", and so are the data"
