@@ -407,6 +407,10 @@ def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     assert main(["optimizers", "broken", option]) == 0
     text = capsys.readouterr().out
     assert "There is no config to paste" in text and "no such rate" in text
+    (tmp_path / "lab_of_modules").mkdir()
+    (tmp_path / "lab_of_modules" / "__init__.py").write_text("")
+    assert main(["optimizers", "--vocabulary=lab_of_modules"]) == 0
+    assert "none at its top level; lab_of_modules.MODULE.NAME is" in capsys.readouterr().out
 
 
 def test_the_command_is_in_the_help(capsys):

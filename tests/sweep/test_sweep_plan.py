@@ -600,6 +600,15 @@ def test_a_check_compiles_nothing_and_says_what_it_checked(folder, capsys, monke
     assert tuned == "hyperparameters that are tuned: base 1 with 4 trials (4 for each)"
 
 
+def test_a_space_of_floats_for_an_integer_names_that_of_integers(folder, capsys):
+    text = GOOD.replace(RATE, "model.width: !space.log_uniform {low: 4, high: 9}")
+    (folder / "sweep.yaml").write_text(text)
+    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "takes an integer for 'width', and was given the float" in said
+    assert "A space of integers is !space.integers, or !space.values" in said
+
+
 @pytest.mark.parametrize("option", ["--check", "--dry_run"])
 def test_settings_of_slurm_are_checked_before_anything_runs(folder, capsys, option):
     (folder / "sweep.yaml").write_text(GOOD)

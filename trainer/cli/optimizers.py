@@ -62,6 +62,8 @@ def _list(packages: Sequence[str]) -> Iterator[str]:
     unknown: dict[str, list[str]] = {}
     for family, members in families(packages).items():
         yield f"\n{family:{_NAME}}{'state':>9}{'FLOPs':>9}  needs; paper"
+        if not members:
+            yield f"  none at its top level; {family}.MODULE.NAME is the name of one in a module"
         for facts in members:
             state, flops, why = figures(facts)
             inside = f"with {', '.join(facts.inside)}" if facts.inside else ""

@@ -495,6 +495,8 @@ def _placed_in_sweep_file(arm: ArmConfig, who: str) -> Iterator[None]:
         text, source = str(error), arm.source()
         if error.source and error.source.file in {x.file for x in arm.sweep.sources.values()}:
             text, source = text.removeprefix(f"{error.source}: "), error.source
+        if "takes an integer for" in text and any("uniform" in x.text for x in arm.space.values()):
+            text += " A space of integers is !space.integers, or !space.values {values: [16, 32]}."
         raise ConfigError(f"{who} does not build: {text}", source) from error
 
 

@@ -217,8 +217,9 @@ def _tests(workload: Workload, pairs: Sequence[Pair]) -> Table:
     }
     units = workload.unit_plural
     note = (
-        f"The units are {units}. P(better) is the probability that a unit of the first arm has the"
-        " better value, with the interval of this single pair; above 0.75 it is called meaningful"
+        f"The units are {units}; a pair is judged once, or at several numbers of them if the sweep"
+        " was extended. P(better) is the probability that a unit of the first arm has the better"
+        " value, with the interval of this single pair; above 0.75 it is called meaningful"
         f" (arXiv:2103.03098), which {NOETHER} {units} would show with error rates of 5%."
     )
     return Table.of("pairs_tests", "Tests of these pairs", pairs, columns, note).compact()
@@ -258,12 +259,13 @@ def _test_sets(workload: Workload, pairs: Sequence[Pair]) -> list[Table]:
 
 
 def _pairs_figure(workload: Workload, pairs: Sequence[Pair]) -> Figure | None:
-    """Draws the differences to the arm with the best mean."""
+    """Draws the differences of the arm with the best mean from each other one."""
     best = standings(workload)[0].arm
-    if not (drawn := [_to(best, p) for p in pairs if best in p.arms and not p.without_mean]):
+    of_best = [p for p in pairs if p.better == best and not p.without_mean]
+    if not (drawn := [(p.worse, p.difference, p.low, p.high) for p in of_best]):
         return None
     columns = (*Column.named(arm="text", difference="number"), *Column.ends())
-    title = f"Differences to {best}"
+    title = f"{best} minus each other arm"
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
     for index, (arm, value, low, high) in enumerate(drawn):
         if low is not None and high is not None:
@@ -272,19 +274,11 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair]) -> Figure | None:
         series.append(Series("points", arm, [index], [value], label="difference"))
     return Figure(
         name="pairs",
-        title=f"Difference to {best}, with simultaneous 95% intervals",
-        description=f"For each other arm, its mean {workload.goal.words} minus that of {best}, with"
-        " an interval that holds for all pairs and looks at once.",
+        title=f"{title}, with simultaneous 95% intervals",
+        description=f"For each other arm, the mean {workload.goal.words} of {best} minus its own,"
+        " with an interval that holds for all pairs and looks at once.",
         x=Axis("", labels=tuple(row[0] for row in drawn)),
-        y=Axis(f"{workload.goal.metric} minus that of {best}"),
+        y=Axis(f"{workload.goal.metric}, {title}"),
         series=tuple(series),
         table=Table("pairs_differences", title, columns, tuple(drawn)),
     )
-
-
-def _to(best: str, pair: Pair) -> tuple[str, float, float | None, float | None]:
-    """Returns the other arm of a pair, and its difference to the best arm with the interval."""
-    if pair.worse == best:
-        return pair.better, pair.difference, pair.low, pair.high
-    low, high = (None if end is None else -end for end in (pair.high, pair.low))
-    return pair.worse, -pair.difference, low, high
