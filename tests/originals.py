@@ -32,6 +32,8 @@ _IN_FLOAT64 = {
     ".bfloat16()": ".double()",
     ".float()": ".double()",
     "torch.float32": "torch.float64",
+    # AdaMuon's buffer for what several processes gather.
+    'dtype=torch.bfloat16, device="cuda"': "dtype=torch.float64",
 }
 
 
@@ -147,6 +149,12 @@ NORMUON = Original(
     "d45c9a4280d758e2cf0b2b8333765d040e953937",
     "normuon.py",
     "a9bd18a0eaea75864610049fb21c655a87284e16e267dbe565e7d5c70aec242a",
+)
+ADAMUON = Original(
+    "Chongjie-Si/AdaMuon",
+    "369f0b3bd9d97f82bb8ba81664207ac513e233b0",
+    "gpt2/models/optimizers/adamuon.py",
+    "367ffdab51f357ca16935fab13964ee6b363179973b40ce4e9f468aef0532240",
 )
 SOAP = Original(
     "nikhilvyas/SOAP",

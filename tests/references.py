@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -335,6 +336,17 @@ def _contra_muon(m: Any, params: Any, rate: float) -> Any:
     return m.Muon(params, rate)
 
 
+def _adamuon(m: Any, params: Any, rate: float) -> Any:
+    """Makes AdaMuon for one process, which gathers its own updates."""
+
+    def gather(buffer: Any, own: Any, async_op: bool) -> Any:
+        buffer.copy_(own.view_as(buffer))
+        return SimpleNamespace(wait=lambda: None)
+
+    m.dist = SimpleNamespace(all_gather_into_tensor=gather)
+    return m.AdaMuon(params, rate, weight_decay=0.1, rank=0, world_size=1)
+
+
 FILES = [
     *[
         _file(
@@ -351,6 +363,23 @@ FILES = [
         originals.NORMUON,
         lambda m, params, rate: m.SingleDeviceNorMuon(params, rate, weight_decay=0.1),
         BF16,
+    ),
+    _file(
+        partial(
+            optim.chain,
+            0.02,
+            [
+                MOMENTUM,
+                partial(optax.scale_by_sign),
+                partial(parts.polar),
+                partial(optax.scale_by_rms, 0.95, eps_in_sqrt=False),
+                partial(parts.match_rms, 0.2),
+            ],
+            [partial(parts.decay, 0.1)],
+        ),
+        originals.ADAMUON,
+        _adamuon,
+        TRACK_EPS,
     ),
     _file(
         partial(optim.soap, 0.03, 0.9, 0.95, 0.7, precondition_frequency=3),
