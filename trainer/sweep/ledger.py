@@ -6,7 +6,8 @@ about, so that a file that is changed later is found, too. What it cannot show i
 wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show that as well.
 
     plan    the last revision of plan.json, the files beside it, and the version of scipy
-    code    files of the user's code that are new or were changed: their hashes, and those before
+    code    files of the user's code, and programs of a training step, that are new or were changed:
+            their hashes, and those before
     environment  versions, settings, devices and cores of a process that is about to compute trials
     initial the metrics of an arm before its first step: those of its first trial's first state
     trial   a trial that ended: how, and its files; of checkpoints, their manifests
