@@ -71,7 +71,9 @@ def place(
     compiled: dict[int, Any] = {}
 
     def prepare(worker: Worker, claim: Any, inner: Any = Worker._prepare) -> Any:
-        if claim.program not in compiled:
+        if claim.program in compiled:
+            worker._note_step(claim.program, compiled[claim.program].program)
+        else:
             compiled[claim.program] = inner(worker, claim)
         return compiled[claim.program]
 
