@@ -275,7 +275,7 @@ def test_a_file_that_the_code_opens_is_not_changed_between_two_waves(fresh):
         name: x for name, x in before.items() if "trials/" in name
     }
     assert fresh.work(ALLOW).code == 0
-    assert f"{STEP[:1].upper()}{STEP[1:]} of one/0000/0 (" in fresh.report()
+    assert f"after 2 trials had ended, as was allowed: {STEP} of one/0000/0 (" in fresh.report()
     check = fresh.run("sweep", "check", str(fresh.sweep))
     assert check.code == 0 and "as was allowed: the program of a training step" in check.said
 

@@ -14,7 +14,7 @@ from trainer.messages import UserError, joined, plural
 from trainer.report.results import ArmSpace, Result, Workload, tunings
 from trainer.sweep.confounders import ComparedArm, arm_differences, named_by, unlike_loss
 from trainer.sweep.evidence import sentences_about_repeats
-from trainer.workdir.code import OUTSIDE, STEP
+from trainer.workdir.code import OUTSIDE
 
 # Entries of a fingerprint that differ on purpose; changed code is found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")
@@ -148,9 +148,6 @@ def changed_code(workload: Workload) -> Iterator[str]:
         if after:
             who = _counted([each for each in runs if each[1].name in after], totals)
             yield f"{who} ran after {listing(files, 4)} had changed{again}."
-    for name, hashes in sorted(workload.code.items()):
-        if name.startswith(STEP) and len(hashes) > 1:
-            yield f"{name[:1].upper()}{name[1:]} changed while the sweep was computed."
     if resumed := [each for each in runs if each[1].code_changed]:
         yield f"{_counted(resumed, totals)} were resumed with code that had changed."
 

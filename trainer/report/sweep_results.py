@@ -14,7 +14,7 @@ from trainer.config.wording import known_names
 from trainer.messages import UserError, joined, plural
 from trainer.report import results
 from trainer.report.results import ArmSpace, ReportGoal, Result, Revision, Workload, with_outcome
-from trainer.sweep.code_changes import versions_in
+from trainer.sweep.code_changes import change_sentences, changes_in, versions_in
 from trainer.sweep.evidence import examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
@@ -24,6 +24,7 @@ from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name, searches_
 from trainer.sweep.plan_file import revision_changes, shown_part
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
+from trainer.workdir.code import STEP
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -54,6 +55,9 @@ def read_sweep_results(
     # Most digests are taken from the ledger, so that few files are read.
     evidence = examine(folder, status.outcomes, thorough=False)
     late = began_late(evidence.ledger)
+    # Changed files are found in the fingerprints of the runs.
+    changes = changes_in(evidence.ledger)
+    steps = [x for x in changes if all(name.startswith(STEP) for name in x.files)]
     revisions = tuple(_revision(plan, n, choices, goal, late) for n in range(1, plan.revision + 1))
     planned = plan.revisions[results.planned_revision(revisions).number - 1]
     return Workload(
@@ -84,7 +88,7 @@ def read_sweep_results(
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
         listed_seeds=plan.listed_seeds,
         differs=tuple(planned.get("differs", ())),
-        caveats=tuple(filter(None, (late, _changed_late(plan, planned)))),
+        caveats=(*filter(None, (late, _changed_late(plan, planned))), *change_sentences(steps)),
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
