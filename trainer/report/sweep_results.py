@@ -15,7 +15,7 @@ from trainer.messages import UserError, joined, plural
 from trainer.report import results
 from trainer.report.results import ArmSpace, ReportGoal, Result, Revision, Workload, with_outcome
 from trainer.sweep.code_changes import change_sentences, changes_in, versions_in
-from trainer.sweep.evidence import examine
+from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
 from trainer.sweep.ladder import RETUNED, PlannedLadder, rung_of, split_name
@@ -55,9 +55,6 @@ def read_sweep_results(
     # Most digests are taken from the ledger, so that few files are read.
     evidence = examine(folder, status.outcomes, thorough=False)
     late = began_late(evidence.ledger)
-    # Changed files are found in the fingerprints of the runs.
-    changes = changes_in(evidence.ledger)
-    steps = [x for x in changes if all(name.startswith(STEP) for name in x.files)]
     revisions = tuple(_revision(plan, n, choices, goal, late) for n in range(1, plan.revision + 1))
     planned = plan.revisions[results.planned_revision(revisions).number - 1]
     return Workload(
@@ -88,7 +85,7 @@ def read_sweep_results(
         linked={arm: linked_of(plan.revisions, arm) for arm in plan.arms},
         listed_seeds=plan.listed_seeds,
         differs=tuple(planned.get("differs", ())),
-        caveats=(*filter(None, (late, _changed_late(plan, planned))), *change_sentences(steps)),
+        caveats=(*filter(None, (late, _changed_late(plan, planned))), *_changed_steps(evidence)),
         ablated=plan.ablated,
         ladder=plan.ladder,
         branch=plan.branch,
@@ -270,6 +267,12 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
         if outcome is not None and arm in plan.arms and seed.isdecimal():
             run = Result(name, place, arm, int(seed), None, **_planned(programs[arm]))
             yield with_outcome(run, outcome, _record(place))
+
+
+def _changed_steps(evidence: Evidence) -> list[str]:
+    """Returns sentences about changed programs; changed files are in the runs' fingerprints."""
+    changes = changes_in(evidence.ledger)
+    return change_sentences([x for x in changes if all(each.startswith(STEP) for each in x.files)])
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:
