@@ -159,9 +159,14 @@ def _deeds() -> Iterator[str]:
             _p(caught(80, 1, 3)),
         ),
         (
-            "do so, and forget the results of single test examples",
+            "do so, and leave the results of single test examples as they were",
             f"{check}: their mean is another one",
             "1",
+        ),
+        (
+            "do so, and remove or damage these results, or call them incomplete",
+            "nothing, nor that a sentence about another test set is gone",
+            "0",
         ),
         ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(
