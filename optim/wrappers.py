@@ -27,6 +27,16 @@ Ahead = tuple[ByPath, ByPath, Any]
 """The parameters at which the next gradient is taken, the weights that are evaluated, the state."""
 
 
+def _late_start(wrapper: str, acts: str, start: int, steps: int) -> tuple[str, str] | None:
+    """Returns "start" and a sentence, if a wrapper would begin after a run of so many steps."""
+    if start < steps:
+        return None
+    return "start", (
+        f"The {wrapper} would never {acts}: its start is {start:,}, and the run has {steps:,}"
+        f" steps. Lower start, or remove the {wrapper}."
+    )
+
+
 class EmaNesterovState(NamedTuple):
     """The state of `ema_nesterov`."""
 
@@ -50,12 +60,7 @@ class EmaNesterov(NamedTuple):
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
         """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
-        if self.start < steps:
-            return None
-        return "start", (
-            f"The lookahead would never act: its start is {self.start:,}, and the run has "
-            f"{steps:,} steps. Lower start, or remove the lookahead."
-        )
+        return _late_start("lookahead", "act", self.start, steps)
 
     def describe(self) -> str:
         """Returns a line for the plan; steps are counted from 1, as in metrics.jsonl."""
@@ -303,12 +308,7 @@ class WeightEma(NamedTuple):
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
         """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
-        if self.start < steps:
-            return None
-        return "start", (
-            f"The readout would never average: its start is {self.start:,}, and the run has "
-            f"{steps:,} steps. Lower start, or remove the readout."
-        )
+        return _late_start("readout", "average", self.start, steps)
 
     def wrong_pattern(self, by_path: Mapping[str, Any]) -> str | None:
         """Describes an `exclude` that matches none or all of the trainable parameters, or None."""

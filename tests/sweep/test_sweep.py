@@ -577,13 +577,13 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_a_wave_and_a_program_ask_for_the_machine_and_the_code_once(tmp_path, monkeypatch):
+def test_a_wave_and_a_worker_ask_for_the_machine_and_the_code_once(tmp_path, monkeypatch):
     """It takes several processes of git."""
     calls = []
     module = sys.modules["trainer.workdir.fingerprint"]  # a function has the name as well
     monkeypatch.setattr(module, "_versions", lambda: calls.append(None) or {"python": "3"})
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
-    assert len(calls) == 3  # a wave of the search, one of the final runs, and their program
+    assert len(calls) == 3  # a wave of the search, one of the final runs, and the worker
     for trial in folders(tmp_path / "sweep"):
         assert json.loads((trial / "run.json").read_text())["fingerprint"]["python"] == "3"
 

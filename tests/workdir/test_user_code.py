@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -323,6 +324,32 @@ def test_a_run_does_not_go_on_with_another_file_that_its_code_opens(lab, tmp_pat
     factor.write_text("2.0")
     assert runs.train(config, *run, *more[:2], "--until=7", "--allow_changed=code") == 75
     assert f"code: {code.STEP} differs (as allowed)" in capfd.readouterr().err
+
+
+@pytest.mark.long
+def test_the_program_of_a_step_is_the_same_in_another_process():
+    """Or a run of a user's package would be refused for nothing."""
+    files = ["muon_vit.gin", "record46_gpt.yaml", "adamw_gpt.gin", "mlp_lbfgs.yaml"]
+    text = """
+        import sys
+        from trainer.config import load
+        from trainer.engine.loading import load_program
+        for file in sys.argv[1:]:
+            print(load_program(load([f"configs/{file}"])).step_digest)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text), *files]
+    found = [
+        subprocess.run(
+            command,
+            cwd=runs.ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1] and len({*found[0]}) == len(files)
 
 
 @pytest.mark.long

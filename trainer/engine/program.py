@@ -190,6 +190,7 @@ class Program:
             self._traced = step.trace(state, self.feed.abstract_batch())
         return self._traced
 
+    @cached_property
     def step_digest(self) -> str:
         """Returns 16 hex digits that differ if the program of a training step does."""
         # The text has all constants of the program, such as a table that an optimizer read.

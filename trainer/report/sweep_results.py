@@ -24,7 +24,7 @@ from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name, searches_
 from trainer.sweep.plan_file import revision_changes, shown_part
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
-from trainer.workdir.code import STEP
+from trainer.workdir.code import are_steps
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -271,8 +271,7 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
 
 def _changed_steps(evidence: Evidence) -> list[str]:
     """Returns sentences about changed programs; changed files are in the runs' fingerprints."""
-    changes = changes_in(evidence.ledger)
-    return change_sentences([x for x in changes if all(each.startswith(STEP) for each in x.files)])
+    return change_sentences([x for x in changes_in(evidence.ledger) if are_steps(x.files)])
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:

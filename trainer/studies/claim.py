@@ -214,9 +214,8 @@ class Checked:
 
     @property
     def verified(self) -> bool:
-        """Whether nothing was refuted, and all that was drawn has the same bits."""
-        unlike = self.refuted or self.other_code
-        return not unlike and all(each.same for each in self.recomputed)
+        """Whether nothing was refuted, the code is the same, and so are all bits."""
+        return not (self.refuted or self.other_code) and all(x.same for x in self.recomputed)
 
     @property
     def alike(self) -> bool:

@@ -52,9 +52,7 @@ def changed_hashes(
     # Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
     # be read. `found` is the code of this process, from `trainer.workdir.code.hashes`. Files that
     # only one of the two has are not compared: a process may not have imported them.
-    # They import jax, which a sweep's status does without.
-    from trainer.workdir import code
-    from trainer.workdir.fingerprint import STEP_ALONE
+    from trainer.workdir import code  # imports jax, which a sweep's status does without
 
     known = ledger.code()
     names = code.differing_files({name: file.hash for name, file in known.items()}, found)
@@ -66,10 +64,10 @@ def changed_hashes(
             lines.append(f"  {name} (since {since})\n")
         if len(lines) > _SHOWN:
             lines[_SHOWN - 1 :] = [f"  and {len(lines) - _SHOWN + 1} more\n"]
-        alone = all(name.startswith(code.STEP) for name in changed)
         raise CodeChanged(
             f"The code of the sweep in {folder} was changed, so that its trials would not be"
-            f" compared under equal conditions:\n{''.join(lines)}{STEP_ALONE * alone}"
+            f" compared under equal conditions:\n{''.join(lines)}"
+            f"{code.STEP_ALONE * code.are_steps(changed)}"
             "Restore the code, or start a sweep with the new one in another --workdir; or go on"
             f" with {ALLOWED}: the ledger and the report say what changed."
         )

@@ -39,6 +39,7 @@ from trainer.sweep.ledger import (
     read_ledger,
     results_in,
 )
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_means
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
@@ -306,8 +307,6 @@ class _Examination:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
             self._fault(f"{name}/{SUMMARY_FILE}", why)
-        from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_means  # NumPy
-
         if wrong := list(unlike_means(self._folder / name, outcome.metrics)):
             why = f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
             self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)

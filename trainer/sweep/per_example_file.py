@@ -54,8 +54,9 @@ def _compact(values: NDArray) -> NDArray:
 
 
 def unlike_means(folder: Path, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yields the rows' names of metrics whose means over a run's examples are other ones."""
-    # `metrics` are those of the last rows. A file of the first 100,000 examples is not compared.
+    """Yields the metrics whose mean over a run's examples is not that of its last row."""
+    # `metrics` are those of the last row, by names such as "eval/loss". A file that is missing or
+    # damaged, or has the first 100,000 examples only, is not compared.
     found = read_examples(folder)
     if found is None or not found.complete:
         return

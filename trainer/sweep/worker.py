@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -81,6 +81,8 @@ class Worker:
             ConfigFiles(self._vocabulary),
         )
         self._noted: Mapping[str, str] = {}  # the code of this process that the ledger has
+        # Called once: it asks git and reads what is installed.
+        self._conditions = cache(lambda: program_conditions(fingerprint()))
         self._workers = workers
         self._signals, self._log = signals, log
         self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
@@ -301,13 +303,13 @@ class Worker:
 
     def _note_step(self, index: int, program: Program) -> None:
         """Adds the program of a training step to the ledger, if it has code of the user."""
-        # Its name has what the program depends on besides that code: it is compared with that of a
-        # worker on the same kind of device, with the same versions.
+        # Before compiling, which takes time. Its name has what the program depends on besides that
+        # code: it is compared with that of a worker on the same kind of device and versions.
         if self._vocabulary:
             shared = self.folder.plan.programs[index]
-            given = program_conditions(fingerprint()), shared.inputs, shared.steps
+            given = self._conditions(), shared.inputs, shared.steps
             name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
-            self.folder.note_code({name: program.step_digest()}, self._setting.allow_changed)
+            self.folder.note_code({name: program.step_digest}, self._setting.allow_changed)
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""

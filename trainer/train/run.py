@@ -171,7 +171,7 @@ class Run:
             files=[dataclasses.asdict(file) for file in self.config.files],
             fingerprint=self._fingerprint,
             commits=code.commits(self.vocabulary),
-            step_program=self.program.step_digest() if self.vocabulary else None,
+            step_program=self.program.step_digest if self.vocabulary else None,
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,

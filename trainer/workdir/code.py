@@ -9,13 +9,17 @@ import subprocess
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-STEP = (
-    "the program of a training step"  # what differs if its program does, and no file that is hashed
+# Stands for the compiled program where others are names of files: its hash also differs if a file
+# that the code opens was changed, or an installed package.
+STEP = "the program of a training step"
+STEP_ALONE = (
+    "No file of your code that is hashed differs. A file that it opens was changed, or an "
+    "installed package; or it draws random numbers without a seed while the step is traced.\n"
 )
 _OURS = {"trainer", "optim", "lockstep"}
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -62,6 +66,11 @@ def differing_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
         both = file + OUTSIDE in old and file + OUTSIDE in new
         found |= {x for x in {**old, **new} if x.startswith(f"{file}::")} if both else {file}
     return sorted(x for x in found if old.get(x) != new.get(x))
+
+
+def are_steps(names: Iterable[str]) -> bool:
+    """Returns whether all names stand for programs of a training step."""
+    return all(name.startswith(STEP) for name in names)
 
 
 def edited(packages: Sequence[str]) -> list[str]:

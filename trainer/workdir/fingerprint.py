@@ -153,7 +153,7 @@ def environment(print_: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in print_.items() if key not in _OF_A_RUN}
 
 
-def program_conditions(print_: Mapping[str, Any]) -> dict[str, Any]:
+def program_conditions(print_: Mapping[str, Any]) -> dict[str, str]:
     """Returns what the text of a program depends on, besides config, code and data."""
     return {k: x for k, x in environment(print_).items() if k not in _OF_A_MACHINE}
 
@@ -220,10 +220,6 @@ _NOT_SEEDED = (
     "random numbers without a seed, and every process has other data: draw them from "
     "np.random.default_rng(seed), with an argument `seed`, and begin in another --workdir. "
     "--allow_changed=data would go on with other data.\n"
-)
-STEP_ALONE = (
-    "No file of your code that is hashed differs. A file that it opens was changed, or an "
-    "installed package; or it draws random numbers without a seed while the step is traced.\n"
 )
 _SHOWN = 4  # lines of differences in an error
 
@@ -297,7 +293,7 @@ def refuse_changes(
         keys = [change.key for change in refused]
         note = _PROCESSES if "processes" in keys else ""
         if f"code: {code.STEP} differs" in map(str, refused):
-            note += STEP_ALONE
+            note += code.STEP_ALONE
         elif "code" in keys and same_step is not None:
             data = "" if "data" in keys else ", and so are the data"
             note += "The program of a training step is " + (
@@ -318,16 +314,13 @@ def refuse_changes(
 
 
 def step_changes(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    differing: Sequence[Change],
-    steps: Sequence[str],
+    old: Mapping[str, Any], new: Mapping[str, Any], differing: Sequence[Change], steps: Sequence
 ) -> list[Change]:
-    """Returns the change of a step's program that nothing which is recorded explains, if any."""
+    """Returns the change of a step's program, unless another one that is recorded explains it."""
     # `old` and `new` are fingerprints, `differing` has all differences, those of the config as
-    # well, and `steps` the digest of the step's program then and now.
+    # well, and `steps` the digests of the two programs.
     explained = any(change.kind != "bits" for change in differing)
-    if explained or len({*steps}) == 1 or program_conditions(old) != program_conditions(new):
+    if explained or program_conditions(old) != program_conditions(new):
         return []
     return [Change("program", "code", *({code.STEP: digest} for digest in steps))]
 

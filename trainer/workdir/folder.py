@@ -216,12 +216,12 @@ class Workdir:
         differing = as_changes(changes)
         if record is not None:
             others = fingerprint_differences(record["fingerprint"], fingerprint)
-            before, here = record.get("step_program"), self._step_program
-            if before and here:
+            steps = record.get("step_program"), self._step_program
+            same = steps[0] == steps[1] if all(steps) else None
+            if same is False:
                 found = [*differing, *others]
-                others += step_changes(record["fingerprint"], fingerprint, found, (before, here))
+                others += step_changes(record["fingerprint"], fingerprint, found, steps)
             if begun:
-                same = before == here if before and here else None
                 refuse_changes(self.path, others, allowed, same)
             differing += [x for x in others if x.key != "config"]  # which was compared above
         return record, differing, begun

@@ -217,9 +217,10 @@ def _tests(workload: Workload, pairs: Sequence[Pair]) -> Table:
     }
     units = workload.unit_plural
     note = (
-        f"The units are {units}; a pair is judged once, or at several numbers of them if the sweep"
-        " was extended. P(better) is the probability that a unit of the first arm has the better"
-        " value, with the interval of this single pair; above 0.75 it is called meaningful"
+        f"The units are {units}; 'judged at' is how many there were when the pair was judged,"
+        " several numbers if the sweep was extended. P(better) is the probability that a unit of"
+        " the first arm has the better value, with the interval of this single pair; above 0.75 it"
+        " is called meaningful"
         f" (arXiv:2103.03098), which {NOETHER} {units} would show with error rates of 5%."
     )
     return Table.of("pairs_tests", "Tests of these pairs", pairs, columns, note).compact()
