@@ -80,9 +80,12 @@ def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
 
     watched = getattr(arguments, "watched", False)  # by another program
     with contextlib.ExitStack() as stack:
-        if arguments.command in ("train", "sweep"):  # first, so that no signal is lost
+        planned = ("dry_run", "check", "plan_only")
+        begins = not any(getattr(arguments, name, False) for name in planned)
+        computes = getattr(arguments, "action", None) in (None, "work") and begins
+        if arguments.command in ("train", "sweep") and computes:  # first: no signal is lost
             arguments.signals = stack.enter_context(StopSignals(until_exit))
-        elif watched:  # there is nothing to save
+        elif watched or not begins:  # there is nothing to save
             # Python's own handler would wait for the end of a compilation.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if watched:

@@ -164,9 +164,14 @@ def _deeds() -> Iterator[str]:
             "1",
         ),
         (
-            "do so, and remove or damage these results, or call them incomplete",
-            "nothing, nor that a sentence about another test set is gone",
-            "0",
+            "do so, and remove or damage those of some runs, or call them incomplete",
+            f"{check}: the other runs of the arm have them",
+            "1",
+        ),
+        (
+            "the same of all compared runs, or edit them so that their means stay",
+            f"{verify} with `claims`; without, as above",
+            f"1; {_p(caught(80, 1, 3))}",
         ),
         ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(
@@ -204,7 +209,7 @@ def _deeds() -> Iterator[str]:
         ),
         ("tune in secret, or narrow the space of a rival", "nothing in its folder", "0"),
         ("compute by other code, under the same names", "reading the code", "0"),
-        ("edit times, or results of single test examples whose mean stays", "nothing", "0"),
+        ("edit times", "nothing", "0"),
     ]
     yield from map(_row, rows)
 

@@ -71,7 +71,7 @@ def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
     )
     rows = importlib.import_module("messy.data")
     rows.GROUP, rows.CLASSES = "who", ("yes", "maybe", "no")
-    with pytest.raises(ValueError, match=r"line 2, column 'kind': 't' is no number. Is it in IG"):
+    with pytest.raises(ValueError, match=r"messy.csv:2, column 'kind': 't' is no number. Add the"):
         rows.rows("messy.csv", "train")
     rows.IGNORED = ("id", "kind")
     names = "train", "validation", "test"
@@ -87,7 +87,9 @@ def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
     labels = [label for split in splits for label in split["label"].tolist()]
     assert sorted(labels) == [0, 1, 2, 2]  # yes, maybe, no and no
     rows.CLASSES = ("no", "yes")
-    with pytest.raises(ValueError, match=r"no 'maybe'. .* 'label' has 'no' \(2 rows\), 'yes' \(1"):
+    with pytest.raises(
+        ValueError, match=r"no 'maybe'. .* 'label' of messy.csv has 'no' \(2 rows\), 'yes' \(1"
+    ):
         rows.rows("messy.csv", "train")
     rows.LABEL = "lable"
     with pytest.raises(ValueError, match="messy.csv has no column 'lable'; it has id, who, a, b"):
@@ -133,7 +135,7 @@ def unlike(arms, path):
 def test_a_comparison_has_equal_schedules_decay_clipping_and_spaces(tmp_path, capsys):
     assert main(["new", "comparison", "first"]) == 0
     printed = capsys.readouterr().out
-    assert "compares adamw and muon: 64 runs, and 16 final runs.\npower: 2 arms" in printed
+    assert "compares adamw and muon, for the group 'matrices': 64 runs, and 16 final runs.\npower: 2 arms" in printed
     path = "optimizer.groups.matrices.optimizer"
     arms = arms_of(tmp_path / "first/sweep.yaml")
     assert [*arms] == ["adamw", "muon"] and not unlike(arms, path)

@@ -19,7 +19,7 @@ from trainer.report.pairs import Pair, compare_arms
 from trainer.report.results import ReportGoal, Workload
 from trainer.report.verdict import verdict
 from trainer.report.write import write
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 
 SEEDS, EXAMPLES = 8, 200
 SEARCHED = {arm: [(0.001 * (n + 1), 1.0) for n in range(12)] for arm in ("muon", "adamw")}
@@ -205,12 +205,29 @@ def test_arms_that_were_scored_on_other_examples_are_named(tmp_path):
     )
 
 
-def test_without_the_values_of_a_run_nothing_is_said(tmp_path):
-    """As of a sweep of an earlier version, of which some final runs were computed since."""
+def test_searches_that_were_scored_on_other_examples_are_named(tmp_path):
+    """Such as after the data were edited: it was said of the arms, which have the same ones."""
+    work = kept(tmp_path, shared(gap=0.04, of_examples=0.05))
+    for run in work.finals:
+        found = read_examples(run.folder)
+        assert found is not None
+        if run.seed >= 6:
+            content = encode_examples(replace(found, sha256="cd" * 32))
+            (run.folder / PER_EXAMPLE_FILE).write_bytes(content)
+    _, said = judged(work)
+    assert "The seeds were not scored on the same test examples" in said
+
+
+def test_without_the_values_of_a_run_a_claim_says_so(tmp_path):
+    """Whoever removed them could else hide that the order may change on another test set."""
     work = kept(tmp_path, shared(gap=0.04, of_examples=0.5))
     (work.finals[3].folder / PER_EXAMPLE_FILE).unlink()
     pair, said = judged(work)
-    assert pair.decided and pair.elsewhere is None and "test set" not in said
+    assert pair.decided and pair.elsewhere is not None and pair.elsewhere.found is None
+    assert (
+        "Runs of muon and adamw have no results on single test examples, so that nothing can be"
+        " said about another test set." in said
+    )
     report = make_report([work], tmp_path / "report")
     names = [table.name for panel in report.panels for b in panel.blocks for table in b.tables]
     assert "pairs" in names and "pairs_test_sets" not in names

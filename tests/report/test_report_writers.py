@@ -160,7 +160,7 @@ def test_markdown_shows_the_best_trials_of_each_arm_with_links_to_their_folders(
     assert len(rows) == 2 * 3 * 5
     assert [row.split()[1] for row in rows[:5]] == ["08", "07", "06", "05", "04"]
     assert "(../trials/adamw/08)" in source
-    assert "The 5 best of each arm, of 27 trials; [tables/trials_digits.csv]" in source
+    assert "The 5 best of each arm, of 27 runs; [tables/trials_digits.csv]" in source
     fewest = replace(report.trials[0], better="min")
     source = markdown(replace(report, trials=(fewest,)), {})
     rows = [line for line in source.splitlines() if "[open]" in line]

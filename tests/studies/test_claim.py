@@ -87,16 +87,18 @@ def _rewrite_ledger(sweep: Path, without: str = "") -> None:
     for file in sweep.rglob(PER_EXAMPLE_FILE):  # they have the means that the run says now
         metrics = json.loads((file.parent / "summary.json").read_text())["metrics"]
         examples = read_examples(file.parent)
-        assert examples is not None
-        means = ((name, x.mean(), x.astype(float)) for name, x in examples.values.items())
-        values = {name: x + (metrics[f"eval/{name}"] - mean) for name, mean, x in means}
-        file.write_bytes(encode_examples(replace(examples, values=values)))
+        for name, x in examples.values.items() if examples else ():
+            apart = metrics[f"eval/{name}"] - x.mean(dtype=float)
+            if examples and abs(apart) > 2e-3 * abs(x).mean(dtype=float):
+                values = {**examples.values, name: x.astype(float) + apart}
+                file.write_bytes(encode_examples(replace(examples, values=values)))
     lines, before = [], ""
     for line in (sweep / "ledger.jsonl").read_text().splitlines():
         entry = json.loads(line)
         del entry["hash"]
         place = f"{entry['trial']}/" if "trial" in entry else ""
         files = [f for f in entry.get("files", ()) if f"{place}{f}" != without]
+        files = [f for f in files if (sweep / f"{place}{f}").exists()]
         entry |= {"files": {f: file_digest(sweep / f"{place}{f}") for f in files}} if files else {}
         entry["before"] = before
         entry["hash"] = before = hashlib.sha256(canonical(entry).encode()).hexdigest()

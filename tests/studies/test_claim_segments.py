@@ -30,6 +30,7 @@ from trainer.studies.claim import (
     write_claim,
 )
 from trainer.studies.claim_segments import (
+    EXAMPLES,
     STATE,
     Recomputed,
     Segment,
@@ -41,6 +42,7 @@ from trainer.studies.claim_text import claim_sentences
 from trainer.studies.claim_tolerance import WIDEST, Tolerance, caught, caught_by_tolerance
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import LedgerWriter, read_ledger
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 from trainer.writers.json_files import as_json
 
 SWEEP = """base: base.yaml
@@ -205,6 +207,62 @@ def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
     assert found[1].largest == pytest.approx(1e-3, rel=1e-3)
     checked = Checked((), 5, 15, tuple(found))
     assert checked.forged and not checked.verified and "Refuted." in list(claim_sentences(checked))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("edit", ["removed", "damaged", "without loss", "incomplete", "swapped"])
+def test_results_on_single_examples_that_were_edited_are_found(copied, edit):
+    """Of all compared runs alike: one of them is found by `sweep check` already."""
+    for name in (RUN, OTHER[0]):
+        folder = copied / "sweep" / name
+        file, found = folder / PER_EXAMPLE_FILE, read_examples(folder)
+        assert found is not None and found.complete
+        if edit == "removed":
+            file.unlink()
+            continue
+        if edit == "damaged":
+            file.write_bytes(file.read_bytes()[:100])
+            continue
+        if edit == "without loss":
+            values = {key: x for key, x in found.values.items() if key != "loss"}
+            found = replace(found, values=values)
+        elif edit == "incomplete":
+            found = replace(found, complete=False)
+        else:  # the mean stays
+            values = {key: np.roll(x, 1) for key, x in found.values.items()}
+            found = replace(found, values=values)
+        file.write_bytes(encode_examples(found))
+    _claim_anew(copied)
+    checked = _check(copied, segments=0)
+    assert not checked.refuted and checked.forged
+    wrong = [x for x in checked.recomputed if not x.same]
+    assert [x.name for x in wrong] == [f"{x} from step 14 to the last" for x in (RUN, OTHER[0])]
+    assert all(key.startswith(EXAMPLES) for key in wrong[0].apart)
+    assert f"differs from {EXAMPLES}" in " ".join(claim_sentences(checked))
+
+
+def test_results_on_single_examples_that_one_run_lacks_are_found_by_a_check(copied, capsys):
+    """Without them, a report says nothing about another test set."""
+    folder = copied / "sweep" / RUN
+    found = read_examples(folder)
+    assert found is not None
+    edits = {
+        "some examples": replace(found, complete=False),
+        "loss": replace(found, values={"accuracy": found.values["accuracy"]}),
+        "accuracy, loss, some examples": None,
+    }
+    for lacks, edited in edits.items():
+        (folder / PER_EXAMPLE_FILE).unlink()
+        if edited is not None:
+            (folder / PER_EXAMPLE_FILE).write_bytes(encode_examples(edited))
+        _rewrite_ledger(copied / "sweep")
+        capsys.readouterr()
+        assert main(["sweep", "check", str(copied / "sweep")]) == 2
+        said = " ".join(capsys.readouterr().out.split())
+        assert said == (
+            f"{RUN}/{PER_EXAMPLE_FILE}: it lacks {lacks}, which other runs of base have."
+        )
+        (folder / PER_EXAMPLE_FILE).touch()
 
 
 @pytest.mark.long

@@ -171,6 +171,10 @@ def test_the_files_are_named_and_the_exit_code_is_2(copied, capsys):
     assert len(lines) == 4
 
 
+def first_trial(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(x for x in lines if x["event"] == "trial")
+
+
 def rewritten(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Writes the ledger anew with other lines, as somebody may who knows how it is hashed."""
     file = folder / LEDGER_FILE
@@ -182,14 +186,17 @@ def rewritten(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
 
 LEDGERS: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     "cut": (lambda lines: lines.pop(), "final/.*: ledger.jsonl has no line about it."),
-    "without a trial": (lambda lines: lines.pop(5), "trials/.*: ledger.jsonl has no line about it"),
+    "without a trial": (
+        lambda lines: lines.remove(first_trial(lines)),
+        "trials/.*: ledger.jsonl has no line about it",
+    ),
     "without the winners": (
         lambda lines: lines.remove(next(x for x in lines if x["event"] == "final")),
         "final.json: ledger.jsonl has no line about it",
     ),
     "a trial twice": (
-        lambda lines: lines.append(lines[5]),
-        "ledger.jsonl: line 15 has trials/.* for a second time",
+        lambda lines: lines.append(first_trial(lines)),
+        "ledger.jsonl: line 16 has trials/.* for a second time",
     ),
     "of another sweep": (
         lambda lines: lines[0].update(digest="0" * 64),
@@ -221,7 +228,7 @@ def test_a_ledger_may_hold_anything(copied, capsys, content):
 def test_a_forged_line_without_content_is_found(copied, capsys):
     append(copied, [{"event": "trial", "trial": 5, "files": {}}])
     assert main(["sweep", "check", str(copied)]) == 2
-    assert capsys.readouterr().out == "ledger.jsonl: line 15 was changed.\n"
+    assert capsys.readouterr().out == "ledger.jsonl: line 16 was changed.\n"
 
 
 def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):

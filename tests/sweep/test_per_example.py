@@ -393,15 +393,16 @@ def test_examples_whose_mean_is_not_that_of_the_rows_are_found(tmp_path):
     ones = np.ones(4)
     found = Examples(values, {"loss": weights, "accuracy": ones, "unknown": ones}, "00" * 32, True)
     (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(found))
+    kept = read_examples(tmp_path)
+    assert kept is not None
     loss = float(np.average(losses, weights=weights))
     known = {"eval/loss": loss, "eval/accuracy": 0.5}
-    assert list(unlike_means(tmp_path, known)) == []
-    assert list(unlike_means(tmp_path, known | {"eval/loss": losses.mean()})) == ["eval/loss"]
-    assert list(unlike_means(tmp_path, known | {"eval/accuracy": 0.501})) == ["eval/accuracy"]
-    assert list(unlike_means(tmp_path, known | {"eval/loss": float("nan")})) == ["eval/loss"]
-    first = replace(found, complete=False)
-    (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(first))
-    assert list(unlike_means(tmp_path, {"eval/loss": 9.0})) == []
+    assert list(unlike_means(kept, known)) == []
+    assert list(unlike_means(kept, known | {"eval/loss": losses.mean()})) == ["eval/loss"]
+    assert list(unlike_means(kept, known | {"eval/accuracy": 0.501})) == ["eval/accuracy"]
+    assert list(unlike_means(kept, known | {"eval/loss": float("nan")})) == ["eval/loss"]
+    first = replace(kept, complete=False)
+    assert list(unlike_means(first, {"eval/loss": 9.0})) == []
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
 from trainer.sweep.worker import Worker
+from trainer.workdir.code import DATA as DATA_NAME
 from trainer.workdir.code import STEP
 
 BASE = """
@@ -73,6 +74,21 @@ def points():
 def poisoned(at: list[int]):
     return unruly.poisoned(at)
 """
+ROWS = """
+import pathlib
+
+class Rows(Points):
+    def __init__(self, factor):
+        super().__init__()
+        self._factor, self.fingerprint = factor, f"rows times {{factor}}"
+
+    def train(self, batch_index, seed):
+        for batch in super().train(batch_index, seed):
+            yield batch | {{"image": batch["image"] * type(batch["image"].flat[0])(self._factor)}}
+
+def rows():
+    return Rows(float(pathlib.Path({file!r}).read_text()))
+"""
 LATE = "x = 1\n"
 VOCABULARY = "--vocabulary=the_lab"
 ALLOW = "--allow_changed=code"
@@ -121,11 +137,11 @@ class Place:
             file.write(text)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of the ledger about code, without those about the program of a step."""
+        """The lines of the ledger about code, without those about steps and data."""
         ledger = read_ledger(self.sweep)
         assert ledger is not None and not ledger.damage and not ledger.torn
         lines = [dict(entry.content) for entry in ledger.of("code")]
-        return [x for x in lines if not any(name.startswith(STEP) for name in x["code"])]
+        return [x for x in lines if not any(n.startswith((STEP, DATA_NAME)) for n in x["code"])]
 
     def trials(self) -> dict[str, dict[str, str]]:
         """The code of each trial, by its folder."""
@@ -298,13 +314,40 @@ def test_the_command_itself_refuses_it_before_it_starts_workers(place, monkeypat
     assert ALLOW in started[0] and started[0][started[0].index("work") + 1] == str(place.sweep)
 
 
+def test_a_file_of_data_is_not_changed_between_two_waves(fresh):
+    """A sweep was extended and went on with other rows: its check agreed, and it was judged."""
+    rows = fresh.folder / "rows"
+    (fresh.lab / "data.py").write_text(f"{DATA}\n{ROWS.format(file=str(rows))}")
+    (fresh.folder / "base.yaml").write_text(BASE.replace("data.points", "data.rows"))
+    rows.write_text("1.0")
+    fresh.plan()
+    stop_after_a_wave(fresh)
+    rows.write_text("2.0")
+    answer = fresh.work()
+    assert answer.code == 2 and "The data of the sweep in" in answer.said, answer.said
+    assert f"  {DATA_NAME} of the_lab.data.rows (" in answer.said
+    assert "(since the sweep was begun)" in answer.said and "draws random numbers" in answer.said
+    assert "--allow_changed=data" in answer.said and len(fresh.trials()) == 2
+    assert fresh.work(ALLOW).code == 2  # that is another change
+    answer = fresh.work("--allow_changed=data")
+    assert answer.code == 0, answer.said
+    assert "The data changed, as is allowed: the data of the_lab.data.rows (" in answer.said
+    said = (
+        "The data changed after 2 trials had ended, as was allowed: the data of the_lab.data.rows"
+    )
+    assert said in fresh.report()
+    check = fresh.run("sweep", "check", str(fresh.sweep))
+    assert check.code == 0 and said in check.said
+    assert fresh.work().code == 0 and "changed" not in fresh.work().said
+
+
 @pytest.mark.long
 def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
     before = place.trials()
     (place.lab / "nets.py").write_text(NETS.replace("optax.sgd(", "optax.sgd(1.0 * "))
     answer = place.work(ALLOW)
     assert answer.code == 0, answer.said
-    assert "The code was changed, as is allowed: the_lab/nets.py::sgd." in answer.said
+    assert "The code changed, as is allowed: the_lab/nets.py::sgd." in answer.said
     sgd = "the_lab/nets.py::sgd"
     old, change = place.lines()[0]["code"][sgd], place.lines()[-1]
     new = change["code"][sgd]
@@ -313,7 +356,7 @@ def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
     of_nets = {name: code[sgd] for name, code in place.trials().items()}
     assert of_nets == {name: old if name in before else new for name in of_nets}
     assert len(of_nets) == 8
-    noted = "The code was changed after 2 trials had ended, as was allowed: the_lab/nets.py::sgd."
+    noted = "The code changed after 2 trials had ended, as was allowed: the_lab/nets.py::sgd."
     check = place.run("sweep", "check", str(place.sweep))
     assert check.code == 0 and noted in check.said and "agree with each other" in check.said
     assert noted in place.run("sweep", "status", str(place.sweep)).said

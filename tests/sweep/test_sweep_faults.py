@@ -72,7 +72,8 @@ def place(
 
     def prepare(worker: Worker, claim: Any, inner: Any = Worker._prepare) -> Any:
         if claim.program in compiled:
-            worker._note_step(claim.program, compiled[claim.program].program)
+            made = compiled[claim.program]
+            worker._note_program(claim.program, made.program, made.data_fingerprint)
         else:
             compiled[claim.program] = inner(worker, claim)
         return compiled[claim.program]

@@ -90,6 +90,14 @@ class _Compared(NamedTuple):
         """The learning rate of the base, or the schedule of it."""
         return self.call.kwargs.get("learning_rate")
 
+    def of_group(self, chosen: bool) -> str:
+        """Says which group is compared, and how another one is if the user has not `chosen` it."""
+        if not self.group:
+            return ""
+        others = [str(name) for name in self.base.at("optimizer.groups") if name != self.group]
+        more = f" (another one by --group={others[0]})" if others and not chosen else ""
+        return f", for the group {self.group!r}{more}"
+
     def others(self) -> list[str]:
         """Returns a comment on the groups that no arm changes."""
         groups = self.base.at("optimizer.groups") if self.group else {}
@@ -142,15 +150,20 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     file = folder / "sweep.yaml"
     try:
         differs, power = _differences(file, arguments.vocabulary)
-    except BaseException:
+    except BaseException as error:
         for name in files:
             (folder / name).unlink()
         folder.rmdir()
-        raise
+        if not isinstance(error, UserError):
+            raise
+        # It names the base as the file would have done, and a line of the file.
+        text = str(error).replace(str(folder / named), base)
+        text = re.sub(rf"^{re.escape(str(file))}:\d+: ", "", text)
+        raise UserError(f"{text} Nothing was written.") from error
     file.write_text(written._replace(differs=differs).text())
-    runs = len(arms) * searches * trials
+    runs, chosen = len(arms) * searches * trials, arguments.group is not None or not own
     show(
-        f"{folder}/sweep.yaml compares {joined([*arms])}:"
+        f"{folder}/sweep.yaml compares {joined([*arms])}{compared.of_group(chosen)}:"
         f" {plural(runs, 'run')}, and {plural(len(arms) * searches, 'final run')}."
     )
     show("\n".join(power))

@@ -163,9 +163,9 @@ _LOCKS = """\
 --locks {flock,heartbeat} = "flock"  what keeps two processes from the same trials: locks of the
     file system (flock, the default), or files in which each process counts up (heartbeat), where
     these locks are missing or seen by one machine only; the same for all workers of a sweep
---allow_changed {code} ... = []  go on although files of the --vocabulary packages differ from those
-    with which the sweep ran before; its ledger and its report then say which trials ran after the
-    change"""
+--allow_changed {code,data} ... = []  go on although files of the --vocabulary packages, or the
+    data, differ from those with which the sweep ran before; its ledger and its report then say
+    which trials ran after the change"""
 _REPORT_FILES = f"""\
 --output DIR:folder  write a page, tables and pictures into this folder; default none
 --formats NAME,...:report_formats  with --output: which files are written: {", ".join(FORMATS)};

@@ -12,12 +12,21 @@ from trainer.config import Call
 from trainer.config.wording import listing
 from trainer.messages import UserError, joined, plural
 from trainer.report.results import ArmSpace, Result, Workload, tunings
-from trainer.sweep.confounders import ComparedArm, arm_differences, named_by, unlike_loss
+from trainer.sweep.confounders import (
+    ComparedArm,
+    arguments,
+    arm_differences,
+    differing_arguments,
+    named_by,
+    unlike_loss,
+)
 from trainer.sweep.evidence import sentences_about_repeats
 from trainer.workdir.code import OUTSIDE
 
 # Entries of a fingerprint that differ on purpose; changed code is found by `changed_code`.
 _OF_A_RUN = ("config", "seed", "data_seed", "code")
+_ROOT = "optimizer"
+_OF_GROUP = re.compile(rf"{_ROOT}\.groups\.([^.]+)\.")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 
 
@@ -28,7 +37,8 @@ def conditions(workload: Workload) -> list[str]:
         sentences.append("The hyperparameters were searched for on lower rungs, and not here.")
     if workload.branch is not None:
         sentences.append(workload.branch.condition(workload.configs))
-    sentences += [*_cuts(workload), *_differences(workload)]
+    sentences += [*filter(None, [compared_groups(workload)]), *_cuts(workload)]
+    sentences += _differences(workload)
     for what, seeds in workload.listed_seeds.items():
         sentences.append(f"The {what} were listed by hand: {listing([*map(str, seeds)], 6)}.")
     sentences += sentences_about_repeats(workload.again)
@@ -36,6 +46,29 @@ def conditions(workload: Workload) -> list[str]:
     if twice := [name for name, before in workload.again.items() if before and name in failed]:
         sentences.append(f"Of these, trials failed again, and rank last: {listing(twice, 6)}.")
     return [*sentences, *workload.caveats, *changed_code(workload), *_machines(workload)]
+
+
+def compared_groups(workload: Workload) -> str:
+    """Returns a sentence if arms differ in the optimizers of some groups only, or else nothing."""
+    roots = {arm: workload.configs[arm] for arm in workload.arms if arm in workload.configs}
+    found = {arm: dict(arguments(x.kwargs.get("optimizer"), _ROOT)) for arm, x in roots.items()}
+    differing = [*differing_arguments(found)]
+    compared = list(dict.fromkeys(m[1] for path in differing if (m := _OF_GROUP.match(path))))
+    first: dict[str, str] = next(iter(found.values()), {})
+    every = dict.fromkeys(m[1] for path in first if (m := _OF_GROUP.match(path)))
+    alike = [name for name in every if name not in compared]
+    if not (compared and alike) or not all(map(_OF_GROUP.match, differing)):
+        return ""
+    axes = {axis for space in workload.spaces.values() for axis in space.axes}
+    texts = []
+    for name in alike:
+        path = f"{_ROOT}.groups.{name}.{_ROOT}"
+        rate = first.get(f"{path}.learning_rate", "")
+        text = f"{name!r} has {first.get(path)}" + f" with learning_rate {rate}" * bool(rate)
+        searched = any(axis.startswith(f"{path}.") for axis in axes)
+        texts.append(text if searched else f"{text}, which is not searched")
+    what = f"group{'s' * (len(compared) > 1)} {joined([*map(repr, compared)])}"
+    return f"The arms differ in the {what} only: in all of them {joined(texts)}."
 
 
 def _cuts(workload: Workload) -> Iterator[str]:

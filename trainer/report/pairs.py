@@ -20,14 +20,19 @@ from trainer.report.wording import finite
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
 # at most 6% of the sweeps (docs/statistics.md). With 2 trials it was 16%, when this was set.
 FEWEST_TRIALS = 4
+# A mean difference that is a smaller share of the values is not decided. float32 has seven digits,
+# of which sums and many steps lose some: two ways to write one optimizer may differ so, always to
+# the same side.
+ROUNDING = 1e-5
 _NAMED = 3  # how many of the files that disagree a sentence lists
 
 
 class OtherTestSets(NamedTuple):
     """The interval of a difference for other units and other test examples."""
 
-    found: estimates.TwoWay | None  # better minus worse; None if runs had other examples
+    found: estimates.TwoWay | None  # better minus worse; None if it is not known
     complete: bool = True  # over all test examples, not the first 100,000
+    unlike: str = ""  # what had other examples than others of its kind, such as "arms"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Pair:
     test: str = ""  # such as "paired t test"; "" if none applies, or one arm has no values
     p: float | None = None  # the p value over all pairs and looks; None if there is no test
     decided: bool = False  # whether the better arm is better
+    rounding: bool = False  # whether it would be, by a difference that rounding can make
     relevance: str | None = None  # by `decide.relevance`, if the goal says what matters
     improvement: estimates.Improvement | None = None  # P(a unit of the better arm is better)
     # the difference that so many units find with a power of 0.8, in standard deviations of the
@@ -252,6 +258,8 @@ def _judged_pair(
     planned = decide.PLANNED_LEVEL / comparisons
     ranks = decide.ranked(x, y, pair.initial, goal.better)
     number = None if size is None else decide.needed(x - y, size, alpha=planned)
+    decided = found.decided[0] == -goal.sign
+    rounding = decided and abs(pair.difference) < ROUNDING * max(abs(x).mean(), abs(y).mean())
     return replace(
         pair,
         low=low,
@@ -260,7 +268,8 @@ def _judged_pair(
         earlier=tuple(_earlier_look(pair, x, y, each, workload) for each in earlier),
         test=tests.get(str(found.test[0]), ""),
         p=p,
-        decided=found.decided[0] == -goal.sign,
+        decided=decided and not rounding,
+        rounding=rounding,
         relevance=_relevance(goal, low, high),
         improvement=estimates.probability_of_improvement(*ranks, goal.better),
         finds=decide.detectable_effect(
@@ -323,12 +332,13 @@ def _relevance(goal: ReportGoal, low: float | None, high: float | None) -> str |
 def other_test_sets(
     workload: Workload, better: str, worse: str, of_units: Mapping[int, float]
 ) -> OtherTestSets | None:
-    """Computes a pair's interval from results on single test examples; None if a run lacks them."""
-    # `of_units` is unit -> difference of the reported metric, better minus worse. A run lacks
-    # such results, for example, because an earlier version computed it, or because the metric is
-    # not a mean over examples.
+    """Computes a pair's interval from results on single test examples."""
+    # `of_units` is unit -> difference of the reported metric, better minus worse. It is not known
+    # if a run lacks such results, for example, because an earlier version computed it, or because
+    # the metric is not a mean over examples. Returns None for single runs, which never keep them,
+    # and without a test split.
     goal = workload.goal
-    if goal.report_on != "test":
+    if goal.report_on != "test" or workload.path is None:
         return None
     # (arm, unit) -> the results of its runs on single examples
     found: dict[tuple[str, int], list[Examples]] = {}
@@ -336,14 +346,15 @@ def other_test_sets(
         if run.arm in (better, worse) and (unit := workload.unit_of(run)) in of_units:
             examples = workload.examples(run)
             if examples is None or goal.metric not in examples.values:
-                return None
+                return OtherTestSets(None)
             found.setdefault((run.arm, unit), []).append(examples)
     first, *others = itertools.chain.from_iterable(found.values())
     weights = first.weights[goal.metric]
     for each in others:
         same = each.sha256 == first.sha256
         if not same or not np.array_equal(each.weights[goal.metric], weights):
-            return OtherTestSets(None)
+            had = [{x.sha256 for n in of_units for x in found[arm, n]} for arm in (better, worse)]
+            return OtherTestSets(None, unlike=workload.unit_plural if had[0] == had[1] else "arms")
 
     def means(arm: str) -> NDArray:  # over the final seeds of each unit, [units, examples]
         values = [[run.values[goal.metric] for run in found[arm, unit]] for unit in of_units]

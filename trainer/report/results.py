@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from trainer.config import Call, Tree
 from trainer.engine.examples import Examples
@@ -340,6 +341,7 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
     )
 
 
+_CHANCE = 0.025  # of one side, that an end of what was tried wins so often
 Place = tuple[int, int]  # a search, and the number of a point in it
 
 
@@ -453,6 +455,26 @@ def at_edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
         return None
     space, where = edge_of(scan.at, scan.best, workload.spaces[scan.arm].axes[scan.path])
     return None if where is None else (scan.at[scan.best], space, where)
+
+
+def winners_at_ends(workload: Workload, scan: Scan) -> tuple[int, int, str] | None:
+    """Returns in how many searches of how many the smallest or the largest value tried has won."""
+    # None if that is no more than what chance does: in a search of k values each one may win. The
+    # text is "smallest" or "largest".
+    tried: dict[int, dict[int | None, float]] = {}
+    for run in workload.trials_of(scan.arm):
+        if (value := number_of(run.values.get(scan.path))) is not None:
+            tried.setdefault(run.search, {})[run.number] = value
+    ends, counts = {"smallest": 0, "largest": 0}, [len({*x.values()}) for x in tried.values()]
+    for search, values in tried.items():
+        won = values.get(workload.winners.get((scan.arm, search)))
+        ends["smallest"] += won == min(values.values())
+        ends["largest"] += won == max(values.values())
+    end, count = max(ends.items(), key=lambda item: item[1])
+    if min(counts, default=0) < 3 or workload.path is None:
+        return None
+    by_chance = binom.sf(count - 1, len(tried), 1 / min(counts))
+    return (count, len(tried), end) if by_chance < _CHANCE else None
 
 
 def spans_decades(values: Iterable[float]) -> bool:

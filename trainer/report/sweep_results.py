@@ -24,7 +24,7 @@ from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name, searches_
 from trainer.sweep.plan_file import revision_changes, shown_part
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
-from trainer.workdir.code import are_steps
+from trainer.workdir.code import are_data, are_steps
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -270,8 +270,9 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
 
 
 def _changed_steps(evidence: Evidence) -> list[str]:
-    """Returns sentences about changed programs; changed files are in the runs' fingerprints."""
-    return change_sentences([x for x in changes_in(evidence.ledger) if are_steps(x.files)])
+    """Returns sentences on changed programs and data; changed files are in runs' fingerprints."""
+    changes = changes_in(evidence.ledger)
+    return change_sentences([x for x in changes if are_steps(x.files) or are_data(x.files)])
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:

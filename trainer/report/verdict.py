@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined, plural
 from trainer.report.conditions import conditions
-from trainer.report.pairs import EarlierLook, Pair, Standing, reason_not_to_judge, standings
-from trainer.report.results import Workload, at_edge, axes_of, scans
+from trainer.report.pairs import ROUNDING, EarlierLook, Pair, Standing, reason_not_to_judge, standings
+from trainer.report.results import Workload, at_edge, axes_of, scans, winners_at_ends
 from trainer.report.statistics import decide
 from trainer.report.wording import p_sentence, shown
 
@@ -107,6 +107,13 @@ def _limits(workload: Workload) -> Iterator[str]:
     if found := [f"{names[scan.path]} of {scan.arm}" for scan in every if at_edge(workload, scan)]:
         what = "lie at edges of their spaces" if len(found) > 1 else "lies at an edge of its space"
         yield f"The best {joined(found, _NAMED)} {what}, and a wider one may have a better point."
+    for scan in every:
+        if not at_edge(workload, scan) and (found := winners_at_ends(workload, scan)):
+            count, searches, end = found
+            yield (
+                f"In {count} of the {searches} searches of {scan.arm} the trial with the {end}"
+                f" {names[scan.path]} won: a {end[:-2]}r one may be better."
+            )
 
 
 def recommended_units(workload: Workload) -> int:
@@ -232,7 +239,9 @@ class _Writer:
             but = "" if closest.without_mean else f", but not on the {units}"
             how = f"The mean of {first} is the best{but}. {how}"
         text += f" {how}"
-        if not equal:
+        if closest.rounding:
+            text += f" That is less than {ROUNDING:g} of the values, which rounding can make."
+        elif not equal:
             text += self._would_decide(closest)
         better = joined([self._object(pair.worse) for pair in against])
         return text + (f" {self._subject(first, True)} is better than {better}." if against else "")
@@ -323,7 +332,7 @@ class _Writer:
 
     def _on_other_test_sets(self, against: Sequence[Pair], equal: Sequence[Pair]) -> list[str]:
         """Says which claims, of an order or of an equivalence, may not hold on other test sets."""
-        sentences, unlike, relevant = [], False, self._goal.relevant or 0.0
+        sentences, unknown, relevant = [], list[str](), self._goal.relevant or 0.0
         for pair in equal:
             found = pair.elsewhere.found if pair.elsewhere else None
             if found is None or found.low is None or found.high is None:
@@ -337,7 +346,11 @@ class _Writer:
             if (known := pair.elsewhere) is None:
                 continue
             if (found := known.found) is None:
-                unlike = True
+                unknown.append(
+                    f"The {known.unlike} were not scored on the same test examples"
+                    if known.unlike
+                    else f"Runs of {joined(pair.arms)} have no results on single test examples"
+                )
             elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
                 of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
                 over = plural(found.examples, "example")
@@ -346,11 +359,8 @@ class _Writer:
                     f"On another test set of this size the order{of} may change (two-way interval"
                     f" {self._ends(found.low, found.high)} over {over})."
                 )
-        if unlike:
-            sentences.append(
-                "The arms were not scored on the same test examples, so that nothing can be said"
-                " about another test set."
-            )
+        for why in unknown[:1]:
+            sentences.append(f"{why}, so that nothing can be said about another test set.")
         return sentences
 
     def _when_judged(self, pair: Pair) -> str:

@@ -8,7 +8,7 @@ segments of runs, or whole runs, which are computed again and compared bit by bi
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -279,7 +279,8 @@ def verify_claim(
     order = [others[name] for name in drawn(others, content, public)]
     count = wanted.runs if wanted.segments is None else wanted.segments
     picked, left = order[:count], {x.name: x for x in (*order[count:], *rest)}
-    check = _Check(vocabulary, log, wanted.measured)
+    kept = results.compared if plan.per_example else set[str]()
+    check = _Check(vocabulary, log, wanted.measured, kept)
     found = [check.compute(each) for each in (*last, *picked)]
     more = [left[name] for name in drawn(left, content, public)]
     kinds = (check.measure(found, len(last), more, kind) for kind in (True, False))
@@ -330,16 +331,26 @@ def _divided(
 class _Check:
     """Computes segments again; `vocabulary` and `log` are as for `verify_claim`."""
 
-    # Differences of another environment are measured on `count` segments of a kind.
+    # Differences of another environment are measured on `count` segments of a kind. The runs in
+    # `examples` keep their results on single test examples.
 
-    def __init__(self, vocabulary: Sequence[str], log: Callable[[str], None], count: int):
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        log: Callable[[str], None],
+        count: int,
+        examples: Set[str],
+    ):
         self._vocabulary, self._log, self._count = vocabulary, log, count
+        self._examples = examples
         self._fingerprint: Mapping[str, Any] = {}
 
     def compute(self, segment: Segment) -> Recomputed:
         """Computes a segment again."""
         self._log(f"Computing {segment.name} again.")
-        found, self._fingerprint = recompute(segment, self._vocabulary)
+        found, self._fingerprint = recompute(
+            segment, self._vocabulary, segment.run.name in self._examples
+        )
         return found
 
     def measure(

@@ -16,14 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import config as configs
 from trainer.checkpoint import Checkpoints, CorruptCheckpoint, distances
 from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
 from trainer.diagnose.verify import TrainerProcess
+from trainer.engine.loading import load_located
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
 from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import files_in
+from trainer.sweep.per_example_file import example_differences
+from trainer.sweep.wave import keep_examples
 from trainer.train.clipping import CLIPPED_FILE
+from trainer.train.restoring import restore_of
 from trainer.workdir.fingerprint import fingerprint_differences
 from trainer.writers import iterate_metrics, read_metrics
 from trainer.writers.lines import lines_of
@@ -32,6 +37,7 @@ from trainer.writers.summary import read_summary
 
 ENDS = "end"  # of a run that ended otherwise, with the same rows
 STATE = "state: "  # before the name of a part of the state, beside the names of metrics
+EXAMPLES = "single test examples: "  # before the name of an array of per_example.npz
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,8 @@ class Recomputed:
 
     name: str
     # what differs -> the largest relative difference: metrics by their names, and parts of the
-    # last state after `STATE`; infinite if only one side has a value. Empty if rows and state are
-    # equal, bit for bit.
+    # last state after `STATE`; infinite if only one side has a value. Of the results on single test
+    # examples, after `EXAMPLES`, it is the mean difference. Empty if all are equal, bit for bit.
     apart: Mapping[str, float] = field(default_factory=dict)
     first: str = ""  # where it differs first, such as "train/loss at step 10"; "" if it does not
     differing: tuple[str, ...] = ()  # what the environment of the check has otherwise, as texts
@@ -90,7 +96,7 @@ class Recomputed:
 
     @property
     def same(self) -> bool:
-        """Whether all rows, and the state at the end, are equal, bit for bit."""
+        """Whether all rows, the state at the end and single results are equal, bit for bit."""
         return not self.apart
 
     @property
@@ -99,9 +105,12 @@ class Recomputed:
         return max(self.apart.values(), default=0.0)
 
 
-def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, dict[str, Any]]:
+def recompute(
+    segment: Segment, vocabulary: Sequence[str], examples: bool = False
+) -> tuple[Recomputed, dict[str, Any]]:
     """Computes a segment again in a process of its own; raises UserError if it cannot."""
-    # It runs the command that trains, in a folder of its own. Returns the result, and the
+    # It runs the command that trains, in a folder of its own. With `examples`, a run that ends
+    # with the segment is evaluated on single test examples, too. Returns the result, and the
     # fingerprint of the process. The UserError says nothing of the run.
     run, end = segment.run, segment.end
     until = run.summary.step if end is None and run.end == "pruned" else end
@@ -129,12 +138,24 @@ def recompute(segment: Segment, vocabulary: Sequence[str]) -> tuple[Recomputed, 
         record = read_record(again / "run.json")
         fingerprint = {} if record is None else dict(record["fingerprint"])
         apart, first = _compare(segment, again)
+        if examples and end is None and summary.end == run.end == "done":
+            _keep_examples(again, summary.step, vocabulary)
+            found = example_differences(run.folder, again)
+            apart |= {f"{EXAMPLES}{name}": size for name, size in found.items()}
+            first = first or ", ".join(f"{EXAMPLES}{name}" for name in found)
         wanted = "stopped" if until is not None else run.end
         if summary.end != wanted and not apart:  # all rows are those of a run that ended otherwise
             apart, first = {ENDS: math.inf}, f"as {summary.end!r}, and not as {wanted!r}"
     differing, other_program = process_conditions(run, fingerprint)
     found = Recomputed(segment.name, apart, first, differing, segment.start == 0, other_program)
     return found, fingerprint
+
+
+def _keep_examples(again: Path, step: int, vocabulary: Sequence[str]) -> None:
+    """Writes the results on single test examples of the run in a folder, which has ended."""
+    program = load_located(configs.load([again / "config.yaml"]), vocabulary)
+    state = restore_of(program, again, step)
+    keep_examples(program, state, again, fence=lambda: None, log=lambda line: None)
 
 
 def process_conditions(run: Result, fingerprint: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:

@@ -1,9 +1,9 @@
-"""The user's code that a sweep runs with: changed code is refused, or noted in the ledger.
+"""The user's code and data that a sweep runs with: changes are refused, or noted in the ledger.
 
 Since the planning, the ledger has the hashes of each file of the `--vocabulary` packages that a
 process of the sweep has imported. A file that no process had imported before is added, as is one
 with other comments; one that differs is refused, unless the user allows it with
-`--allow_changed=code`.
+`--allow_changed=code`. So are the fingerprints of data, by `--allow_changed=data`.
 """
 
 import contextlib
@@ -20,18 +20,17 @@ from trainer.sweep.ledger import Ledger, LedgerWriter
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
-ALLOWED = "--allow_changed=code"
 _SHOWN = 4
 
 
 class CodeChanged(UserError):
-    """Raised if a process would compute trials with other code than the trials before."""
+    """Raised if a process would compute trials with other code or data than the trials before."""
 
 
 class CodeChange(NamedTuple):
-    """A change of the user's code that was allowed."""
+    """A change of the user's code or data that was allowed."""
 
-    files: Mapping[str, str]  # file, function or class -> its hash from then on
+    files: Mapping[str, str]  # file, function, class or data -> its hash from then on
     after: int  # how many trials had ended before it
 
 
@@ -50,14 +49,18 @@ def changed_hashes(
 ) -> dict[str, str]:
     """Returns the old hashes of what differs from the code with which the sweep ran before."""
     # Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
-    # be read. `found` is the code of this process, from `trainer.workdir.code.hashes`. Files that
-    # only one of the two has are not compared: a process may not have imported them.
-    from trainer.workdir import code  # imports jax, which a sweep's status does without
+    # be read. `found` is the code of this process, from `trainer.workdir.code.hashes`, or data of
+    # which `allowed` must have "data". What only one of the two has is not compared: a process may
+    # not have imported it.
+    # They import jax, which a sweep's status does without.
+    from trainer.workdir import code
+    from trainer.workdir.fingerprint import NOT_SEEDED
 
     known = ledger.code()
     names = code.differing_files({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
-    if changed and "code" not in allowed:
+    kind = "data" if code.are_data(changed) else "code"
+    if changed and kind not in allowed:
         lines = []
         for name, (_, after) in changed.items():
             since = f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
@@ -65,11 +68,11 @@ def changed_hashes(
         if len(lines) > _SHOWN:
             lines[_SHOWN - 1 :] = [f"  and {len(lines) - _SHOWN + 1} more\n"]
         raise CodeChanged(
-            f"The code of the sweep in {folder} was changed, so that its trials would not be"
+            f"The {kind} of the sweep in {folder} changed, so that its trials would not be"
             f" compared under equal conditions:\n{''.join(lines)}"
-            f"{code.STEP_ALONE * code.are_steps(changed)}"
-            "Restore the code, or start a sweep with the new one in another --workdir; or go on"
-            f" with {ALLOWED}: the ledger and the report say what changed."
+            f"{code.STEP_ALONE * code.are_steps(changed)}{NOT_SEEDED * (kind == 'data')}"
+            f"Restore the {kind}, or start another sweep in another --workdir; or go on with"
+            f" --allow_changed={kind}: the ledger and the report say what changed."
         )
     return {name: file.hash for name, file in changed.items()}
 
@@ -128,10 +131,11 @@ def change_sentences(changes: Sequence[CodeChange]) -> list[str]:
 
     Example:
         >>> change_sentences([CodeChange({"lab/nets.py": "0f"}, 12)])
-        ['The code was changed after 12 trials had ended, as was allowed: lab/nets.py.']
+        ['The code changed after 12 trials had ended, as was allowed: lab/nets.py.']
     """
     lines = []
     for files, after in changes:
         when = f"after {plural(after, 'trial')}" if after else "before a trial"
-        lines.append(f"The code was changed {when} had ended, as was allowed: {listing([*files])}.")
+        what = "data" if all(name.startswith("the data") for name in files) else "code"
+        lines.append(f"The {what} changed {when} had ended, as was allowed: {listing([*files])}.")
     return lines

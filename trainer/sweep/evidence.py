@@ -21,7 +21,13 @@ from trainer.sweep.code_changes import (
     versions_in,
 )
 from trainer.sweep.derivation import derive
-from trainer.sweep.final import FINAL_FILE, is_same_value, trials_until, wrong_choices
+from trainer.sweep.final import (
+    FINAL_FILE,
+    final_trials,
+    is_same_value,
+    trials_until,
+    wrong_choices,
+)
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
@@ -39,7 +45,7 @@ from trainer.sweep.ledger import (
     read_ledger,
     results_in,
 )
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_means
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, read_examples, unlike_means
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
@@ -151,6 +157,8 @@ class _Examination:
             self._check_choices(CUTS_FILE, halving.wrong_cuts())
             self._check_choices(POINTS_FILE, wrong_points(*of_plan, again=self._thorough))
             self._check_choices(FINAL_FILE, wrong_choices(*of_plan))
+            if self._thorough:
+                self._check_examples(self._plan)
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -307,9 +315,34 @@ class _Examination:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
             self._fault(f"{name}/{SUMMARY_FILE}", why)
-        if wrong := list(unlike_means(self._folder / name, outcome.metrics)):
-            why = f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
-            self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
+
+    def _check_examples(self, plan: Plan) -> None:
+        """Checks the results of final runs on single test examples."""
+        # All runs of an arm have them, for all metrics that are finite: otherwise, who removes
+        # those of one run could silence what a verdict says of other test sets.
+        every = "some examples"
+        kept: dict[str, dict[str, set[str]]] = {}  # arm -> run -> what its file has
+        with contextlib.suppress(DamagedFile):  # of final.json, of which another check says so
+            for trial in filter(plan.keeps_examples, final_trials(self._folder, plan) or ()):
+                outcome = self._outcome(name := trial.folder)
+                if outcome is None or outcome.end != "done":
+                    continue
+                has = kept.setdefault(trial.arm, {}).setdefault(name, set())
+                if (found := read_examples(self._folder / name)) is None:
+                    continue
+                has |= {*found.values, *([every] if found.complete else ())}
+                if wrong := list(unlike_means(found, outcome.metrics)):
+                    why = f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
+                    self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
+        for arm, runs in kept.items():
+            some = set[str]().union(*runs.values())
+            for name, has in runs.items():
+                outcome = self._outcome(name)
+                values = outcome.metrics if outcome else {}
+                lacks = [x for x in some - has if math.isfinite(values.get(f"eval/{x}", 0.0))]
+                if lacks:
+                    why = f"it lacks {listing(sorted(lacks))}, which other runs of {arm} have"
+                    self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
 
     def _check_choices(self, name: str, wrong: Iterable[str]) -> None:
         """Adds what is wrong with a file of what was chosen by the results."""

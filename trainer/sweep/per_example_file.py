@@ -9,6 +9,7 @@ Each metric that is a mean over examples has arrays like those of the loss. `num
 """
 
 import io
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,14 +54,11 @@ def _compact(values: NDArray) -> NDArray:
     return half if close else values.astype(np.float32)
 
 
-def unlike_means(folder: Path, metrics: Mapping[str, float]) -> Iterator[str]:
+def unlike_means(found: Examples, metrics: Mapping[str, float]) -> Iterator[str]:
     """Yields the metrics whose mean over a run's examples is not that of its last row."""
-    # `metrics` are those of the last row, by names such as "eval/loss". A file that is missing or
-    # damaged, or has the first 100,000 examples only, is not compared.
-    found = read_examples(folder)
-    if found is None or not found.complete:
-        return
-    for name, values in found.values.items():
+    # `metrics` are those of the last row, by names such as "eval/loss". The first 100,000 examples
+    # of more are not compared.
+    for name, values in found.values.items() if found.complete else ():
         value, weight = metrics.get(f"eval/{name}"), found.weights[name].astype(float)
         each = values.astype(float)
         size = float(np.average(abs(each), weights=weight))
@@ -68,6 +66,28 @@ def unlike_means(folder: Path, metrics: Mapping[str, float]) -> Iterator[str]:
         mean = float(np.average(each, weights=weight))
         if value is not None and not abs(mean - value) <= within * size:  # also for NaN
             yield f"eval/{name}"
+
+
+def example_differences(one: Path, other: Path) -> dict[str, float]:
+    """Returns what differs in the files of two runs -> its mean difference, as a share of it."""
+    # It is infinite for a file or an array that only one has, and for other examples. Equal files
+    # give nothing.
+    a, b = read_examples(one), read_examples(other)
+    if a is None or b is None:
+        return {PER_EXAMPLE_FILE: math.inf} if (a, b) != (None, None) else {}
+    apart = {}
+    if (a.sha256, a.complete) != (b.sha256, b.complete):
+        apart["sha256"] = math.inf
+    for kind in ("values", "weights"):
+        ours, theirs = getattr(a, kind), getattr(b, kind)
+        for name in sorted({*ours, *theirs}):
+            x, y = (np.asarray(each.get(name, ()), float) for each in (ours, theirs))
+            if x.shape != y.shape:
+                apart[name] = math.inf
+            elif not np.array_equal(x, y):
+                size = float(abs(x - y).sum() / np.maximum(abs(x), abs(y)).sum())
+                apart[name] = max(apart.get(name, 0.0), size)
+    return apart
 
 
 def read_examples(folder: Path) -> Examples | None:

@@ -96,7 +96,7 @@ class Setting:
     log: Callable[[str], None]
     # adds the user's code that this process imported to the ledger, and returns it: file -> hash
     note_code: Callable[[], Mapping[str, str]]
-    allow_changed: Sequence[str]  # what may differ from the processes before: "code" or nothing
+    allow_changed: Sequence[str]  # what of a wave may differ when it is resumed: "code" or nothing
     slow_lines: SlowLines
     reporter: Reporter
     config_files: ConfigFiles
@@ -343,10 +343,10 @@ class Wave:
 
     # Progress.
 
-    def report(self, **progress: float) -> None:
-        """Writes progress.json, which `sweep status` reads, at most every two seconds."""
+    def report(self, last: bool = False, **progress: float) -> None:
+        """Writes progress.json, which `sweep status` reads, every two seconds and at the end."""
         now = time.monotonic()
-        if now - self._reported < _BETWEEN_REPORTS:
+        if now - self._reported < _BETWEEN_REPORTS and not last:
             return
         self._reported = now
         temporary = temporary_beside(self.path / "progress.json")

@@ -175,14 +175,15 @@ class WaveRunner:
             if not self._trial_loops:
                 break
             step = self._trial_loops[0].step
+            rate = (step - first) / max(time.monotonic() - began, 1e-9)
+            count, last = len(self._trial_loops), stop is not None
+            wave.report(last, step=step, steps=steps, trials=count, rate=rate)
             if consensus.save:
                 start = time.monotonic()
                 saved = self._save(checkpoints, step)
                 autosave.record_save(time.monotonic() - start)
                 if stop:
                     return self._stop(checkpoints, step, saved, stop)
-            rate = (step - first) / max(time.monotonic() - began, 1e-9)
-            wave.report(step=step, steps=steps, trials=len(self._trial_loops), rate=rate)
         return DONE
 
     def _compute_blocks(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 
 from trainer.checkpoint import UnlikeCheckpoint
-from trainer.config import wording
+from trainer.config import Call, wording
 from trainer.config.wording import listing
 from trainer.data.shards import DataChanged
 from trainer.engine.loading import load_located
@@ -26,7 +26,7 @@ from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
+from trainer.sweep.code_changes import CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
 from trainer.sweep.folder import SweepFolder, WaveClaim
@@ -56,7 +56,7 @@ class Worker:
 
     # `workers` is how many workers share the trials, at least. `locks` is what keeps others from
     # the trials of this process; see `Presence`. `allow_changed` is what may differ from the
-    # processes before: "code" or nothing.
+    # processes before: "code", "data", both or nothing.
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Worker:
             signals,
             log,
             self._note_code,
-            allow_changed,
+            [name for name in allow_changed if name == "code"],  # no run has two kinds of data
             SlowLines(math.inf),  # other workers may keep this machine busy
             Reporter(log),
             ConfigFiles(self._vocabulary),
@@ -83,7 +83,7 @@ class Worker:
         self._noted: Mapping[str, str] = {}  # the code of this process that the ledger has
         # Called once: it asks git and reads what is installed.
         self._conditions = cache(lambda: program_conditions(fingerprint()))
-        self._workers = workers
+        self._workers, self._allowed = workers, allow_changed
         self._signals, self._log = signals, log
         self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
         self._prepared: dict[int, Prepared] = {}  # by program, in the order of their last use
@@ -130,8 +130,8 @@ class Worker:
         found = code.hashes(self._vocabulary)
         # Other workers may use changed code by now; this process still has what it imported.
         if new := {name: hash for name, hash in found.items() if name not in self._noted}:
-            if changed := self.folder.note_code(new, self._setting.allow_changed):
-                self._log(f"The code was changed, as is allowed: {listing(changed)}.")
+            if changed := self.folder.note_code(new, self._allowed):
+                self._log(f"The code changed, as is allowed: {listing(changed)}.")
             self._noted = found
         return found
 
@@ -167,7 +167,7 @@ class Worker:
                 return DONE
             if isinstance(error, RunChanged):  # other code or settings than when the wave began
                 end = "failed"
-                more = f", go on with {ALLOWED}" if error.keys == ("code",) else ""
+                more = ", go on with --allow_changed=code" if error.keys == ("code",) else ""
                 raise UserError(
                     f"{error.changes}Restore the old value{more}; or remove {claim.path}, and its"
                     " trials are computed from the beginning."
@@ -290,9 +290,9 @@ class Worker:
         first = claim.trials[0]
         program = load_located(first.config, self._vocabulary)
         self._note_code()  # before compiling, which takes time
-        self._note_step(claim.program, program)
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
+        self._note_program(claim.program, program, data)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
@@ -301,15 +301,21 @@ class Worker:
         self._prepared[claim.program] = prepared
         return prepared
 
-    def _note_step(self, index: int, program: Program) -> None:
-        """Adds the program of a training step to the ledger, if it has code of the user."""
-        # Before compiling, which takes time. Its name has what the program depends on besides that
-        # code: it is compared with that of a worker on the same kind of device and versions.
+    def _note_program(self, index: int, program: Program, data: str) -> None:
+        """Adds a program's data to the ledger, and its training step if it has code of the user."""
+        # Before compiling, which takes time. The name of each has what it depends on otherwise:
+        # that of data their arguments; and a step is compared with that of a worker on the same
+        # kind of device and versions.
+        shared, allowed = self.folder.plan.programs[index], self._allowed
+        call = self.folder.plan.example_of(shared).config.root.kwargs.get("data")
+        given = call.name if isinstance(call, Call) else "digits"
+        found = {f"{code.DATA} of {given} ({fingerprint_digest({'data': repr(call)})[:8]})": data}
+        if changed := self.folder.note_code(found, allowed):
+            self._log(f"The data changed, as is allowed: {listing(changed)}.")
         if self._vocabulary:
-            shared = self.folder.plan.programs[index]
             given = self._conditions(), shared.inputs, shared.steps
             name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
-            self.folder.note_code({name: program.step_digest}, self._setting.allow_changed)
+            self.folder.note_code({name: program.step_digest}, allowed)
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""

@@ -215,7 +215,7 @@ _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
     "of yours may yield other batches; those of Lockstep yield the same.\n"
 )
-_NOT_SEEDED = (
+NOT_SEEDED = (
     "The config and your code are the same. If no file of the data changed, the data set draws "
     "random numbers without a seed, and every process has other data: draw them from "
     "np.random.default_rng(seed), with an argument `seed`, and begin in another --workdir. "
@@ -302,7 +302,7 @@ def refuse_changes(
                 else "another one, too.\n"
             )
         if [change.key for change in changes if change.kind != "bits"] == ["data"]:
-            note += _NOT_SEEDED
+            note += NOT_SEEDED
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"

@@ -34,6 +34,8 @@ def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, 
     """
     with open(file, newline="") as lines:
         table = list(csv.DictReader(lines))
+    if not table:
+        raise ValueError(f"{file} has no rows below its line of names.")
     for name in (LABEL, *([GROUP] if GROUP else []), *IGNORED):
         if name not in table[0]:
             raise ValueError(f"{file} has no column {name!r}; it has {', '.join(table[0])}.")
@@ -44,30 +46,34 @@ def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, 
     trained, chosen = np.isin(names, parts["train"]), np.isin(names, parts[split])
     measured = [name for name in table[0] if name not in (LABEL, GROUP, *IGNORED)]
     x = np.array(
-        [[_number(row, name, line) for name in measured] for line, row in enumerate(table)]
+        [
+            [_number(row, name, f"{file}:{line}") for name in measured]
+            for line, row in enumerate(table, 2)
+        ]
     )
     mean, deviation = np.nanmean(x[trained], axis=0), np.nanstd(x[trained], axis=0)
     missing = np.isnan(x)
     x = np.where(missing, 0.0, (x - mean) / np.where(deviation > 0, deviation, 1.0))
     x = np.concatenate([x, missing[:, missing.any(axis=0)]], axis=1).astype(np.float32)
-    label = np.array([_class_of(row[LABEL], table) for row in table], np.int32)
+    label = np.array([_class_of(row[LABEL], table, file) for row in table], np.int32)
     return {"x": x[chosen], "label": label[chosen]}
 
 
-def _class_of(value: str, table: list[dict[str, str]]) -> int:
+def _class_of(value: str, table: list[dict[str, str]], file: str) -> int:
     if value not in CLASSES:
         found = Counter(row[LABEL] for row in table).most_common()
         told = ", ".join(f"{each!r} ({count} rows)" for each, count in found)
-        raise ValueError(f"CLASSES has no {value!r}. The column {LABEL!r} has {told}.")
+        raise ValueError(f"CLASSES has no {value!r}. The column {LABEL!r} of {file} has {told}.")
     return CLASSES.index(value)
 
 
-def _number(row: dict[str, str], name: str, line: int) -> float:
+def _number(row: dict[str, str], name: str, line: str) -> float:
     try:
         return float(row[name] or "nan")
     except ValueError:
-        where = f"line {line + 2}, column {name!r}"
-        raise ValueError(f"{where}: {row[name]!r} is no number. Is it in IGNORED?") from None
+        text = f"{line}, column {name!r}: {row[name]!r} is no number. Add the column to IGNORED;"
+        more = " or write its texts as numbers, such as a column of 0 and 1 for each of them."
+        raise ValueError(text + more) from None
 
 
 @dataclass(frozen=True)

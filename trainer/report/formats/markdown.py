@@ -99,7 +99,7 @@ def _trials(trials: Trials, path: str | None) -> Iterator[str]:
     best = replace(table, rows=tuple(row for rows in by_arm.values() for row in rows[:_BEST]))
     if len(best.rows) < len(table.rows):
         where = f"; {_link(path)} has all" if path else ""
-        yield f"The {_BEST} best of each arm, of {len(table.rows)} trials{where}."
+        yield f"The {_BEST} best of each arm, of {len(table.rows)} runs{where}."
     if not best.rows:
         yield "No trials."
         return

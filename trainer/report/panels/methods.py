@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trainer.config import Call
 from trainer.config.wording import brief
 from trainer.messages import joined, plural
-from trainer.report.conditions import fingerprint_rows, read_run_config
+from trainer.report.conditions import compared_groups, fingerprint_rows, read_run_config
 from trainer.report.document import Block, Cell, Column, Columns, Table
 from trainer.report.pairs import Pair
 from trainer.report.results import ArmSpace, Result, Revision, Workload, tunings
@@ -217,6 +217,7 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
         data = _common(workload, arms, "data")
         model = _common(workload, arms, "model")
         sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
+        sentences += filter(None, [compared_groups(workload)])
         planned = [run for run in (*workload.trials, *workload.finals) if run.steps]
         steps = sorted({run.planned for run in planned})
         given = (workload.configs[arm].kwargs.get("data") for arm in arms)
