@@ -33,7 +33,7 @@ from trainer.workdir.fingerprint import fingerprint_differences
 from trainer.writers import iterate_metrics, read_metrics
 from trainer.writers.lines import lines_of
 from trainer.writers.run_record import read_record
-from trainer.writers.summary import read_summary
+from trainer.writers.summary import Summary, read_summary
 
 ENDS = "end"  # of a run that ended otherwise, with the same rows
 STATE = "state: "  # before the name of a part of the state, beside the names of metrics
@@ -125,16 +125,7 @@ def recompute(
             _begin(segment, again)
         with TrainerProcess(command, again) as process:
             process.wait(DONE, STOPPED, FAILED)
-            summary = read_summary(again)
-            # A run that diverged ends so again; any other error says nothing of the claim.
-            if summary is None or summary.end == "failed" != run.end:
-                raise UserError(f"{segment.name} could not be computed:\n{process.tail()}")
-            if until is None and summary.end != "failed" == run.end:
-                raise UserError(
-                    f"{segment.name} failed where the sweep was computed, and not here, which shows"
-                    f" nothing of it: {run.folder / 'summary.json'} says why. A further public"
-                    " number draws others."
-                )
+            summary = _ended(segment, read_summary(again), until, process)
         record = read_record(again / "run.json")
         fingerprint = {} if record is None else dict(record["fingerprint"])
         apart, first = _compare(segment, again)
@@ -149,6 +140,22 @@ def recompute(
     differing, other_program = process_conditions(run, fingerprint)
     found = Recomputed(segment.name, apart, first, differing, segment.start == 0, other_program)
     return found, fingerprint
+
+
+def _ended(
+    segment: Segment, summary: Summary | None, until: int | None, process: TrainerProcess
+) -> Summary:
+    """Returns how the process ended; raises UserError if that says nothing of the run."""
+    # A run that diverged ends so again; any other error says nothing of the claim.
+    if summary is None or summary.end == "failed" != segment.run.end:
+        raise UserError(f"{segment.name} could not be computed:\n{process.tail()}")
+    if until is None and summary.end != "failed" == segment.run.end:
+        raise UserError(
+            f"{segment.name} failed where the sweep was computed, and not here, which shows"
+            f" nothing of it: {segment.run.folder / 'summary.json'} says why. A further public"
+            " number draws others."
+        )
+    return summary
 
 
 def _keep_examples(again: Path, step: int, vocabulary: Sequence[str]) -> None:
