@@ -85,6 +85,11 @@ def test_settings_apply_in_order_and_reach_values_set_by_earlier_ones(config):
     assert changed.root.kwargs["model"] == Call("models.mlp", {"width": 9, "depth": 1})
 
 
+def test_a_setting_of_a_sweeps_base_is_told_where_it_stands(config):
+    with pytest.raises(ConfigError, match="stands below set: --set set={steps: ...}"):
+        override(config, ["base=base.yaml", "base.steps=100"])
+
+
 def test_a_long_setting_is_cut_with_a_mark(config):
     name = "x" * 100
     label = str(override(config, [f"model.name={name}"]).sources["model.name"])

@@ -132,7 +132,10 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
     place = above or "The root"
     if not isinstance(node.value, Call | dict | list):
         shown = describe(nodes.plain(node))
-        raise ConfigError(f"{above} is {shown}, which has no keys, so it has no {word!r}.", source)
+        text = f"{above} is {shown}, which has no keys, so it has no {word!r}."
+        if above == "base":  # the file of a sweep's base
+            text += f" What all arms change in it stands below set: --set set={{{path}: ...}}."
+        raise ConfigError(text, source)
     what = "the elements" if isinstance(node.value, list) else ""
     hint = known_names(word, known, f"It has {what}".strip())
     if isinstance(node.value, Call) and word.isidentifier() and nearest(word, known) is None:
