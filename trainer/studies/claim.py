@@ -279,7 +279,8 @@ def verify_claim(
     order = [others[name] for name in drawn(others, content, public)]
     count = wanted.runs if wanted.segments is None else wanted.segments
     picked, left = order[:count], {x.name: x for x in (*order[count:], *rest)}
-    kept = results.compared if plan.per_example else set[str]()
+    finals = final_trials(folder, plan) or ()  # there are none without final seeds
+    kept = {trial.folder for trial in finals if plan.keeps_examples(trial)}
     check = _Check(vocabulary, log, wanted.measured, kept)
     found = [check.compute(each) for each in (*last, *picked)]
     more = [left[name] for name in drawn(left, content, public)]
