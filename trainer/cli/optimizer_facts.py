@@ -177,7 +177,7 @@ class Facts:
         needs = () if self.cost is None else self.cost.needs
         optimizer = self.optimizer
         if "matrices" in needs:
-            matrices = Call("optim.group", {"match": ".*/kernel", "optimizer": optimizer})
+            matrices = Call("optim.group", {"match": "block.*/kernel", "optimizer": optimizer})
             optimizer = Call("optim.optimizer", {"groups": {"matrices": matrices, "rest": _REST}})
         size = "null" if "whole batches" in needs else 128
         return _with_optimizer(

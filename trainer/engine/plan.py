@@ -192,7 +192,7 @@ def find_matrices(optimizer: optim.Optimizer, params: Any, outputs: int = 0) -> 
             lines.append(
                 f"{joined(last)} gives the {outputs:,} outputs of the model, and {one.optimizer}"
                 " works on it as on a hidden layer. The authors of Muon leave the first and the"
-                " last layer to AdamW: a match such as hidden.*/kernel takes neither."
+                " last layer to AdamW: block.*/kernel takes neither of Lockstep's own models."
             )
         if one.wrong:
             raise ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
