@@ -682,7 +682,10 @@ def test_searches_whose_winner_is_mostly_the_first_or_last_value_are_named(won, 
     text = judged(replace(work, trials=tuple(trials), winners=winners))
     sentence, rate = "searches of drug_1 the", "matrices.learning_rate"
     assert ("searches of drug_1 the trial with" in text) == bool(said)
-    assert not said or f"In {7 + (won == 3)} of the 8 {sentence} trial with the {said} {rate} won" in text, text
+    assert (
+        not said
+        or f"In {7 + (won == 3)} of the 8 {sentence} trial with the {said} {rate} won" in text
+    ), text
     assert not said or f"a {said[:-2]}r one may be better" in text
 
 

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined, plural
 from trainer.report.conditions import conditions
-from trainer.report.pairs import ROUNDING, EarlierLook, Pair, Standing, reason_not_to_judge, standings
+from trainer.report.pairs import (
+    ROUNDING,
+    EarlierLook,
+    Pair,
+    Standing,
+    reason_not_to_judge,
+    standings,
+)
 from trainer.report.results import Workload, at_edge, axes_of, scans, winners_at_ends
 from trainer.report.statistics import decide
 from trainer.report.wording import p_sentence, shown
