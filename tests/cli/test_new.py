@@ -135,10 +135,10 @@ def unlike(arms, path):
 def test_a_comparison_has_equal_schedules_decay_clipping_and_spaces(tmp_path, capsys):
     assert main(["new", "comparison", "first"]) == 0
     printed = capsys.readouterr().out
-    assert (
-        "compares adamw and muon, for the group 'matrices': 64 runs, and 16 final runs.\npower: 2 arms"
-        in printed
+    said = (
+        "compares adamw and muon, for the group 'matrices': 64 runs, and 16 final runs.\npower: 2"
     )
+    assert said in printed
     path = "optimizer.groups.matrices.optimizer"
     arms = arms_of(tmp_path / "first/sweep.yaml")
     assert [*arms] == ["adamw", "muon"] and not unlike(arms, path)

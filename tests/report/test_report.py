@@ -95,7 +95,7 @@ def test_a_smaller_value_is_better_where_the_goal_says_so():
 
 
 def test_a_difference_that_rounding_can_make_is_not_decided():
-    """One optimizer that was written in two ways was better than itself, by 9e-07, with p = 0.02."""
+    """One optimizer that was written in two ways was better than itself, by 9e-07, p = 0.02."""
     draw = np.random.default_rng(0)
     values = 0.3 + 0.01 * draw.standard_normal(10)
     for size, decided in ((1e-6, False), (1e-5, True)):
