@@ -21,6 +21,7 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder, WaveContent, wave_name
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.status import SweepReader
 from trainer.sweep.wave_runner import WaveRunner
 from trainer.workdir import read_record
 from trainer.writers.summary import read_outcome
@@ -488,6 +489,18 @@ def worker_of(workdir: Path) -> int:
     return json.loads(next(workdir.glob("waves/*/lock")).read_text())["pid"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_saves_nothing(tmp_path, number):
+    """It was told that it stops after a checkpoint, and went on to compile all programs."""
+    process = start(write_sweep(tmp_path), tmp_path / "sweep", "--dry_run")
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.send_signal(number)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == -number, first + rest
+    assert first.startswith("Compiling and timing program 1 of") and "checkpoint" not in rest
+
+
 @pytest.mark.long
 def test_kills_and_stops_do_not_change_a_trial(tmp_path):
     """Those of the command, and of the worker that it starts, which ends with the command."""
@@ -501,6 +514,9 @@ def test_kills_and_stops_do_not_change_a_trial(tmp_path):
         process.send_signal(number)
         texts.append(process.communicate()[1])
         codes.append(process.returncode)
+        if codes[-1] == 75:  # `sweep status` has shown an earlier step
+            (said,) = re.findall(r"Stopped at step (\d+)", texts[-1])
+            assert [x.step for x in SweepReader(workdir).read().waves] == [int(said)]
         process = start(file, workdir)
     assert codes == [75, 75, -9], texts
     assert "The worker was killed (SIGKILL) and is started again." in texts[0]
