@@ -384,10 +384,12 @@ def test_the_lengths_of_schedules_take_units(schedule, load):
         ("13.056K tokens", 2),  # exact: 13.056 has no float
         ("1B tokens", 153_187),
         ("1T tokens", 153_186_275),
+        ("20 tokens/parameter", 4),  # 20,000 tokens of 6,528
+        ("0.5 token/parameter", 1),
     ],
 )
 def test_units_convert_to_steps(text, steps):
-    assert Units(1001, 64, 1000, 102).steps(text) == steps
+    assert Units(1001, 64, 1000, 102, lambda: 1000).steps(text) == steps
 
 
 def test_tokens_need_a_data_set_that_counts_them():
@@ -408,6 +410,9 @@ def test_tokens_need_a_data_set_that_counts_them():
         "1K%",
         "1K epochs",
         "10 M tokens",
+        "10M tokens/parameter",
+        "20 tokens/param",
+        "20 steps/parameter",
         "10m tokens",
         "1KM tokens",
         "1Ktokenss",

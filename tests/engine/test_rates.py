@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -85,6 +86,16 @@ def test_steps_may_be_counted_in_tokens(tmp_path):
     more += "experiment.steps = '8_001 tokens'\nexperiment.eval_every = '50%'\n"
     experiment = program(tmp_path, more).experiment
     assert (experiment.steps, experiment.eval_every) == (11, 6)
+
+
+def test_steps_may_be_counted_in_tokens_for_each_parameter(tmp_path):
+    """Of the model as the data set makes it, whose classes its head has; known by hand."""
+    more = COUNTED + "experiment.steps = '20 tokens/parameter'\nexperiment.eval_every = '50%'\n"
+    more += "experiment.model = @models.mlp()\nmodels.mlp.width = 16\nmodels.mlp.num_classes = 10\n"
+    made = program(tmp_path, more)
+    sizes = 2 * (16 * 16 + 16) + (16 * 10 + 10)  # of 16 pixels
+    assert made.experiment.steps == math.ceil(20 * sizes / 800)
+    assert made.experiment.eval_every == round(made.experiment.steps / 2 + 0.01)
 
 
 def test_tokens_need_a_data_set_that_has_them(tmp_path, capsys):

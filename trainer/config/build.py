@@ -428,7 +428,8 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
     elif isinstance(tree, float) and slot.takes_steps and 0 < tree < 1:
         text += f" A share of the steps of the run is written with a sign, as in '{100 * tree:g}%'."
     elif isinstance(tree, str | float) and slot.takes_steps:
-        text += " A number of steps may also be '5%', '3 epochs', '1_000 examples' or '10M tokens'."
+        text += " A number of steps may also be '5%', '3 epochs', '1_000 examples', '10M tokens'"
+        text += " or '20 tokens/parameter'."
     elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
         text += (
             " Only numbers of steps have units: arguments that are named like warmup_steps, or"

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.config import annotations
 from trainer.config.signatures import Function, Parameter, Slot
+from trainer.config.units import UNITS
 from trainer.config.vocabulary import CHALLENGE, RUN, SWEEP, Language, Vocabulary
 from trainer.config.wording import listing
 from trainer.config.yaml_reader import PARTIAL
@@ -27,8 +28,7 @@ _UNDERSCORES = {
     "type": "string",
     "pattern": rf"^[-+]?[0-9]+(_[0-9]+)+(\.({_DIGITS})?)?([eE][-+]?[0-9]+)?$",
 }
-_UNITS = r"([KMBT]?\s*(steps?|examples?|tokens?)|\s*(%|epochs?))"
-_STEPS = {"type": "string", "pattern": rf"^\s*{_DIGITS}(\.[0-9]+)?{_UNITS}\s*$"}
+_STEPS = {"type": "string", "pattern": rf"^\s*{_DIGITS}(\.[0-9]+)?({UNITS})\s*$"}
 _NOTHING = {"enum": [None, ""]}  # what is left of `!metrics.accuracy` without its tag
 _INCLUDE = {
     "description": "One or several files over which this one is laid.",

@@ -1,9 +1,10 @@
-"""Numbers of steps with a unit: '5%', '3 epochs', '1_000 examples', '1B tokens', '500 steps'."""
+"""Numbers of steps with a unit: '5%', '3 epochs', '1B tokens', '20 tokens/parameter', '500 steps'."""
 
 import math
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,9 +13,11 @@ from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import brief
 
 _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
+T = typing.TypeVar("T")
 # A suffix stands directly behind the number, as in '10M tokens'.
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_QUANTITY = re.compile(rf"\s*{_NUMBER}(?:([KMBT]?)\s*(steps?|examples?|tokens?)|\s*(%|epochs?))\s*")
+UNITS = r"([KMBT]?)\s*(steps?|examples?|tokens?)|\s*(%|epochs?|tokens?/parameter)"
+_QUANTITY = re.compile(rf"\s*{_NUMBER}(?:{UNITS})\s*")
 
 # An integer argument is a number of steps, which may have a unit, if its annotation says so, as in
 # Annotated[int, "steps"], or if it has the name of such an argument of optax's schedules.
@@ -24,11 +27,11 @@ _NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_s
 
 # Python refuses to convert more than 4,300 digits to a number.
 _LONGEST = 60
-_NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}[A-Za-z]?\s*[%A-Za-z]*\s*")
+_NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}[A-Za-z]?\s*[%A-Za-z]*(/[a-z]*)?\s*")
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """Returns a number and its unit, "%", "step", "epoch", "example" or "token"; else None.
+    """Returns a number and its unit, such as "%", "epoch" or "tokens/parameter"; else None.
 
     Example:
         >>> quantity("1_000 examples"), quantity("1.5K tokens"), quantity("fast")
@@ -78,6 +81,7 @@ class Units:
     batch_size: int | None = None  # for examples, epochs and tokens
     num_examples: int | None = None  # per epoch, for epochs
     tokens_per_example: int | None = None  # for tokens
+    parameters: Callable[[], int] | None = None  # counts those of the model
 
     def steps(self, value: int | str, source: Source | None = None) -> int:
         """Converts an integer, or a text with a unit, to a number of steps; raises ConfigError."""
@@ -89,7 +93,7 @@ class Units:
         if parsed is None:
             raise ConfigError(
                 f"{brief(value)} is not a number of steps: write one like 10_000, '5%', '3 epochs',"
-                " '1_000_000 examples', '10M tokens' or '500 steps'.",
+                " '1_000_000 examples', '10M tokens', '20 tokens/parameter' or '500 steps'.",
                 source,
             )
         number, unit = parsed
@@ -105,7 +109,7 @@ class Units:
         examples = number
         if unit == "epoch":
             examples *= self._known(self.num_examples, value, "the size of the data set", source)
-        elif unit == "token":
+        elif unit.startswith("token"):
             if self.tokens_per_example is None:
                 raise ConfigError(
                     f"{value!r} is a number of tokens, and the data set does not say how many"
@@ -113,10 +117,12 @@ class Units:
                     " of text have. Write a number of steps, epochs or examples.",
                     source,
                 )
+            if unit != "token":
+                examples *= self._known(self.parameters, value, "the model", source)()
             examples /= self.tokens_per_example
         return math.ceil(examples / batch)
 
-    def _known(self, what: int | None, value: object, words: str, source: Source | None) -> int:
+    def _known(self, what: T | None, value: object, words: str, source: Source | None) -> T:
         if what is None:
             raise ConfigError(
                 f"{value!r} depends on {words}, which is not known here: write a plain number of"

@@ -18,7 +18,7 @@ from trainer.config.build import call_hint
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine import every
-from trainer.engine.contracts import check_data, check_language, tokens_per_example
+from trainer.engine.contracts import calling, check_data, check_language, tokens_per_example
 from trainer.engine.data_shards import train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
@@ -302,7 +302,8 @@ def build_experiment(
     builder.check()
     # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
     data = _build_data(builder, config.root.kwargs.get("data"), declared)
-    return builder.build("", units=units_of(config, data), overrides={"data": data})
+    units = units_of(config, data, lambda: as_model(builder.build("model")))
+    return builder.build("", units=units, overrides={"data": data})
 
 
 def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
@@ -324,12 +325,14 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
         raise
 
 
-def units_of(config: Config, data: Any) -> Units:
+def units_of(config: Config, data: Any, model: Callable[[], Model]) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'."""
+    # `model` is called only if a unit needs the number of its parameters.
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.
-    without_total = Units(None, data.batch_size, data.num_examples, tokens_per_example(data))
+    tokens, count = tokens_per_example(data), partial(_count_parameters, model, data)
+    without_total = Units(None, data.batch_size, data.num_examples, tokens, count)
     source = config.sources.get("steps")
     total = None if configured is None else without_total.steps(configured, source)
     if total is not None and not 1 <= total <= _MOST_STEPS:
@@ -338,3 +341,11 @@ def units_of(config: Config, data: Any) -> Units:
             f"steps is {total}{was}, but must be at least 1 and at most 2**31 - 1.", source
         )
     return dataclasses.replace(without_total, total_steps=total)
+
+
+def _count_parameters(model: Callable[[], Model], data: Dataset) -> int:
+    """Returns how many parameters a model has for the batches of a data set; nothing is drawn."""
+    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in data.element_spec.items()}
+    with calling("model"):
+        params, _ = jax.eval_shape(lambda x: model().init(jax.random.key(0), x), batch)
+    return sum(x.size for x in jax.tree.leaves(params))

@@ -86,7 +86,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     # that are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that
     # it names. A float by which a function decides in Python is one of the constants.
     builder = Builder(config, vocabulary)
-    units = units_of(config, experiment.data)
+    units = units_of(config, experiment.data, lambda: experiment.model)
     roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]
 
     def build(names: Iterable[str], floats: Floats) -> dict[str, Any]:
