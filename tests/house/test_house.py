@@ -397,7 +397,7 @@ def test_imports_have_no_circles() -> None:
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings trainer.cli.new
-trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options trainer.cli.published
+trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.terminal trainer.cli.values trainer.config
 trainer.config.annotations trainer.config.build trainer.config.edit trainer.config.files
 trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
