@@ -27,7 +27,7 @@ from benchmarks.interleave import interleave, report
 from trainer import config
 from trainer.data.shards import TokenStream, write_shards
 from trainer.data.tokens import TokenDataset
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.train import runtime
 from trainer.train.run import Run
 from trainer.train.signals import StopSignals
@@ -184,7 +184,7 @@ def main() -> None:
         file = folder / "data_wait.yaml"
         file.write_text(CONFIG.format(folder=folder, vocabulary=VOCABULARY, **sizes))
         read = config.load([file], [], [])
-        run = Run(read, load_program(read), StopSignals(), lambda line: None)
+        run = Run(read, load_located(read), StopSignals(), lambda line: None)
         warm = Training(run, folder / "warm", lambda: [each.read_bytes() for each in files])
         cold = Training(run, folder / "cold", lambda: drop(files))
         interleave([warm, cold], arguments.rounds)

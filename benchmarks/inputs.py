@@ -13,7 +13,7 @@ import jax
 
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.train import runtime
 
@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     runtime.keep_freed_memory()
     for name, (file, sets) in CASES.items():
-        program = load_program(config.load([file], [], sets))
+        program = load_located(config.load([file], [], sets))
         # A step of the MLP is short, so that a round has more of them.
         steps = arguments.steps * (1 if "ViT" in name else 20)
         ours, constants = (stepper(each, steps) for each in (program, Program(program.experiment)))

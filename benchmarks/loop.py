@@ -28,7 +28,7 @@ import optax
 
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.train import runtime
 from trainer.train.run import Run
@@ -57,7 +57,7 @@ class Side:
     def __init__(self, name: str, file: str, sets: Sequence[str], rounds: int):
         self.name, self.rounds = name, rounds
         read = config.load([file], [], sets)
-        program = load_program(read)
+        program = load_located(read)
         self.program = program
         self.steps = program.experiment.steps
         self.run = Run(read, program, StopSignals(), lambda line: None)
@@ -185,7 +185,7 @@ def evaluation_by_hand(program: Program) -> Callable[[Any], Any]:
 
 def measure_evaluation(file: Path, rounds: int) -> None:
     """Times evaluations by a program of the trainer and by hand, and prints the ratio."""
-    program = load_program(config.load([file], [], ["data.batch_size=32", "steps=1000"]))
+    program = load_located(config.load([file], [], ["data.batch_size=32", "steps=1000"]))
     state = program.init()
     program.compile(state)
     by_hand = evaluation_by_hand(program)

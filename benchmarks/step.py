@@ -13,7 +13,7 @@ import jax
 from benchmarks import by_hand
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.train import runtime
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     sets = [f"model.{name}={getattr(arguments, name)}" for name in ("width", "depth")]
     sets += [f"data.batch_size={arguments.batch_size}", "data.crop=0"]
     read = config.load(["configs/muon_vit.gin"], [], sets)
-    program = load_program(read)
+    program = load_located(read)
     experiment = program.experiment
     host = next(experiment.data.train(0, 0))
     step, params, opt_state = by_hand.make_vit_step(

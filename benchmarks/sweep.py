@@ -157,10 +157,10 @@ def calls(sweeps: Sweeps, options: argparse.Namespace, steps: int = 64) -> None:
     import numpy as np
 
     from trainer import config
-    from trainer.engine.loading import load_program
+    from trainer.engine.loading import load_located
 
     read = config.load([sweeps.folder / "perceptron.yaml"], [], ["steps=100000"])
-    each, all_ = load_program(read, (), steps), load_program(read, (), steps * TRIALS)
+    each, all_ = load_located(read, (), steps), load_located(read, (), steps * TRIALS)
     states, state = [each.init(seed) for seed in range(TRIALS)], all_.init()
     batches = each.feed.batches(0)
     block = [next(batches) for _ in range(steps)]

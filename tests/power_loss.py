@@ -81,7 +81,7 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.engine.loading import load_program
+        from trainer.engine.loading import load_located
         from trainer.train.run import Run
         from trainer.train.signals import StopSignals
 
@@ -91,7 +91,7 @@ class Restarts:
         self._said: list[str] = []
         self._known: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         read = configs.load([recorded.config.parent / "base.gin", recorded.config])
-        program = load_program(read, ["unruly"])
+        program = load_located(read, ["unruly"])
         self._run = Run(read, program, StopSignals(), self._said.append, ["unruly"])
 
     def promises(self) -> list[Promise]:

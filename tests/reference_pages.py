@@ -17,9 +17,15 @@ from typing import Any
 
 from tests import compile_targets, laws_table
 from trainer import protocols
-from trainer.cli import options, published
+from trainer.cli import options
 from trainer.cli.optimizer_facts import COMPOSITIONS, Facts, families
-from trainer.cli.optimizer_families import OURS, PIECES, PUBLISHED, SearchSpace
+from trainer.cli.optimizer_families import (
+    OURS,
+    PIECES,
+    PUBLISHED,
+    SearchSpace,
+    published_entries,
+)
 from trainer.cli.optimizers import figures, needs_in_words
 from trainer.config import Call, schema
 from trainer.config.schema import argument_docs
@@ -418,7 +424,7 @@ def _flow(tree: Any) -> str:
 
 def missing() -> str:
     """Writes which published names Lockstep does not have, and why."""
-    entries = [entry for entry in published.published_entries() if entry.missing]
+    entries = [entry for entry in published_entries() if entry.missing]
     return "".join(f"- {x.name} ({plain(x.paper)}): {plain(x.missing)}.\n" for x in entries)
 
 

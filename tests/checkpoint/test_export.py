@@ -10,13 +10,13 @@ import pytest
 import safetensors
 import safetensors.flax
 import safetensors.numpy
+from flax.traverse_util import unflatten_dict
 
 from tests import runs, short
 from trainer import checkpoint, config
 from trainer.__main__ import main
 from trainer.checkpoint.commit import Retention
-from trainer.checkpoint.renaming import nested
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.train.restoring import restore
 from trainer.train.trained import read_trained
 
@@ -44,7 +44,7 @@ def export(run, file, *more):
 
 def evaluated(run, step):
     """The parameters that the program of the run evaluates, by path."""
-    program = load_program(config.load([run / "config.yaml"]), ["unruly"])
+    program = load_located(config.load([run / "config.yaml"]), ["unruly"])
     checkpoints = checkpoint.Checkpoints(run / "checkpoints", read_only=True)
     return runs.leaves(program.evaluation.params(restore(program, checkpoints, step)))
 
@@ -232,7 +232,7 @@ def test_a_run_without_a_best_metric_or_a_checkpoint_is_refused(lab, tmp_path, c
 
 def test_the_config_beside_builds_the_model_of_the_file(run, tmp_path):
     assert export(run, tmp_path / "net.safetensors") == 0
-    params = nested(safetensors.flax.load_file(tmp_path / "net.safetensors"))
+    params = unflatten_dict(safetensors.flax.load_file(tmp_path / "net.safetensors"), sep="/")
     builder = config.Builder(config.load([tmp_path / "net.yaml"]), ["unruly"])
     data = builder.build("data")
     batch = next(data.train(0, 0))

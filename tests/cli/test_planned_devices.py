@@ -13,7 +13,7 @@ from tests.runs import ROOT, environment
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.collectives import Collective, axes_of_devices, find_collectives
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
 
@@ -195,7 +195,7 @@ steps: 4
 def test_first_parameters_are_not_computed_for_other_devices(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG)
-    program = load_program(configs.load([str(file)]))
+    program = load_located(configs.load([str(file)]))
     told = [x for x in make_plan(program).warnings if "keeps the norms of matrices" in x]
     assert not told
     elsewhere = make_plan(program, memory=planned_memory(None))

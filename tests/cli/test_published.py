@@ -16,7 +16,7 @@ from tests.cli.test_optimizers import pasted
 from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.cli.optimizer_facts import COMPOSITIONS, calls, families, find_optimizer
-from trainer.cli.published import Published, published_entries
+from trainer.cli.optimizer_families import Published, published_entries
 from trainer.config import Builder, Call
 from trainer.config.vocabulary import Vocabulary
 from trainer.messages import UserError

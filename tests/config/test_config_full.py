@@ -16,7 +16,7 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import Builder, Call, ConfigError, full_text, load
 from trainer.config.full import complete
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 
@@ -43,7 +43,7 @@ def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path
     full = again(config, tmp_path)
     assert full_text(full) == full_text(config)
     # Some data are not on every machine.
-    programs = [load_program(each, declared=True) for each in (config, full)]
+    programs = [load_located(each, declared=True) for each in (config, full)]
     assert programs[0].inputs.values == programs[1].inputs.values
     traced = [re.sub(r"0x\w+", "", str(p.trace(p.abstract_state()).jaxpr)) for p in programs]
     assert traced[0] == traced[1]
@@ -80,7 +80,7 @@ def test_the_inputs_of_the_program_do_not_depend_on_written_defaults(tmp_path):
         )
         config = load([file])
         full = again(config, tmp_path)
-        assert load_program(full).inputs.values == load_program(config).inputs.values, name
+        assert load_located(full).inputs.values == load_located(config).inputs.values, name
 
 
 @pytest.mark.long
@@ -172,7 +172,7 @@ def test_defaults_that_a_config_cannot_say_are_comments(tmp_path, monkeypatch):
         workdir = f"--workdir={tmp_path / str(index)}"
         assert main([f"--config={tmp_path / each}", "--vocabulary=lab_of_defaults", workdir]) == 0
     assert lines(tmp_path / "0") == lines(tmp_path / "1")
-    assert load_program(full, lab).inputs.values == load_program(config, lab).inputs.values
+    assert load_located(full, lab).inputs.values == load_located(config, lab).inputs.values
 
 
 def test_full_and_unused_exclude_each_other(capsys):

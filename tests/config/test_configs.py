@@ -10,7 +10,7 @@ from tests.runs import CONFIGS as FILES
 from tests.runs import ELSEWHERE, ROOT
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
 def test_a_shipped_config_builds_and_has_a_plan(file):
     read = configs.load([str(file)], sets=ELSEWHERE.get(file.name, []))
     # Some data are not on every machine.
-    plan = make_plan(load_program(read, declared=True), read, MEMORY)
+    plan = make_plan(load_located(read, declared=True), read, MEMORY)
     assert plan.flops > 0 and all(count > 0 for count, _ in plan.groups.values())
 
 
@@ -43,7 +43,7 @@ def test_the_groups_of_a_shipped_config_take_stacked_and_separate_layers_alike(f
         sets = [f"model.scan_layers={scan_layers}", "model.depth=2"]
         sets += ELSEWHERE.get(file.name, [])
         read = configs.load([str(file)], sets=sets)
-        plan = make_plan(load_program(read, declared=True), read)
+        plan = make_plan(load_located(read, declared=True), read)
         groups.append({name: count for name, (count, _) in plan.groups.items()})
     assert groups[0] == groups[1]
 
@@ -52,7 +52,7 @@ def test_the_groups_of_a_shipped_config_take_stacked_and_separate_layers_alike(f
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_one_or_two_steps_is_planned(name, steps):
     read = configs.load([str(CONFIGS / name)], sets=[f"steps={steps}"])
-    assert make_plan(load_program(read), read).flops > 0
+    assert make_plan(load_located(read), read).flops > 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -93,7 +93,7 @@ def test_the_yaml_and_the_gin_example_of_the_page_are_the_same_config_and_its_pl
         (tmp_path / name).write_text(_example(name))
         read[name] = configs.load([str(tmp_path / name)])
     assert configs.dump(read["mine.yaml"].root) == configs.dump(read["mine.gin"].root)
-    plan = make_plan(load_program(read["mine.yaml"]), read["mine.yaml"])
+    plan = make_plan(load_located(read["mine.yaml"]), read["mine.yaml"])
     assert all(count > 0 for count, _ in plan.groups.values())
 
 
@@ -101,7 +101,7 @@ def test_the_yaml_and_the_gin_example_of_the_page_are_the_same_config_and_its_pl
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     assert len(lines) == 5
-    program = load_program(configs.load([str(file)]))
+    program = load_located(configs.load([str(file)]))
     state, batches = program.init(), program.experiment.data.train(0, 0)
     losses = []
     for _, batch in zip(range(30), batches, strict=False):

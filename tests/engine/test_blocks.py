@@ -22,7 +22,7 @@ from tests.engine.test_program import experiment
 from tests.runs import ROOT
 from trainer import checkpoint, config, models
 from trainer.engine.block import choose_block, loop_on_device
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 
 CONFIGS = ROOT / "configs"
@@ -50,7 +50,7 @@ FORMS = {
 @short.parametrize("path", runs.CONFIGS, runs.kind, ids=lambda path: path.name)
 def test_the_form_of_every_shipped_config(path):
     # Some data are not on every machine.
-    program = load_program(
+    program = load_located(
         config.load([path], sets=runs.ELSEWHERE.get(path.name, [])), declared=True
     )
     rule = program.block_rule

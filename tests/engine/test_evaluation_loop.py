@@ -15,7 +15,7 @@ from trainer import config
 from trainer.config import ConfigError
 from trainer.engine import evaluation
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
@@ -77,8 +77,8 @@ def test_an_evaluation_in_a_loop_has_the_values_of_one_batch_after_the_other(
 ):
     looped = calls(monkeypatch)
     (tmp_path / "run.yaml").write_text(DIGITS)
-    program = load_program(config.load([tmp_path / "run.yaml"], sets=MORE[name]))
-    one = load_program(config.load([tmp_path / "run.yaml"], sets=[*MORE[name], "steps_per_call=1"]))
+    program = load_located(config.load([tmp_path / "run.yaml"], sets=MORE[name]))
+    one = load_located(config.load([tmp_path / "run.yaml"], sets=[*MORE[name], "steps_per_call=1"]))
     for state in states(program):
         found = program.evaluation.run_splits(state)
         assert looped

@@ -6,7 +6,7 @@ import pytest
 
 import optim
 from trainer.config import load
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import Hyperparameter, find_hyperparameters, make_plan
 from trainer.engine.plan_text import render_plan
 
@@ -31,7 +31,7 @@ optimizer: !optim.optimizer
 """
     )
     read = load([tmp_path / "run.yaml"])
-    plan = make_plan(load_program(read), read)
+    plan = make_plan(load_located(read), read)
     found = plan.hyperparameters["kernels"]
     # Step N is the N-th update, which takes the schedule's value at N - 1.
     rate = found["learning_rate"]
@@ -42,7 +42,7 @@ optimizer: !optim.optimizer
     assert found["weight_decay"].constant and found["weight_decay"].peak == pytest.approx(0.1)
     assert plan.hyperparameters[""]["clip_norm"] == Hyperparameter(2.0, 1, 2.0, 0.5, False)
     assert set(plan.hyperparameters) == {"kernels", ""}
-    assert plan.hyperparameters == find_hyperparameters(load_program(read))
+    assert plan.hyperparameters == find_hyperparameters(load_located(read))
     one = replace(plan, steps=1, batch_size=1, tokens=1)
     assert "\n1 step of 1 example of 1 token, 1 token in all, on 1 cpu\n" in render_plan(one)
     text = render_plan(plan)

@@ -15,7 +15,7 @@ import pytest
 from tests import runs, short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
@@ -65,7 +65,7 @@ GROUPED = """!optim.optimizer
 
 def test_values_and_defaults_that_are_floats_are_inputs(tmp_path):
     config = read(tmp_path, GROUPED, "ema_decay=0.9")
-    program = load_program(config)
+    program = load_located(config)
     matrices = "optimizer.groups.matrices.optimizer"
     assert program.inputs.values == {
         "ema_decay": 0.9,
@@ -94,7 +94,7 @@ def test_an_integer_is_not_an_input_whatever_its_annotation(tmp_path):
       sync_period: 3
       slow_step_size: 0.5
     """
-    found = load_program(read(tmp_path, lookahead)).inputs.values
+    found = load_located(read(tmp_path, lookahead)).inputs.values
     assert set(found) == {
         "loss.label_smoothing",
         "optimizer.fast_optimizer.learning_rate",
@@ -106,7 +106,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
     # Neither of the first two is in the compiled program, so that neither is listed.
     sets = ["watchdog=5.0", "data.validation=0.1", "loss=!losses.huber {delta: 0.5}"]
     config = read(tmp_path, "!optax.sgd {learning_rate: 0.1}", *sets)
-    program = load_program(config)
+    program = load_located(config)
     assert set(program.inputs.values) == {"optimizer.learning_rate"}
     assert program.inputs.constants == {"loss.delta": (0.5, "it belongs to loss")}
 
@@ -116,7 +116,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
 def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(file):
     sets = runs.ELSEWHERE.get(file.name, [])
     # Some data are not on every machine.
-    program = load_program(configs.load([str(file)], sets=sets), declared=True)
+    program = load_located(configs.load([str(file)], sets=sets), declared=True)
     program.abstract_state()
     constants = {path for path in program.inputs.constants if path.startswith("optimizer.")}
     plateau = {f"optimizer.args.1.{name}" for name in ("factor", "rtol", "atol")}
@@ -127,7 +127,7 @@ def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(fi
 def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(runs.LAB)
     config = read(tmp_path, "!unruly.branching {learning_rate: 0.1, power: 3.0}")
-    program = load_program(config, ["unruly"])
+    program = load_located(config, ["unruly"])
     state = program.abstract_state()
     assert "optimizer.learning_rate" in program.inputs.values
     assert program.inputs.constants == {
@@ -136,7 +136,7 @@ def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch)
     assert state.hyperparams.shape == (len(program.inputs.values),)
     assert "optimizer.power 3: its function decides" in render_plan(make_plan(program, config))
     _, losses = advance(program, 3)
-    _, wanted = advance(load_program(read(tmp_path, "!optax.sgd {learning_rate: 0.2}")), 3)
+    _, wanted = advance(load_located(read(tmp_path, "!optax.sgd {learning_rate: 0.2}")), 3)
     assert losses == pytest.approx(wanted, rel=1e-6)  # 0.1, twice for this power
 
 
@@ -164,7 +164,7 @@ def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch)
     ids=["adamw", "sgd-cosine", "adam-exponential"],
 )
 def test_a_run_with_inputs_is_that_of_optax_with_numbers(tmp_path, text, make):
-    program = load_program(read(tmp_path, text))
+    program = load_located(read(tmp_path, text))
     state, losses = advance(program, 12)
     tx, params = make(), program.init().params
     opt_state, batches = tx.init(params), program.experiment.data.train(0, 0)
@@ -190,8 +190,8 @@ def test_other_values_of_the_inputs_are_those_of_their_config_and_compile_nothin
     tmp_path, compilations
 ):
     adamw = "!optax.adamw {learning_rate: 0.01, b2: 0.95}"
-    program = load_program(read(tmp_path, adamw))
-    other = load_program(read(tmp_path, adamw, "optimizer.b2=0.5", "loss.label_smoothing=0.2"))
+    program = load_located(read(tmp_path, adamw))
+    other = load_located(read(tmp_path, adamw, "optimizer.b2=0.5", "loss.label_smoothing=0.2"))
     _, first = advance(program, 4)
     with compilations() as names:
         state, changed = advance(program.with_values(other.inputs.values, seed=0), 4)
@@ -293,7 +293,7 @@ def test_a_run_of_an_earlier_version_is_refused_and_not_called_damaged(tmp_path,
     file.write_text(SMALL % "!optax.sgd {learning_rate: 0.1}")
     options = [f"--config={file}", f"--workdir={folder}"]
     assert main([*options, "--until=3"]) == 75
-    program = load_program(configs.load([str(file)]))
+    program = load_located(configs.load([str(file)]))
     state = jax.device_get(program.init())
     # The last version saved the seed as hyper/seed.
     old = {**state._asdict(), "hyper": state.run_state}

@@ -14,7 +14,7 @@ from flax import nnx
 
 from tests import short
 from trainer import config, models
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render_plan
 from trainer.models.mode import KNOWN, describe_mode
@@ -227,7 +227,7 @@ def test_the_plan_shows_the_mode(tmp_path, maker: str, line: str | None):
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG.format(maker=maker))
     read = config.load([file])
-    text = render_plan(make_plan(load_program(read), read))
+    text = render_plan(make_plan(load_located(read), read))
     assert (line in text.splitlines()) if line else ("model:" not in text)
 
 

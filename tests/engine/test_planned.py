@@ -15,7 +15,7 @@ from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data.absent import DataAbsent
 from trainer.data.shards import write_shards
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 
@@ -74,7 +74,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan_of(file: Path, *sets: str) -> Plan:
     read = configs.load([str(file)], sets=list(sets))
-    return make_plan(load_program(read, ["absent_lab"], declared=True), read)
+    return make_plan(load_located(read, ["absent_lab"], declared=True), read)
 
 
 def test_the_plan_without_the_data_is_that_with_them_and_says_so(lab: Path):
@@ -128,7 +128,7 @@ def test_a_data_set_inside_of_another_is_not_replaced(call: str, lab: Path):
 
 def test_declared_data_have_no_batches(lab: Path):
     read = configs.load([str(lab)], sets=["data=!absent_lab.absent {}"])
-    declared = load_program(read, ["absent_lab"], declared=True).experiment.data
+    declared = load_located(read, ["absent_lab"], declared=True).experiment.data
     for serve in (declared.train, declared.evaluate):
         with pytest.raises(ValueError, match="Copy the points"):
             serve()
@@ -155,12 +155,12 @@ def test_known_data_sets_are_planned_before_they_are_prepared(
 ):
     monkeypatch.setenv("LOCKSTEP_DATA_DIR", str(lab.parent / "data"))
     read = configs.load([str(lab)], sets=[f"data={data}", "steps=9", "best_metric=null"])
-    program = load_program(read, declared=True)
+    program = load_located(read, declared=True)
     plan = make_plan(program, read)
     assert plan.examples == examples and "prepare" in plan.warnings[0].lower()
     assert program.experiment.data.element_spec["image"].shape == shape
     with pytest.raises(ConfigError, match="not prepared"):
-        load_program(read)
+        load_located(read)
 
 
 @pytest.mark.parametrize("name", ["no_such_set", "mnist_corrupted"])

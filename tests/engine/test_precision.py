@@ -18,7 +18,7 @@ from tests import short
 from tests.engine.test_program import Net, cross_entropy, experiment
 from tests.runs import ROOT, environment
 from trainer.config import load, override
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.precision import Roles, describe_precision, in_precision, roles_of
 from trainer.engine.program import Program
 
@@ -220,7 +220,7 @@ def test_the_plan_counts_gradients_that_are_whole_before_their_sum(rows: dict[st
 def test_a_config_whose_floats_are_inputs_keeps_its_roles():
     sets = ["precision={parameters: bfloat16, master: float32, states: {'rest/mu': bfloat16}}"]
     config = override(load([str(ROOT / "configs/muon_vit.yaml")]), sets)
-    program = load_program(config, declared=True)
+    program = load_located(config, declared=True)
     assert program.inputs.values
     state = program.abstract_state().opt_state
     [momentum] = {x.dtype.name for x in jax.tree.leaves(state.groups["matrices"])}

@@ -18,7 +18,7 @@ from tests import runs
 from trainer import config as configs
 from trainer.engine.contracts import ComponentError, tokens_per_example
 from trainer.engine.flops import count_flops
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
 from trainer.train import batch_prefetcher as supply_module
@@ -46,7 +46,7 @@ def config(tmp_path):
 def program(tmp_path, more="", *sets):
     config = runs.write_config(tmp_path, more)
     files = [each.removeprefix("--gin_file=") for each in runs.files(config)]
-    return load_program(configs.load(files, [], list(sets)), ["unruly"])
+    return load_located(configs.load(files, [], list(sets)), ["unruly"])
 
 
 def rows_of(workdir):

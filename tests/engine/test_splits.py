@@ -14,7 +14,7 @@ from trainer import data
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
 from trainer.engine.data_shards import WHOLE, eval_batches
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.splits import split_sizes
 
 DIGITS = """
@@ -173,7 +173,7 @@ def test_shipped_configs_choose_the_best_checkpoint_on_a_validation_split():
     for file in sorted((runs.ROOT / "configs").glob("*.[gy]*")):
         read = configs.load([str(file)], sets=runs.ELSEWHERE.get(file.name, []))
         if read.root.kwargs.get("best_metric") is not None:
-            best = load_program(read, declared=True).experiment.best_row
+            best = load_located(read, declared=True).experiment.best_row
             assert best.startswith("validation/"), file
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainer.config import ConfigError, load
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
@@ -39,7 +39,7 @@ def program_of(folder: Path, text: str = CONFIG) -> tuple[Program, Plan]:
     file = folder / "config.yaml"
     file.write_text(text)
     config = load([file])
-    program = load_program(config)
+    program = load_located(config)
     return program, make_plan(program, config)
 
 

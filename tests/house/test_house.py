@@ -397,7 +397,7 @@ def test_imports_have_no_circles() -> None:
 FREE = """
 lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings trainer.cli.new
-trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options trainer.cli.published
+trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.terminal trainer.cli.values trainer.config
 trainer.config.annotations trainer.config.build trainer.config.edit trainer.config.files
 trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
@@ -482,13 +482,13 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 # What `python -m tests.house_measures` prints. Bounds go down with it, never up.
 BOUNDS = {
-    "lines": 68_430,
+    "lines": 68_319,
     "functions over 60 lines": 1,
-    "functions over 40 lines": 74,
+    "functions over 40 lines": 73,
     "classes over 300 lines": 1,
     "most parameters of a constructor": 14,
     "public names of two modules": 29,
-    "functions of at most 6 lines used once": 225,
+    "functions of at most 6 lines used once": 222,
 }
 
 

@@ -14,7 +14,7 @@ from tests import compiled_programs, short
 from tests.runs import LONG, ROOT, environment
 from trainer import config as configs
 from trainer.engine.explanation import explain, from_json, to_json
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 
 MLP = """
 model: !models.mlp {width: 8}
@@ -175,7 +175,7 @@ def test_the_devices_of_this_machine_are_explained_and_compiled_here(file: Path)
 @short.parametrize("name", ["muon_vit.yaml", "muon_gpt.gin", "mlp_lbfgs.yaml"])
 def test_a_plan_is_the_same_after_the_way_through_a_file(name: str):
     config = configs.load([str(ROOT / "configs" / name)])
-    sent = explain(load_program(config, declared=True), config)
+    sent = explain(load_located(config, declared=True), config)
     read = from_json(to_json(sent))
     for field in dataclasses.fields(sent.plan):
         if field.name != "schedules":

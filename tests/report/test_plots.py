@@ -222,7 +222,7 @@ def test_a_legend_lies_outside_of_the_axes_and_does_not_narrow_them(tmp_path, mo
         self.draw_without_rendering()
         box = self.axes[0].get_window_extent()
         for legend in self.legends:
-            assert legend.get_window_extent().x0 >= box.x1
+            assert legend.get_window_extent().y1 <= box.y0
             assert legend.get_window_extent().x1 <= self.bbox.x1 + 1
             assert legend.get_window_extent().y0 >= 0
         widths.append(box.width / self.dpi)
@@ -230,7 +230,7 @@ def test_a_legend_lies_outside_of_the_axes_and_does_not_narrow_them(tmp_path, mo
     monkeypatch.setattr(Figure, "savefig", measure)
     for count in (1, 3, 12, 60):
         save_figure(lines_of(count), tmp_path / "a.png", "", "step", "loss")
-    assert min(widths) > 5
+    assert min(widths) > 4.5 and max(widths) < 1.1 * min(widths)
 
 
 def test_the_curves_of_a_figure_differ_without_color(tmp_path, monkeypatch) -> None:
@@ -279,7 +279,7 @@ def test_a_logarithmic_axis_fits_the_curves_and_not_a_band_that_reaches_zero(
     y = np.array([1.0, 0.1])
     line = Line([1, 2], y, low=np.array([0.5, 1e-30]), high=np.array([2.0, 1.0]), runs=3)
     save_figure({"a": line}, tmp_path / "a.png", "", "step", "loss", log_y=True)
-    assert 0.01 < limits[0][0] < 0.1
+    assert 0.005 < limits[0][0] < 0.1
 
 
 # The command.

@@ -21,7 +21,6 @@ from trainer.report.statistics.scores import (
     performance_profile,
     speedups,
     steps_to_target,
-    time_of_studies,
 )
 
 RESULTS = Path(os.environ.get("ALGOPERF_RESULTS") or ROOT.parent / "shared" / "algoperf")
@@ -108,9 +107,8 @@ def test_the_scores_of_algoperf_from_trials() -> None:
 
     def time(submission: str, workload: str) -> float:
         studies = trials[f"{submission}/{workload}"].values()
-        return time_of_studies(
-            [[inf if t is None else t for t in study.values()] for study in studies]
-        )
+        fastest = [min(inf if t is None else t for t in study.values()) for study in studies]
+        return float(np.median(fastest))
 
     submissions = sorted({key.split("/")[0] for key in trials})
     assert len(submissions) == 2 and submissions[0] == "baseline"
@@ -194,5 +192,3 @@ def test_other_mistakes_are_refused() -> None:
         steps_to_target([1, 2], [0.1], 0.1)
     with pytest.raises(ValueError, match="'min' or 'max', got 'least'"):
         steps_to_target([1], [0.1], 0.1, "least")
-    with pytest.raises(ValueError, match="at least one number"):
-        time_of_studies([[]])

@@ -11,7 +11,7 @@ import scipy.stats
 from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.studies.coordinate_check import (
     Found,
     WidthSeries,
@@ -64,7 +64,7 @@ def test_a_slope_and_its_error_are_those_of_least_squares() -> None:
 
 
 def test_activations_are_what_each_module_returns(mlp: configs.Config) -> None:
-    program = load_program(mlp)
+    program = load_located(mlp)
     params, model_state = jax.device_get(program.init()[1:3])
     batch = next(program.feed.batches(0))
     found = jax.device_get(activations(program, params, model_state, batch))
@@ -100,7 +100,7 @@ def test_schedules_are_replaced_by_their_largest_value_unless_they_are_kept(
 def test_a_model_of_which_nothing_says_what_its_layers_return_has_outputs_only(
     mlp: configs.Config,
 ) -> None:
-    program = load_program(mlp)
+    program = load_located(mlp)
     own = program.experiment
     object.__setattr__(own, "model", own.model._replace(capture=None))
     state, batch = program.init(), next(program.feed.batches(0))

@@ -11,7 +11,7 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.studies.rate_report import rate_sentences, space, yaml
 from trainer.studies.rate_test import (
     RangeTest,
@@ -60,7 +60,7 @@ def test_a_quadratic_diverges_after_the_rate_that_theory_knows(
         tested = rate_test(quadratic, rates, seeds=2, vocabulary=["quadratic_lab"])
     # One program for four runs: rates are inputs of it.
     assert names.count("jit(packed_step)") + names.count("jit(loop_on_device)") == 1, names
-    program = load_program(quadratic, ["quadratic_lab"])
+    program = load_located(quadratic, ["quadratic_lab"])
     batch = next(program.feed.batches(0))
     x, y = np.asarray(batch["x"], float), np.asarray(batch["target"], float)
     stable = 2 / np.linalg.eigvalsh(2 / len(x) * x.T @ x)[-1]

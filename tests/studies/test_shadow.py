@@ -15,7 +15,7 @@ from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.studies.shadow import Shadow, Shadowed, _angles, _products, shadow
 from trainer.studies.shadow_report import (
     make_shadow_report,
@@ -68,7 +68,7 @@ def all_of(found: Shadowed) -> tuple[np.ndarray, np.ndarray]:
 
 def descent(folder: Path, rate: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns points and gradients of gradient descent on the quadratic, [steps, 4] in float64."""
-    program = load_program(read(folder, QUADRATIC), LAB)
+    program = load_located(read(folder, QUADRATIC), LAB)
     batch = next(program.feed.batches(0))
     x, y = np.asarray(batch["x"], float), np.asarray(batch["target"], float)
     w = np.asarray(jax.device_get(program.init().params)["kernel"], float)
@@ -211,7 +211,7 @@ def test_the_run_has_the_bits_of_the_command_that_trains(
     tmp_path: Path, text: str, other: str
 ) -> None:
     config = read(tmp_path, text)
-    run = Shadow(load_program(config, (), 1), config, read(tmp_path, text, f"optimizer={other}"))
+    run = Shadow(load_located(config, (), 1), config, read(tmp_path, text, f"optimizer={other}"))
     assert len(list(run.rows(24, 5))) == 4
     work = tmp_path / "run"
     assert main([f"--config={tmp_path / 'a.yaml'}", f"--workdir={work}"]) == 0
@@ -234,7 +234,7 @@ def test_a_warm_start_begins_where_the_command_begins(tmp_path: Path) -> None:
     text = MLP.replace("0.05", "0.01") + f"warm_start: {{from: {first}}}\n"
     config = read(tmp_path, text)
     other = configs.override(config, ["optimizer=!optax.adamw {learning_rate: 0.1}"])
-    run = Shadow(load_program(config, (), 1), config, other)
+    run = Shadow(load_located(config, (), 1), config, other)
     assert len(list(run.rows(24, 24))) == 1
     assert main([f"--config={tmp_path / 'a.yaml'}", f"--workdir={tmp_path / 'run'}"]) == 0
     same_bits(run, tmp_path / "run")

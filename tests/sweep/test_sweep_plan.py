@@ -20,7 +20,7 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
 from trainer.engine import memory
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
 from trainer.sweep.plan import Plan, plan_sweep
@@ -465,7 +465,7 @@ def test_what_is_part_of_the_program_makes_more_than_one_and_is_named(folder, sp
     texts = {}
     for index, shared in enumerate(plan.programs):
         for name in shared.trials:
-            program = load_program(plan.by_name[name].config)
+            program = load_located(plan.by_name[name].config)
             texts[program.trace(program.abstract_state()).lower().as_text()] = index
     assert sorted(texts.values()) == list(range(count))
 
@@ -524,7 +524,7 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     before = sorted(folder.iterdir())
     code, out, _ = dry_run(folder / "sweep.yaml", capsys, "--set", "seeds=3")
     config = load([folder / "base.yaml"])
-    flops = make_run_plan(load_program(config), config).flops
+    flops = make_run_plan(load_located(config), config).flops
     assert code == 0 and f"{flops:,}" in out
     price = [line.split() for line in out.splitlines()[:4]]  # before all else
     assert price[0] == ["runs", "steps", "FLOPs", "time"]

@@ -8,7 +8,7 @@ import pytest
 from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep.plan_file import read_plan
 
@@ -47,7 +47,7 @@ def test_warnings_are_those_of_the_plans_of_the_trials(folder):
     found = plan.warnings
     known = {}
     for trial in plan.trials:
-        warnings = make_run_plan(load_program(trial.config), trial.config).warnings
+        warnings = make_run_plan(load_located(trial.config), trial.config).warnings
         known[trial.arm] = {*known.get(trial.arm, ()), *warnings}
     assert {arm: set(found.get(arm, ())) for arm in known} == known
     assert [bool(known[arm]) for arm in known] == [False, True, True, False]

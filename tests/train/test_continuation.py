@@ -15,7 +15,7 @@ from tests.sweep.test_sweep import rows
 from tests.train.test_warm_start import params, stop_at_once
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.metric_sums import compute_losses
 from trainer.engine.step import apply_model
 from trainer.report.comparison import read_workloads
@@ -136,7 +136,7 @@ def test_another_seed_takes_other_batches_from_the_same_state(tmp_path, other):
 
 def gradients_of(run: Path, steps: range) -> list[dict[str, np.ndarray]]:
     """Differentiates the loss at the checkpoints of a run, without its step and its optimizer."""
-    program = load_program(config.load([str(run / "config.yaml")]), ["unruly"])
+    program = load_located(config.load([str(run / "config.yaml")]), ["unruly"])
     experiment = program.experiment
     found = []
     for step in steps:

@@ -18,7 +18,7 @@ from trainer.__main__ import main
 from trainer.config import load
 from trainer.engine.diagnostics import ALL
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.engine.step import StepMetrics
 from trainer.train.clipping import ClippedSteps
@@ -74,7 +74,7 @@ def test_a_row_has_the_diagnostics_of_the_update_to_its_step(tmp_path):
     workdir, config = tmp_path / "run", runs.write_config(tmp_path, more)
     assert runs.train(config, workdir) == 0
     rows = {row["step"]: row for row in runs.lines(workdir)}
-    program = load_program(load([tmp_path / "base.gin", config]), ["unruly"])
+    program = load_located(load([tmp_path / "base.gin", config]), ["unruly"])
     for step in LOGGED:
         batch = next(program.experiment.batches(step - 1))
         trees = [checkpoint.load_params(workdir, each) for each in (step - 1, step)]
@@ -267,7 +267,7 @@ def test_a_schedule_of_clip_norm_is_evaluated_at_each_step(tmp_path):
 def test_the_logged_norm_is_the_one_that_clip_norm_bounds(tmp_path):
     """At a bound equal to it nothing changes, and at the next smaller number the step does."""
     config = runs.write_config(tmp_path, CLIPPED)
-    program = load_program(load([tmp_path / "base.gin", config]), ["unruly"])
+    program = load_located(load([tmp_path / "base.gin", config]), ["unruly"])
     (path,) = [path for path in program.inputs.values if path.endswith("clip_norm")]
 
     def step(seed: int, bound: float) -> tuple[dict[str, Any], Any]:

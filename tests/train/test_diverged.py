@@ -13,7 +13,7 @@ from tests.sweep.test_sweep import folders, rows, solo, sweep, write_sweep
 from trainer import checkpoint
 from trainer.engine import program
 from trainer.engine.block import BlockRule
-from trainer.writers.summary import Summary, load_summary
+from trainer.writers.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -30,7 +30,8 @@ def skipping(folder: Path, at: Any, more: str = EVERY) -> Path:
 
 
 def ended(folder: Path) -> tuple[str, int | None, int]:
-    summary: Summary = load_summary(folder)
+    summary = read_summary(folder)
+    assert summary is not None
     return summary.end, summary.exit, summary.step
 
 
@@ -125,7 +126,7 @@ def test_a_trial_ends_at_the_step_at_which_it_ends_alone(tmp_path, capsys, more)
     file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
     assert sweep(file, tmp_path / "sweep") == 0
     trials = [each for each in folders(tmp_path / "sweep") if each.parts[-4] == "trials"]
-    assert [load_summary(trial).end for trial in trials] == ["diverged", "done", "diverged"]
+    assert [read_summary(trial).end for trial in trials] == ["diverged", "done", "diverged"]
     said = capsys.readouterr().err
     assert "trials/base/0000/0 diverged. At step 1" in said and "computed again" not in said
     for index, trial in enumerate(trials):
@@ -147,7 +148,7 @@ def test_a_run_whose_last_evaluation_is_not_finite_is_not_done(tmp_path, capfd):
         said = capfd.readouterr().err
         assert "error: In the last evaluation, eval/loss is nan." in said and "Done" not in said
         assert ended(tmp_path / workdir) == ("diverged", 1, 20)
-        assert load_summary(tmp_path / workdir).why == "In the last evaluation, eval/loss is nan."
+        assert read_summary(tmp_path / workdir).why == "In the last evaluation, eval/loss is nan."
     # Its parameters are finite, and kept.
     assert max(info.step for info in checkpoint.ls(tmp_path / workdir)) == 20
     # A changed config would change none of its results, as for a run that is done.
@@ -161,7 +162,7 @@ def test_a_metric_may_be_nan(tmp_path):
     more = "experiment.metrics = {'undefined': @unruly.Undefined}\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
     assert runs.train(config, workdir) == 0
-    assert np.isnan(load_summary(workdir).metrics["eval/undefined"])
+    assert np.isnan(read_summary(workdir).metrics["eval/undefined"])
     assert ended(workdir) == ("done", 0, 20)
 
 
@@ -175,7 +176,7 @@ def test_a_run_whose_last_parameters_are_not_finite_is_not_done(tmp_path, capfd)
         assert runs.train(config, tmp_path / "run") == 1
         assert "error: The parameters after the last step are not" in capfd.readouterr().err
         assert ended(tmp_path / "run") == ("diverged", 1, 20)
-    assert np.isfinite(load_summary(tmp_path / "run").metrics["eval/loss"])
+    assert np.isfinite(read_summary(tmp_path / "run").metrics["eval/loss"])
 
 
 @pytest.mark.long
@@ -189,6 +190,6 @@ def test_a_trial_with_a_dead_end_is_a_result_and_no_retry(tmp_path, capsys, alon
     assert sweep(file, tmp_path / "sweep") == 0
     for trial in folders(tmp_path / "sweep"):
         assert ended(trial) == ("diverged", 1, 12)
-        assert load_summary(trial).why == "In the last evaluation, eval/loss is nan."
+        assert read_summary(trial).why == "In the last evaluation, eval/loss is nan."
         assert ended(solo(trial, tmp_path / trial.parent.name)) == ("diverged", 1, 12)
     assert len(folders(tmp_path / "sweep")) == 2

@@ -23,7 +23,7 @@ from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.rollback import (
@@ -97,7 +97,7 @@ def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
     """Makes one step a batch of those numbers, without the loop."""
     from trainer import config as configs
 
-    program = load_program(configs.load([config.parent / "base.gin", config]), ["unruly"])
+    program = load_located(configs.load([config.parent / "base.gin", config]), ["unruly"])
     state, data = program.init(), program.experiment.data
     for number in batches:
         state, _ = program.step(state, program.feed.to_devices(next(data.train(number, 0))))

@@ -13,7 +13,7 @@ from tests import runs, short
 from tests.sweep.test_sweep import assert_equal, folders, replaced, solo, sweep, write_sweep
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.train.warm_start import count_warm_starts
 
 pytestmark = pytest.mark.usefixtures("lab")
@@ -100,7 +100,7 @@ def test_fresh_parameters_are_not_those_that_another_run_of_this_seed_began_with
             first = params(folder / "run", 0)
         else:
             read = config.load([str(file.parent / "base.gin"), str(file)])
-            first = runs.leaves(load_program(read, ["unruly"]).init().params)
+            first = runs.leaves(load_located(read, ["unruly"]).init().params)
         began.append(np.asarray(first["head/kernel"]))
         ended.append(params(folder / "run", 2)["head/kernel"])
     assert began[0].size == 384  # the correlation of independent numbers is 0 +- 0.05

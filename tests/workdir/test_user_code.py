@@ -333,9 +333,9 @@ def test_the_program_of_a_step_is_the_same_in_another_process():
     text = """
         import sys
         from trainer.config import load
-        from trainer.engine.loading import load_program
+        from trainer.engine.loading import load_located
         for file in sys.argv[1:]:
-            print(load_program(load([f"configs/{file}"])).step_digest)
+            print(load_located(load([f"configs/{file}"])).step_digest)
     """
     command = [sys.executable, "-c", textwrap.dedent(text), *files]
     found = [

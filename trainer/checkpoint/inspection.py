@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from trainer.checkpoint import integrity
 from trainer.checkpoint.commit import step_directories
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest
-from trainer.checkpoint.renaming import nested
 
 StrPath = str | os.PathLike[str]
 
@@ -167,8 +166,20 @@ def load_parts(directory: StrPath, step: int, parts: Sequence[str]) -> dict[str,
     manifest = read_manifest(path)
     for part in parts:
         arrays = read_arrays(path, manifest, f"{part}/")
-        found[part] = nested({name.removeprefix(f"{part}/"): x for name, x in arrays.items()})
+        found[part] = _nested({name.removeprefix(f"{part}/"): x for name, x in arrays.items()})
     return found
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds a nested dict from leaves by path, such as "block/dense/kernel"."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
 
 
 def leaves_digest(directory: StrPath, step: int) -> str:

@@ -8,11 +8,11 @@ from optim.patterns import fullmatch
 
 
 def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:
-    r"""Renames the paths of nested parameters by regular expressions; raises ValueError.
+    r"""Renames the paths of parameters by regular expressions; raises ValueError.
 
     Example:
-        >>> rename({"encoder": {"bias": 1}, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
-        {'net': {'bias': 1}}
+        >>> rename({"encoder/bias": 1, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
+        {'net/bias': 1}
     """
     # A pattern must match a whole path. The first rule that matches applies, and None drops the
     # parameter; one that no rule matches keeps its path.
@@ -20,8 +20,7 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
     unused = set(rules)
     result: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    paths = _flat(params)
-    for path, value in paths.items():
+    for path, value in params.items():
         target: str | None = path
         for pattern, replacement in compiled:
             if match := fullmatch(pattern, path):
@@ -43,10 +42,10 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
     if unused:
         raise ValueError(
             f"The renaming rule {sorted(unused)[0]!r} applies to no parameter; "
-            f"there are {', '.join(list(paths)[:6])}{', ...' if len(paths) > 6 else ''}. "
+            f"there are {', '.join(list(params)[:6])}{', ...' if len(params) > 6 else ''}. "
             "A pattern must match a whole path, and only the first rule that matches applies."
         )
-    return nested(result)
+    return result
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -70,23 +69,3 @@ def _expand(match: re.Match[str], replacement: str) -> str:
             "which is not a path."
         )
     return target
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        leaves |= _flat(value, path + "/") if isinstance(value, Mapping) else {path: value}
-    return leaves
-
-
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a nested dict from leaves by path, such as "block/dense/kernel"."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree

@@ -17,11 +17,14 @@ from trainer.cli.optimizer_families import (
     EXAMPLES,
     FAMILIES,
     PIECES,
+    Published,
     SearchSpace,
     decade,
+    parsed,
+    published,
+    published_entries,
     spaces_of,
 )
-from trainer.cli.published import Published, parsed, published, published_entries
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, Units, replace
 from trainer.config.nodes import Node, to_config
 from trainer.config.schema import is_optimizer

@@ -19,7 +19,7 @@ from trainer.messages import DONE
 
 if TYPE_CHECKING:
     from trainer.cli.optimizer_facts import Facts
-    from trainer.cli.published import Published
+    from trainer.cli.optimizer_families import Published
 
 _WIDTH = 100
 _NAME = 40

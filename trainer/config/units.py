@@ -1,4 +1,4 @@
-"""Numbers of steps with a unit: '5%', '3 epochs', '1B tokens', '20 tokens/parameter', '500 steps'."""
+"""Numbers of steps with a unit: '5%', '3 epochs', '1B tokens', '20 tokens/parameter'."""
 
 import math
 import re

@@ -22,7 +22,7 @@ from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.data_fingerprint import digest_batch
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
@@ -53,7 +53,7 @@ def replay(
     if not step and not events:
         raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
     step = step or int(events[-1]["step"])
-    program = load_program(config, vocabulary)
+    program = load_located(config, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")

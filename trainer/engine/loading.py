@@ -11,23 +11,6 @@ from trainer.engine.plan import with_place
 from trainer.engine.program import Program
 
 
-def load_program(
-    config: Config,
-    vocabulary: Sequence[str] = (),
-    steps_per_call: int | None = None,
-    declared: bool = False,
-    devices: Sequence[Any] | None = None,
-) -> Program:
-    """Builds the program of a config, not compiled; raises ConfigError with file and line."""
-    # For `declared`, see `build_experiment`. A program for `devices` that are not here can be
-    # planned and compiled, but not run. A `steps_per_call` of None is that of the config.
-    experiment = build_experiment(config, vocabulary, declared)
-    inputs = find_inputs(config, vocabulary, experiment)
-    if steps_per_call is not None:
-        experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
-    return Program(experiment, inputs, devices)
-
-
 def load_located(
     config: Config,
     vocabulary: Sequence[str] = (),
@@ -35,9 +18,15 @@ def load_located(
     declared: bool = False,
     devices: Sequence[Any] | None = None,
 ) -> Program:
-    """Builds a program as `load_program` does; every mistake is a ConfigError with its place."""
+    """Builds a program, not compiled; every mistake is a ConfigError with its place."""
+    # For `declared`, see `build_experiment`. A program for `devices` that are not here can be
+    # planned and compiled, but not run. A `steps_per_call` of None is that of the config.
     try:
-        return load_program(config, vocabulary, steps_per_call, declared, devices)
+        experiment = build_experiment(config, vocabulary, declared)
+        inputs = find_inputs(config, vocabulary, experiment)
+        if steps_per_call is not None:
+            experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
+        return Program(experiment, inputs, devices)
     except ValueError as error:
         if (located := with_place(error, config, ["mesh", "data"])) is error:
             raise  # its message begins with its place

@@ -66,8 +66,8 @@ def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter
 
     Example:
         >>> from trainer.config import load
-        >>> from trainer.engine.loading import load_program
-        >>> found = find_hyperparameters(load_program(load(["configs/muon_vit.yaml"])))
+        >>> from trainer.engine.loading import load_located
+        >>> found = find_hyperparameters(load_located(load(["configs/muon_vit.yaml"])))
         >>> print(found["matrices"]["learning_rate"])  # doctest: +ELLIPSIS
         peak 0.02 at step 51, final 5...e-08
         >>> print(found["rest"]["b2"], "|", found[""]["clip_norm"])

@@ -188,7 +188,7 @@ class Figure:
             for series in self.series
             if series.label and not any(arm in series.label for arm in names)
         }
-        if any(series.faint and series.kind in {"line", "steps"} for series in self.series):
+        if {"line", "steps"} & {each.kind for each in self.series if each.faint and each.trials}:
             labels[("line", "single trials")] = True
         return labels if len(labels) <= _MOST_LABELS else {}
 

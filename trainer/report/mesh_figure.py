@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from trainer.engine.holdings import BATCH, GRADIENTS, ROLES, HeldParameter, Holdings
 from trainer.engine.memory import in_words
 from trainer.messages import plural, printable
+from trainer.report.figures.drawing import save_as
 from trainer.report.figures.style import style
-from trainer.report.plots import figure_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,34 +39,33 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
     rows = sorted(holdings.parameters, key=lambda one: -_size(one))
     more, rows = len(rows) - len(rows[:_MOST]), rows[:_MOST]
     height = _ABOVE + _ROW * len(rows) + _BELOW
-    with figure_file(file) as write:
-        figure = Figure(figsize=(_WIDTH, height), dpi=150)
-        _memory(figure.add_axes((0.02, 1 - 0.52 / height, 0.96, 0.2 / height)), holdings, limit)
-        names, dimensions, sizes = (
-            figure.add_axes((left, _BELOW / height, width, _ROW * len(rows) / height))
-            for left, width in ((0.02, 0.25), (0.28, 0.40), (0.70, 0.21))
-        )
-        for axes in (names, dimensions, sizes):
-            axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1), xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-        for index, one in enumerate(rows):
-            path = printable(one.held.path)
-            path = path if len(path) <= _LONGEST else f"...{path[3 - _LONGEST :]}"
-            names.text(0, index, path, va="center", fontsize=_TEXT)
-        for axes, head in (
-            (names, "parameter"),
-            (dimensions, "dimensions, and into how many parts each is split"),
-            (sizes, "bytes of a device"),
-        ):
-            axes.set_title(head, loc="left", fontsize=_TEXT, pad=18)
-        _dimensions(dimensions, rows, holdings)
-        _bytes(sizes, rows)
-        if more:
-            text = f"and {plural(more, 'parameter')} with fewer bytes"
-            figure.text(0.02, 0.08 / height, text, fontsize=_SMALL, color=_PALE)
-        for text in figure.findobj(Text):
-            text.set_parse_math(False)  # a "$" in a name does not begin a formula
-        write(figure)
+    figure = Figure(figsize=(_WIDTH, height), dpi=150)
+    _memory(figure.add_axes((0.02, 1 - 0.52 / height, 0.96, 0.2 / height)), holdings, limit)
+    names, dimensions, sizes = (
+        figure.add_axes((left, _BELOW / height, width, _ROW * len(rows) / height))
+        for left, width in ((0.02, 0.25), (0.28, 0.40), (0.70, 0.21))
+    )
+    for axes in (names, dimensions, sizes):
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for index, one in enumerate(rows):
+        path = printable(one.held.path)
+        path = path if len(path) <= _LONGEST else f"...{path[3 - _LONGEST :]}"
+        names.text(0, index, path, va="center", fontsize=_TEXT)
+    for axes, head in (
+        (names, "parameter"),
+        (dimensions, "dimensions, and into how many parts each is split"),
+        (sizes, "bytes of a device"),
+    ):
+        axes.set_title(head, loc="left", fontsize=_TEXT, pad=18)
+    _dimensions(dimensions, rows, holdings)
+    _bytes(sizes, rows)
+    if more:
+        text = f"and {plural(more, 'parameter')} with fewer bytes"
+        figure.text(0.02, 0.08 / height, text, fontsize=_SMALL, color=_PALE)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a "$" in a name does not begin a formula
+    save_as(figure, file)
 
 
 def _size(one: HeldParameter) -> int:

@@ -1,26 +1,21 @@
 """Reads curves of metrics, and draws them into a PNG, PDF or SVG, or with characters."""
 
-import contextlib
 import itertools
 import os
 import string
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainer.config.wording import known_names
-from trainer.messages import UserError, printable
-from trainer.report.figures.style import Style, missing_glyphs_ignored, style
+from trainer.report.document import Axis, Figure, Series, Table
+from trainer.report.figures.drawing import draw, save_as
 from trainer.writers import read_metrics
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Values = Sequence[float] | NDArray[Any]
 Curve = tuple[Values, Values]  # x values, y values
@@ -132,19 +127,7 @@ def describe_bands(lines: Iterable[Line]) -> str:
 
 # Figures in files.
 
-_NAMED = 47  # names in a legend, in two columns; other curves are grey
-_ROWS = 24  # names in a column of a legend
-_GREY = "#C8C8C8"
-_MARKED = 14  # a curve of at most so many points has a marker at each
-
-# No date, so that a figure that is drawn again has the same bytes.
-_METADATA: Mapping[str, dict[str, Any]] = {
-    "png": {},
-    "pdf": {"CreationDate": None},
-    "svg": {"Date": None},
-}
-# Text stays text, which can be searched, and PDFs have no Type 3 fonts, which journals refuse.
-_SETTINGS: Any = {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "pdf.fonttype": 42}
+_NAMED = 47  # curves with a name; others are grey
 
 
 def save_figure(
@@ -156,108 +139,28 @@ def save_figure(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Draws curves into a file, with a legend if there are several; raises UserError."""
-    # With more than 47 curves, the others are grey. On a logarithmic x axis, points that are not
-    # positive are not drawn; on a logarithmic y axis, bands are cut to the reach of the curves.
+    """Draws curves into a file, as a report does; raises UserError."""
+    # On a logarithmic axis, points that are not positive are not drawn.
+    names, others = [*lines][:_NAMED], [*lines.values()][_NAMED:]
+    if others:
+        title += f"\nand {len(others)} more, in grey"
 
-    # pyplot would choose a backend for the display, and keep every figure in memory.
-    from matplotlib.figure import Figure
+    def one(kind: Literal["line", "band"], name: str, *values: Values, faint: bool = False) -> None:
+        series.append(Series(kind, name, *(np.asarray(x).tolist() for x in values), faint=faint))
 
-    title = printable(title, keep="\n")
-    with figure_file(file) as write:
-        figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-        axes = figure.add_subplot()
-        axes.set(title=title, xlabel=printable(x_label), ylabel=printable(y_label))
-        axes.title.set_fontsize("medium")
-        for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-            text.set_parse_math(False)  # a "$" in the name of a folder does not begin a formula
-        # Set scales before drawing curves: markers are spaced by their positions in the figure.
-        axes.set_xscale("log" if log_x else "linear")
-        axes.set_yscale("log" if log_y else "linear")
-        for index, line in reversed([*enumerate(lines.values())]):  # grey lines behind the others
-            if index < _NAMED:
-                _draw(axes, line, style(index), len(lines))
-            else:
-                axes.plot(*line.curve, color=_GREY, linewidth=0.6)
-        if log_y:  # fit the axis to the curves, not to bands, whose ends may be close to 0
-            curves: list[Curve] = [c for line in lines.values() for c in (line.curve, *line.faint)]
-            values = np.concatenate([np.asarray(y, float) for _, y in curves])
-            values = values[np.isfinite(values) & (values > 0)]
-            if len(values):
-                low, high = values.min(), values.max()
-                margin = (high / low) ** 0.05 if high > low else 2.0
-                axes.set_ylim(low / margin, high * margin)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        if len(lines) > 1:
-            _add_legend(figure, list(lines))
-        write(figure)
-
-
-@contextlib.contextmanager
-def figure_file(file: str | os.PathLike[str]) -> Iterator[Callable[["Figure"], None]]:
-    """Yields a function that writes a figure into a file; raises UserError if that cannot be."""
-    # The figure is drawn inside of the context. A suffix that is not in `_METADATA` is an error.
-    if (suffix := Path(file).suffix.removeprefix(".").lower()) not in _METADATA:
-        known = ", .".join(_METADATA)
-        raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
-    from matplotlib import rc_context
-
-    def write(figure: "Figure") -> None:
-        try:
-            figure.savefig(file, metadata=_METADATA[suffix])
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-            raise UserError(f"{file} cannot be written: {reason}.") from error
-
-    with rc_context(_SETTINGS), missing_glyphs_ignored():
-        yield write
-
-
-def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:
-    for curve in line.faint:
-        axes.plot(*curve, color=look.color, linewidth=0.6, alpha=0.35)
-    if line.low is not None and line.high is not None:
-        band = {"color": look.color, "alpha": 0.15, "linewidth": 0}
-        axes.fill_between(np.asarray(line.x), line.low, line.high, **band)
-    few = np.size(line.y) <= _MARKED
-    axes.plot(
-        *line.curve,
-        color=look.color,
-        linestyle=(0, look.dash) if look.dash else "-",
-        linewidth=1.5 if lines <= 10 else 1.1,
-        marker=look.marker if few or lines > 1 else "",
-        markersize=4,
-        # Eight markers along the diagonal of the figure, from an offset that depends on the marker.
-        markevery=None if few else ((ord(look.marker) % 10) / 80, 0.125),
-    )
-
-
-def _add_legend(figure: "Figure", names: list[str]) -> None:
-    """Adds a legend to the right of the axes, and widens the figure by its width."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for index, name in enumerate(names[:_NAMED]):
-        color, _, dash, marker = style(index)
-        # Matplotlib hides labels that begin with an underscore.
-        label = printable(f" {name}" if name.startswith("_") else name)
-        line: dict[str, Any] = {"linestyle": (0, dash) if dash else "-", "markersize": 4}
-        handles.append(Line2D([], [], color=color, marker=marker, label=label, **line))
-    if len(names) > _NAMED:
-        handles.append(Line2D([], [], color=_GREY, label=f"and {len(names) - _NAMED} more"))
-    legend = figure.legend(
-        handles=handles,
-        frameon=False,
-        loc="outside right upper",
-        ncols=-(-len(handles) // _ROWS),
-        fontsize=8 if len(handles) <= 12 else 7,
-        handlelength=4,
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    # Widen the figure; the constrained layout would take the width of the legend from the axes.
-    figure.set_size_inches(7 + max(0.0, legend.get_window_extent().width / figure.dpi - 0.5), 4)
+    series: list[Series] = []
+    for line in others:
+        one("line", "", *line.curve, faint=True)
+    for name in reversed(names):  # the first in front of the others
+        line = lines[name]
+        for curve in line.faint:
+            one("line", name, *curve, faint=True)
+        if line.low is not None and line.high is not None:
+            one("band", name, line.x, line.low, line.high)
+        one("line", name, *line.curve)
+    axes = Axis(x_label, log_x), Axis(y_label, log_y)
+    numbers = Table("curves", title, (), ())
+    save_as(draw(Figure("curves", title, "", *axes, tuple(series), numbers), names, title), file)
 
 
 # Drawings with characters.

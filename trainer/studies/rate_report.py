@@ -143,7 +143,7 @@ def _differences(tested: RangeTest) -> Figure:
     """Draws the differences of the losses of each seed, and their smoothed mean."""
     common = tested.rates.values[: tested.last].tolist()
     rows = tested.differences[:, : tested.last].tolist()
-    series = [Series("line", _RISING, common, row, faint=True) for row in rows]
+    series = [Series("line", _RISING, common, row, label="one seed", faint=True) for row in rows]
     series.append(Series("line", _RISING, common, tested.mean.tolist(), label="smoothed mean"))
     if tested.fell:
         at = tested.steepest

@@ -14,7 +14,7 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, CorruptCheckpoint
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
-from trainer.engine.loading import load_program
+from trainer.engine.loading import load_located
 from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
@@ -60,7 +60,7 @@ def read_trained(
         params = jax.tree.map(lambda e, p: e.astype(p.dtype), parts["ema"], params)
     elif not raw and any(may_keep_averages(x) for x in leaves if x.startswith("opt_state/")):
         try:
-            program = load_program(config, vocabulary)
+            program = load_located(config, vocabulary)
             params = jax.device_get(program.evaluation.params(restore_of(program, folder, number)))
         except (CheckpointError, ValueError) as error:
             raise UserError(

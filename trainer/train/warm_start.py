@@ -11,7 +11,6 @@ import numpy as np
 from optim.paths import flatten
 from optim.patterns import SlowPattern, fullmatch
 from trainer import checkpoint
-from trainer.checkpoint.renaming import nested
 from trainer.config import Config, ConfigError, Source
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -153,7 +152,7 @@ class WarmStart:
         rules = self._options.get("rename") or {}
         try:
             # Rename paths in place of the values: they tell afterwards where each came from.
-            origins = flatten(checkpoint.rename(nested({path: path for path in theirs}), rules))
+            origins = checkpoint.rename(dict(zip(theirs, theirs, strict=True)), rules)
         except ValueError as error:
             raise self._error("rename", str(error)) from error
         names = {theirs_path: path for path, theirs_path in origins.items()}

@@ -3,7 +3,9 @@
 A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader
 states the types that it needs as annotations, so that later code meets no others. A dataclass
 describes a file: a new field is written, checked and read once it is declared (`as_json`,
-`read_dataclass`).
+`as_dataclass`). Such a field may say more in its metadata: `name`, its name in the file, if not
+that of the attribute; `required`, True if it must be in the file although it has a default;
+`omit_none`, True if it is left out of the file, and not null, where it is None.
 """
 
 import errno
@@ -83,14 +85,6 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
     except (ValueError, RecursionError) as error:
         raise damaged(file, _why(error, text), advice) from error
     return check_json(content, kind, file, advice)
-
-
-def read_dataclass(file: Path, kind: type[T], advice: str) -> T:
-    """Reads a dataclass from a file that has the result of `as_json`, as `read_json` does."""
-    # A field may say more in its metadata: `name`, its name in the file, if not that of the
-    # attribute; `required`, True if it must be in the file although it has a default; `omit_none`,
-    # True if it is left out of the file, and not null, where it is None.
-    return as_dataclass(read_json(file, kind, advice), kind)
 
 
 def as_json(value: Any) -> Any:

@@ -1,13 +1,13 @@
-"""Draws figures as PDF and PNG, from the same data, scales and styles as svg.py."""
+"""Draws figures into PDF, PNG and SVG, from the same data, scales and styles as svg.py."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.messages import printable
+from trainer.messages import UserError, printable
 from trainer.report.document import Figure, Series
 from trainer.report.figures.style import missing_glyphs_ignored, style
 from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands
 _UNIT = 200  # units of svg.py in an inch: its width is 5.6 inches, as the text of many papers
 _ROW = 36  # the height of a row of the legend
 _TEXT = 8.5  # points
+_LINE = 34  # the height of a line of the title
 _GREY = "#666666"
 _CENTERED: dict[str, Any] = {"ha": "center", "fontsize": _TEXT}
 _LOOKS: dict[str, dict[str, Any]] = {  # of kinds of series in a legend
@@ -28,24 +29,41 @@ _LOOKS: dict[str, dict[str, Any]] = {  # of kinds of series in a legend
     "points": {"linestyle": "none", "marker": "o", "markersize": 4.5},
     "interval": {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.2},
 }
+# No date, so that a figure that is drawn again has the same bytes.
+_METADATA: Mapping[str, dict[str, Any]] = {
+    "png": {},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+# Text stays text, which can be searched, and PDFs have no Type 3 fonts, which journals refuse.
+_SETTINGS: Any = {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "pdf.fonttype": 42}
 
 
-def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
+def draw(figure: Figure, arms: Sequence[str], headline: str = "") -> "Drawing":
     """Returns a figure as one of matplotlib; `arms` are all arms, in the order of their styles."""
+    # `headline` stands above the axes, in one line or more.
     from matplotlib.figure import Figure as Drawing
 
     # Use the margins of svg.py: computing matplotlib's own layout takes longer than all the rest.
     at = frame(figure)
     handles, columns = _legend(figure, arms)
-    height = at.height + _ROW * -(-len(handles) // columns)
+    above = _LINE * len(headline.splitlines())
+    height = above + at.height + _ROW * -(-len(handles) // columns)
     left, top, right, bottom = at.box
     drawing = Drawing(figsize=(WIDTH / _UNIT, height / _UNIT))
-    place = (left / WIDTH, 1 - bottom / height, (right - left) / WIDTH, (bottom - top) / height)
+    place = (
+        left / WIDTH,
+        1 - (above + bottom) / height,
+        (right - left) / WIDTH,
+        (bottom - top) / height,
+    )
     axes = drawing.add_axes(place)
     _prepare(axes, at)
-    drawing.text(0.004, 1 - 26 / height, _escaped(figure.y.title), fontsize=_TEXT)
+    drawing.text(0.004, 1 - 8 / height, _escaped(headline), fontsize=_TEXT + 1, va="top")
+    drawing.text(0.004, 1 - (above + 26) / height, _escaped(figure.y.title), fontsize=_TEXT)
     across = (left + right) / 2 / WIDTH
-    drawing.text(across, 1 - (at.height - 14) / height, _escaped(figure.x.title), **_CENTERED)
+    below = 1 - (above + at.height - 14) / height
+    drawing.text(across, below, _escaped(figure.x.title), **_CENTERED)
     indices = {arm: i for i, arm in enumerate(arms)}
     for order, series in enumerate(figure.series):
         _series(axes, series, indices.get(series.arm), order, at)
@@ -65,16 +83,33 @@ def save(
 ) -> list[Path]:
     """Writes a figure as PDF, and as PNG with 150 dots per inch; returns the paths."""
     # `arms` are those of `draw`; `stem` is the path without its suffix, in a folder that exists.
+    drawing = draw(figure, arms)
+    paths = [Path(f"{os.fspath(stem)}.{name}") for name in formats]
+    for path in paths:
+        about = {"Title": _plain(figure.title)} if path.suffix == ".pdf" else {}
+        _write(drawing, path, about)
+    return paths
+
+
+def save_as(drawing: "Drawing", file: str | os.PathLike[str]) -> None:
+    """Writes a drawing into a file; raises UserError if that cannot be, as for another suffix."""
+    path = Path(file)
+    if path.suffix[1:].lower() not in _METADATA:
+        known = ", .".join(_METADATA)
+        raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
+    try:
+        _write(drawing, path, {}, bbox_inches="tight")  # a long name in a legend is not cut
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise UserError(f"{file} cannot be written: {reason}.") from error
+
+
+def _write(drawing: "Drawing", path: Path, about: Mapping[str, str], **options: Any) -> None:
     import matplotlib
 
-    drawing = draw(figure, arms)
-    paths = {name: Path(f"{os.fspath(stem)}.{name}") for name in formats}
-    # Journals refuse Type 3 fonts; without a date, equal data make equal files.
-    about = {"pdf": {"Title": _plain(figure.title), "CreationDate": None}}
-    with matplotlib.rc_context({"pdf.fonttype": 42}), missing_glyphs_ignored():
-        for name, path in paths.items():
-            drawing.savefig(path, metadata=about.get(name), dpi=150)
-    return list(paths.values())
+    metadata = {**about, **_METADATA[path.suffix[1:].lower()]}
+    with matplotlib.rc_context(_SETTINGS), missing_glyphs_ignored():
+        drawing.savefig(path, metadata=metadata, dpi=150, **options)
 
 
 def _plain(text: str) -> str:

@@ -342,10 +342,9 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
         return Block(text=(text,), warnings=tuple(warnings))
     why = next(filter(None, map(why_not_clocked, workloads)), "")
     goals = list(zip(workloads, values, strict=True))
-    # The times to the target of each compared run, [arm][workload], and the medians over these,
-    # each of which is a study with one trial.
+    # The times to the target of each compared run, [arm][workload], and the medians over these.
     runs = [[to_target(each, arm, x, clock=not why) for each, x in goals] for arm in arms]
-    times = np.asarray([[scores.time_of_studies([[x] for x in xs]) for xs in own] for own in runs])
+    times = np.asarray([[np.median(each) for each in own] for own in runs])
     if any(each.goal.target is None for each in workloads):
         warnings.append(
             "Targets that were not given are those that the runner-up reached, so that they depend"

@@ -45,17 +45,6 @@ def steps_to_target(
     return float(reached[0]) if reached.size else float("inf")
 
 
-def time_of_studies(studies: Sequence[ArrayLike]) -> float:
-    """Returns an arm's time on a workload: the fastest trial of each study, the median over them.
-
-    `studies` has the times to the target of the trials of each study; `inf` where one missed it.
-
-    >>> time_of_studies([[9.0, 5.0], [7.0, float("inf")], [float("inf"), float("inf")]])
-    7.0
-    """
-    return float(np.median(row_of_numbers([row_of_numbers(times).min() for times in studies])))
-
-
 def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64]:
     """Returns the share of workloads where an arm is within tau of the fastest one, [arm, T]."""
     # The factors `taus`, [T], are at least 1.
