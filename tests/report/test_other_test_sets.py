@@ -225,8 +225,8 @@ def test_without_the_values_of_a_run_a_claim_says_so(tmp_path):
     pair, said = judged(work)
     assert pair.decided and pair.elsewhere is not None and pair.elsewhere.found is None
     assert (
-        "Runs of muon and adamw have no results on single test examples, so that nothing can be"
-        " said about another test set." in said
+        "Runs of muon have no results on single test examples, so that nothing can be said about"
+        " another test set." in said
     )
     report = make_report([work], tmp_path / "report")
     names = [table.name for panel in report.panels for b in panel.blocks for table in b.tables]

@@ -710,13 +710,19 @@ def test_what_was_compared_of_a_model_is_said(tmp_path):
     roots = {arm: read_config(name) for arm, name in names.items()}
     work = replace(workload({"drug_1": DRUG_1, "drug_2": DRUG_2}), configs=roots)
     said = (
-        "The arms differ in the group 'matrices' only: in all of them 'rest' has optax.adamw with"
-        " learning_rate 0.001, which is not searched."
+        "Of the optimizer, the arms differ in the group 'matrices' only: in all of them 'rest' has"
+        " optax.adamw with learning_rate 0.001, not searched."
     )
     assert said in judged(work) and said in block(reported(work), "methods").text[0]
     path = "optimizer.groups.rest.optimizer.learning_rate"
     spaces = {arm: ArmSpace("grid", {path: "values [0.1, 1]"}) for arm in names}
-    assert "learning_rate 0.001." in judged(replace(work, spaces=spaces))
+    assert "'rest' has optax.adamw, which is searched alike." in judged(
+        replace(work, spaces=spaces)
+    )
+    # A rate that one arm searches only, or over other values, is a difference in that group.
+    for other in (ArmSpace(), ArmSpace("grid", {path: "values [1, 10]"})):
+        unlike = replace(work, spaces=spaces | {"drug_2": other})
+        assert "in the group" not in judged(unlike)
     both = replace(work, configs={arm: read_config("optim.muon") for arm in names})
     assert "The arms differ in the group" not in judged(both)
     other = roots["drug_2"]

@@ -71,12 +71,10 @@ def place(
     compiled: dict[int, Any] = {}
 
     def prepare(worker: Worker, claim: Any, inner: Any = Worker._prepare) -> Any:
-        if claim.program in compiled:
-            made = compiled[claim.program]
-            worker._note_program(claim.program, made.program, made.data_fingerprint)
-        else:
-            compiled[claim.program] = inner(worker, claim)
-        return compiled[claim.program]
+        if claim.program not in compiled:
+            compiled[claim.program] = inner(worker, claim)[0]
+        made = compiled[claim.program]
+        return made, worker._traits(claim.program, made.program, made.data_fingerprint)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(runs.LAB)

@@ -35,6 +35,7 @@ class Examples:
     weights: Mapping[str, NDArray]
     sha256: str  # of all fields of these examples; it does not depend on the size of a batch
     complete: bool  # whether these are all examples of the split, and not the first ones
+    left_out: tuple[str, ...] = ()  # metrics that were computed and have no values, sorted
 
 
 def collect_examples(
@@ -44,12 +45,12 @@ def collect_examples(
     # The batches have masks; `sums_of` returns the sums of each metric over one, on the host.
     # A metric is left out if its values for single examples do not add up to those of their
     # batches. So is a loss that is the same number for all examples of each batch, because it is
-    # one of the whole batch. Neither is a mean over examples.
+    # one of the whole batch, unless several batches have one. Neither is a mean over examples.
     left, complete = most, True
     totals: dict[str, list[NDArray]] = {}
     counts: dict[str, list[NDArray]] = {}
     wrong: set[str] = set()
-    varies: list[bool] = []  # whether the loss does within each batch of two examples or more
+    ends: list[tuple[float, float]] = []  # the losses of each batch of two examples or more
     fields: dict[str, Any] = {}  # header of a field -> hash of its rows
     for batch in batches:
         mask = np.asarray(batch["mask"])
@@ -69,9 +70,10 @@ def collect_examples(
             counts.setdefault(name, []).append(count[kept])
         if "loss" in totals and len(kept) > 1:
             losses = totals["loss"][-1] / counts["loss"][-1]
-            varies.append(bool(np.ptp(losses) > _EQUAL * abs(losses[0])))
+            ends.append((float(losses.min()), float(losses.max())))
         _hash(fields, batch, kept)
-    if varies and not any(varies):
+    alike = [high - low <= _EQUAL * abs(low) for low, high in ends]
+    if ends and all(alike) and (len(ends) == 1 or np.ptp(ends) > _EQUAL * abs(ends[0][0])):
         wrong.add("loss")
     values, weights = {}, {}
     for name in totals:
@@ -80,7 +82,7 @@ def collect_examples(
             values[name], weights[name] = total / count, count
     hashed = [f"{header} {x.hexdigest()}" for header, x in sorted(fields.items())]
     sha256 = hashlib.sha256("\n".join(hashed).encode()).hexdigest()
-    return Examples(values, weights, sha256, complete)
+    return Examples(values, weights, sha256, complete, tuple(sorted(totals.keys() - values)))
 
 
 def _hash(fields: dict[str, Any], batch: _Batch, kept: NDArray) -> None:

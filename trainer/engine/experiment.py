@@ -257,6 +257,10 @@ class Experiment:
         step = options.get("step") if options.get("continue") is True else 0
         return step if isinstance(step, int) else 0  # a mistake, which `Continuation` refuses
 
+    def units_of(self, config: Config) -> Units:
+        """Returns the converter of a config with this model and these data; see `units_of`."""
+        return units_of(config, self.data, lambda: count_parameters(self.model, self.data))
+
     @property
     def seed_of_data(self) -> int:
         """The seed that the data set is passed: `data_seed`, or `seed` if that is None."""
@@ -302,7 +306,7 @@ def build_experiment(
     builder.check()
     # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
     data = _build_data(builder, config.root.kwargs.get("data"), declared)
-    units = units_of(config, data, lambda: as_model(builder.build("model")))
+    units = units_of(config, data, lambda: count_parameters(as_model(builder.build("model")), data))
     return builder.build("", units=units, overrides={"data": data})
 
 
@@ -325,14 +329,14 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
         raise
 
 
-def units_of(config: Config, data: Any, model: Callable[[], Model]) -> Units:
+def units_of(config: Config, data: Any, parameters: Callable[[], int]) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'."""
-    # `model` is called only if a unit needs the number of its parameters.
+    # `parameters` counts those of the model, if a unit needs that.
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.
-    tokens, count = tokens_per_example(data), partial(_count_parameters, model, data)
-    without_total = Units(None, data.batch_size, data.num_examples, tokens, count)
+    tokens = tokens_per_example(data)
+    without_total = Units(None, data.batch_size, data.num_examples, tokens, parameters)
     source = config.sources.get("steps")
     total = None if configured is None else without_total.steps(configured, source)
     if total is not None and not 1 <= total <= _MOST_STEPS:
@@ -343,9 +347,9 @@ def units_of(config: Config, data: Any, model: Callable[[], Model]) -> Units:
     return dataclasses.replace(without_total, total_steps=total)
 
 
-def _count_parameters(model: Callable[[], Model], data: Dataset) -> int:
+def count_parameters(model: Model, data: Dataset) -> int:
     """Returns how many parameters a model has for the batches of a data set; nothing is drawn."""
     batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in data.element_spec.items()}
     with calling("model"):
-        params, _ = jax.eval_shape(lambda x: model().init(jax.random.key(0), x), batch)
+        params, _ = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), batch)
     return sum(x.size for x in jax.tree.leaves(params))

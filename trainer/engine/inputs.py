@@ -18,7 +18,7 @@ import numpy as np
 from optim.factories import instantiate
 from optim.optax_schedules import traceable
 from trainer.config import Builder, Config, Floats, leaves
-from trainer.engine.experiment import Experiment, as_optimizer, units_of
+from trainer.engine.experiment import Experiment, as_optimizer
 from trainer.engine.precision import in_roles
 
 INPUT = "input"  # in an annotation: Annotated[float, "input"], for floats outside the optimizer
@@ -86,7 +86,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     # that are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that
     # it names. A float by which a function decides in Python is one of the constants.
     builder = Builder(config, vocabulary)
-    units = units_of(config, experiment.data, lambda: experiment.model)
+    units = experiment.units_of(config)
     roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]
 
     def build(names: Iterable[str], floats: Floats) -> dict[str, Any]:

@@ -49,26 +49,31 @@ def conditions(workload: Workload) -> list[str]:
 
 
 def compared_groups(workload: Workload) -> str:
-    """Returns a sentence if arms differ in the optimizers of some groups only, or else nothing."""
+    """Returns a sentence if the optimizers of some groups only differ or are searched unlike."""
     roots = {arm: workload.configs[arm] for arm in workload.arms if arm in workload.configs}
     found = {arm: dict(arguments(x.kwargs.get("optimizer"), _ROOT)) for arm, x in roots.items()}
+    spaces = {arm: workload.spaces.get(arm, ArmSpace()).axes for arm in roots}
+    every = dict.fromkeys(path for axes in spaces.values() for path in axes)
+    searched = [path for path in every if path.startswith(f"{_ROOT}.")]
     differing = [*differing_arguments(found)]
-    compared = list(dict.fromkeys(m[1] for path in differing if (m := _OF_GROUP.match(path))))
+    differing += [x for x in searched if len({axes.get(x) for axes in spaces.values()}) > 1]
     first: dict[str, str] = next(iter(found.values()), {})
-    every = dict.fromkeys(m[1] for path in first if (m := _OF_GROUP.match(path)))
-    alike = [name for name in every if name not in compared]
+    groups = dict.fromkeys(m[1] for path in first if (m := _OF_GROUP.match(path)))
+    compared = [x for x in groups if any(p.startswith(f"{_ROOT}.groups.{x}.") for p in differing)]
+    alike = [name for name in groups if name not in compared]
     if not (compared and alike) or not all(map(_OF_GROUP.match, differing)):
         return ""
-    axes = {axis for space in workload.spaces.values() for axis in space.axes}
     texts = []
     for name in alike:
         path = f"{_ROOT}.groups.{name}.{_ROOT}"
-        rate = first.get(f"{path}.learning_rate", "")
-        text = f"{name!r} has {first.get(path)}" + f" with learning_rate {rate}" * bool(rate)
-        searched = any(axis.startswith(f"{path}.") for axis in axes)
-        texts.append(text if searched else f"{text}, which is not searched")
+        text, rate = f"{name!r} has {first.get(path)}", first.get(f"{path}.learning_rate")
+        if any(axis.startswith(f"{path}.") for axis in searched):
+            text += ", which is searched alike"
+        else:
+            text += f" with learning_rate {rate}, not searched" if rate else ", not searched"
+        texts.append(text)
     what = f"group{'s' * (len(compared) > 1)} {joined([*map(repr, compared)])}"
-    return f"The arms differ in the {what} only: in all of them {joined(texts)}."
+    return f"Of the optimizer, the arms differ in the {what} only: in all of them {joined(texts)}."
 
 
 def _cuts(workload: Workload) -> Iterator[str]:

@@ -32,7 +32,8 @@ class OtherTestSets(NamedTuple):
 
     found: estimates.TwoWay | None  # better minus worse; None if it is not known
     complete: bool = True  # over all test examples, not the first 100,000
-    unlike: str = ""  # what had other examples than others of its kind, such as "arms"
+    why: str = ""  # why it is not known, as a part of a sentence
+    unlike: bool = False  # whether runs had other test examples
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,7 @@ def _judged_pair(
     planned = decide.PLANNED_LEVEL / comparisons
     ranks = decide.ranked(x, y, pair.initial, goal.better)
     number = None if size is None else decide.needed(x - y, size, alpha=planned)
+    relevance = _relevance(goal, low, high)
     decided = found.decided[0] == -goal.sign
     rounding = decided and abs(pair.difference) < ROUNDING * max(abs(x).mean(), abs(y).mean())
     return replace(
@@ -270,7 +272,8 @@ def _judged_pair(
         p=p,
         decided=decided and not rounding,
         rounding=rounding,
-        relevance=_relevance(goal, low, high),
+        # Within what does not matter, a difference of rounding is none.
+        relevance="equivalent" if rounding and relevance == "less" else relevance,
         improvement=estimates.probability_of_improvement(*ranks, goal.better),
         finds=decide.detectable_effect(
             pair.n, alpha=looks.level / comparisons, later=bool(looks.later)
@@ -342,19 +345,27 @@ def other_test_sets(
         return None
     # (arm, unit) -> the results of its runs on single examples
     found: dict[tuple[str, int], list[Examples]] = {}
+    lacking = set[str]()
     for run in workload.finals:
         if run.arm in (better, worse) and (unit := workload.unit_of(run)) in of_units:
             examples = workload.examples(run)
             if examples is None or goal.metric not in examples.values:
-                return OtherTestSets(None)
-            found.setdefault((run.arm, unit), []).append(examples)
+                lacking.add(run.arm)
+            else:
+                found.setdefault((run.arm, unit), []).append(examples)
+    if lacking:
+        arms = joined([arm for arm in (better, worse) if arm in lacking])
+        why = f"Runs of {arms} have no results on single test examples"
+        return OtherTestSets(None, why=why)
     first, *others = itertools.chain.from_iterable(found.values())
     weights = first.weights[goal.metric]
     for each in others:
         same = each.sha256 == first.sha256
         if not same or not np.array_equal(each.weights[goal.metric], weights):
             had = [{x.sha256 for n in of_units for x in found[arm, n]} for arm in (better, worse)]
-            return OtherTestSets(None, unlike=workload.unit_plural if had[0] == had[1] else "arms")
+            what = workload.unit_plural if had[0] == had[1] else "arms"
+            why = f"The {what} were not scored on the same test examples"
+            return OtherTestSets(None, why=why, unlike=True)
 
     def means(arm: str) -> NDArray:  # over the final seeds of each unit, [units, examples]
         values = [[run.values[goal.metric] for run in found[arm, unit]] for unit in of_units]

@@ -473,6 +473,8 @@ def winners_at_ends(workload: Workload, scan: Scan) -> tuple[int, int, str] | No
     end, count = max(ends.items(), key=lambda item: item[1])
     if min(counts, default=0) < 3 or workload.path is None:
         return None
+    if end == "smallest" and all(min(values.values()) == 0 for values in tried.values()):
+        return None  # nothing is smaller
     by_chance = binom.sf(count - 1, len(tried), 1 / min(counts))
     return (count, len(tried), end) if by_chance < _CHANCE else None
 

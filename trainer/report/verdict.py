@@ -339,7 +339,10 @@ class _Writer:
 
     def _on_other_test_sets(self, against: Sequence[Pair], equal: Sequence[Pair]) -> list[str]:
         """Says which claims, of an order or of an equivalence, may not hold on other test sets."""
-        sentences, unknown, relevant = [], list[str](), self._goal.relevant or 0.0
+        relevant = self._goal.relevant or 0.0
+        # Other examples in some runs are said of what is not decided, too.
+        elsewhere = [pair.elsewhere for pair in self._pairs if pair.elsewhere]
+        sentences, unknown = [], [known.why for known in elsewhere if known.unlike]
         for pair in equal:
             found = pair.elsewhere.found if pair.elsewhere else None
             if found is None or found.low is None or found.high is None:
@@ -353,11 +356,7 @@ class _Writer:
             if (known := pair.elsewhere) is None:
                 continue
             if (found := known.found) is None:
-                unknown.append(
-                    f"The {known.unlike} were not scored on the same test examples"
-                    if known.unlike
-                    else f"Runs of {joined(pair.arms)} have no results on single test examples"
-                )
+                unknown.append(known.why)
             elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
                 of = f" of {joined(pair.arms)}" if len(against) > 1 else ""
                 over = plural(found.examples, "example")

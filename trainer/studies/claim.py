@@ -36,6 +36,7 @@ from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
 from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.ledger import Ledger, began_late, files_in
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE
 from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
@@ -49,6 +50,7 @@ _ADVICE = "write it again with python -m trainer claim write, or restore it from
 _ROUNDING = 0.05  # relative, such as two of 360 examples that an untrained model classifies
 # What of a run a check reads, besides the states that it keeps.
 _NEEDED = ("config.yaml", "metrics.jsonl", "run.json", "summary.json", CLIPPED_FILE)
+_NEEDED += (PER_EXAMPLE_FILE,)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from trainer.config import Builder, Call, Config, Source, Tree, join
 from trainer.config.full import complete
 from trainer.config.tree import child_trees
 from trainer.config.wording import known_names
-from trainer.engine.experiment import Experiment, units_of
+from trainer.engine.experiment import Experiment
 from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.engine.step import StepMetrics
@@ -296,7 +296,7 @@ def with_constant_rates(
     config: Config, experiment: Experiment, vocabulary: Sequence[str] = ()
 ) -> tuple[Config, dict[str, float]]:
     """Replaces each schedule of a learning rate by its largest value; also returns them by path."""
-    builder, units = Builder(config, vocabulary), units_of(config, experiment.data)
+    builder, units = Builder(config, vocabulary), experiment.units_of(config)
     found: dict[str, float] = {}
     for path, tree in _rates(config.root.kwargs["optimizer"], "optimizer"):
         schedule = builder.build(path, units=units) if isinstance(tree, Call) else None

@@ -20,7 +20,7 @@ from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
 from trainer.config.full import complete
-from trainer.engine.experiment import as_optimizer, units_of
+from trainer.engine.experiment import as_optimizer
 from trainer.engine.inputs import find_inputs
 from trainer.engine.loading import load_located
 from trainer.engine.mesh import ambient, replicated
@@ -323,7 +323,7 @@ def _not_finite(products: np.ndarray) -> str:
 
 def _with_optimizer(program: Program, other: Config, vocabulary: Sequence[str]) -> Program:
     """Returns the program of the same model and data with the optimizer of another config."""
-    units = units_of(other, program.experiment.data)
+    units = program.experiment.units_of(other)
     optimizer = as_optimizer(Builder(other, vocabulary).build("optimizer", units=units))
     # Without what is computed beside the step, which may not fit this optimizer.
     experiment = dataclasses.replace(

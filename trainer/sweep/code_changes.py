@@ -59,10 +59,12 @@ def changed_hashes(
     known = ledger.code()
     names = code.differing_files({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
-    kind = "data" if code.are_data(changed) else "code"
-    if changed and kind not in allowed:
+    for kind in ("data", "code"):
+        refused = {x: old for x, old in changed.items() if code.are_data([x]) == (kind == "data")}
+        if not refused or kind in allowed:
+            continue
         lines = []
-        for name, (_, after) in changed.items():
+        for name, (_, after) in refused.items():
             since = f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
             lines.append(f"  {name} (since {since})\n")
         if len(lines) > _SHOWN:
@@ -70,7 +72,7 @@ def changed_hashes(
         raise CodeChanged(
             f"The {kind} of the sweep in {folder} changed, so that its trials would not be"
             f" compared under equal conditions:\n{''.join(lines)}"
-            f"{code.STEP_ALONE * code.are_steps(changed)}{NOT_SEEDED * (kind == 'data')}"
+            f"{code.STEP_ALONE * code.are_steps(refused)}{NOT_SEEDED * (kind == 'data')}"
             f"Restore the {kind}, or start another sweep in another --workdir; or go on with"
             f" --allow_changed={kind}: the ledger and the report say what changed."
         )

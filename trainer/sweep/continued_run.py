@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 
 from optim import Optimizer
 from optim.factories import name_of
@@ -98,7 +99,7 @@ class ContinuedRun:
         """Returns whether a config has the optimizer of the run, up to hyperparameters."""
         # That is one of the same functions in the same groups, with a state of the same arrays.
         try:
-            units = units_of(config, self._data)
+            units = units_of(config, self._data, lambda: optax.tree.size(self._params))
             built = Builder(config, self._vocabulary).build("optimizer", units=units)
             return _kind_of(as_optimizer(built), self._params) == self._kind
         except (TypeError, ValueError):  # the plan of the arm says what is wrong with it

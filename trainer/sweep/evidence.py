@@ -8,7 +8,7 @@ the plan and the ranking of the trials. Start with `examine`.
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,11 @@ from trainer.sweep.ledger import (
     read_ledger,
     results_in,
 )
-from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, read_examples, unlike_means
-from trainer.sweep.plan import Plan
+from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
+from trainer.sweep.plan import Plan, Trial
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
+from trainer.workdir.code import DATA, are_data
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -158,7 +159,7 @@ class _Examination:
             self._check_choices(POINTS_FILE, wrong_points(*of_plan, again=self._thorough))
             self._check_choices(FINAL_FILE, wrong_choices(*of_plan))
             if self._thorough:
-                self._check_examples(self._plan)
+                self._check_ends(self._plan)
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -278,6 +279,9 @@ class _Examination:
             found = fingerprint_of(self._folder / name)
             code = found.get("code", {}).items() if "code" in begun else ()
             lacks = [f"code, {x} {hash}" for x, hash in code if hash not in versions.get(x, ())]
+            data = {x for what, all_ in versions.items() if what.startswith(DATA) for x in all_}
+            if begun & {"code"} and data and (mine := found.get("data")) and mine not in data:
+                lacks.append(f"data, {mine}")
             ours = environment(found)
             if ours and "environment" in begun and ours not in known:
                 new = [f"{k} {x}" for k, x in ours.items() if all(e.get(k) != x for e in known)]
@@ -316,33 +320,36 @@ class _Examination:
             why = f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}"
             self._fault(f"{name}/{SUMMARY_FILE}", why)
 
-    def _check_examples(self, plan: Plan) -> None:
-        """Checks the results of final runs on single test examples."""
-        # All runs of an arm have them, for all metrics that are finite: otherwise, who removes
-        # those of one run could silence what a verdict says of other test sets.
-        every = "some examples"
-        kept: dict[str, dict[str, set[str]]] = {}  # arm -> run -> what its file has
+    def _check_ends(self, plan: Plan) -> None:
+        """Checks how runs ended, and the results of final ones on single test examples."""
+        arms: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}  # with one data set each
+        finals: Sequence[Trial] = ()
         with contextlib.suppress(DamagedFile):  # of final.json, of which another check says so
-            for trial in filter(plan.keeps_examples, final_trials(self._folder, plan) or ()):
-                outcome = self._outcome(name := trial.folder)
-                if outcome is None or outcome.end != "done":
-                    continue
-                has = kept.setdefault(trial.arm, {}).setdefault(name, set())
-                if (found := read_examples(self._folder / name)) is None:
-                    continue
-                has |= {*found.values, *([every] if found.complete else ())}
-                if wrong := list(unlike_means(found, outcome.metrics)):
-                    why = f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
-                    self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
-        for arm, runs in kept.items():
-            some = set[str]().union(*runs.values())
-            for name, has in runs.items():
-                outcome = self._outcome(name)
-                values = outcome.metrics if outcome else {}
-                lacks = [x for x in some - has if math.isfinite(values.get(f"eval/{x}", 0.0))]
-                if lacks:
-                    why = f"it lacks {listing(sorted(lacks))}, which other runs of {arm} have"
-                    self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
+            finals = final_trials(self._folder, plan) or ()
+        for trial in (*plan.trials, *finals):
+            if (outcome := self._outcome(trial.folder)) is None:
+                continue
+            given = trial.config.root.kwargs
+            if outcome.end == "done" and plan.keeps_examples(trial):
+                runs = arms.setdefault((trial.arm, repr(given.get("data"))), {})
+                runs[trial.folder] = outcome.metrics
+            steps = given.get("steps")
+            steps = steps if isinstance(steps, int) else outcome.steps
+            # An evaluation after the last step is what no run has that ended so before.
+            if outcome.end in ("diverged", "pruned") and self._has_ended(trial.folder, steps):
+                why = f"its end is {outcome.end!r}, and its rows have finite losses of all steps"
+                self._fault(f"{trial.folder}/{SUMMARY_FILE}", why)
+        same_data = not any(are_data(change.files) for change in changes_in(self._ledger))
+        for (arm, _), runs in arms.items():
+            for name, why in unlike_examples(self._folder, arm, runs, same_data):
+                self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
+
+    def _has_ended(self, name: str, steps: int | None) -> bool:
+        """Returns whether the rows of a run have an evaluation after the last step, all finite."""
+        rows = [row for row in iterate_metrics(self._folder / name) if row["step"] == steps]
+        losses = [x for row in rows for key, x in row.items() if key.endswith("loss")]
+        names = {key.partition("/")[0] for row in rows for key in row}
+        return bool(names & {"eval", "validation"}) and all(map(math.isfinite, losses))
 
     def _check_choices(self, name: str, wrong: Iterable[str]) -> None:
         """Adds what is wrong with a file of what was chosen by the results."""

@@ -4,6 +4,7 @@
     weight/loss     what each example counts, such as its number of tokens; absent if all count 1
     sha256          of the examples, in their order
     complete        whether they are all examples of the split, and not the first 100,000
+    left_out        names of metrics that are no means over examples, or could not be computed
 
 Each metric that is a mean over examples has arrays like those of the loss. `numpy.load` reads it.
 """
@@ -11,12 +12,14 @@ Each metric that is a mean over examples has arrays like those of the loss. `num
 import io
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.wording import listing
 from trainer.engine.examples import Examples
 from trainer.writers.files import open_regular
 
@@ -39,6 +42,8 @@ def encode_examples(examples: Examples) -> bytes:
             arrays[_WEIGHT + name] = weights.astype(np.float32)
     arrays["sha256"] = np.frombuffer(bytes.fromhex(examples.sha256), np.uint8)
     arrays["complete"] = np.array(examples.complete)
+    if examples.left_out:
+        arrays["left_out"] = np.array(examples.left_out)
     file = io.BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()
@@ -68,6 +73,31 @@ def unlike_means(found: Examples, metrics: Mapping[str, float]) -> Iterator[str]
             yield f"eval/{name}"
 
 
+def unlike_examples(
+    folder: Path, arm: str, runs: Mapping[str, Mapping[str, float]], same_data: bool
+) -> Iterator[tuple[str, str]]:
+    """Yields runs of an arm whose file is unlike their rows or other runs, and why."""
+    # `runs` is their folder below `folder` -> the metrics of the last row. All of them have the
+    # same metrics and, with `same_data`, the same test examples: otherwise, who removes what one
+    # has could silence what a verdict says of other test sets.
+    files = {name: read_examples(folder / name) for name in runs}
+    known = set[str]().union(*({*x.values, *x.left_out} for x in files.values() if x))
+    complete = any(x.complete for x in files.values() if x)
+    hashes = Counter(x.sha256 for x in files.values() if x and x.values)
+    for name, found in files.items():
+        has = {*found.values, *found.left_out} if found else set[str]()
+        # Earlier versions did not list what they left out, such as what is not finite.
+        lacks = {x for x in known - has if math.isfinite(runs[name].get(f"eval/{x}", 0.0))}
+        if complete and not (found and (found.complete or not found.values)):
+            lacks.add("some examples")
+        if lacks:
+            yield name, f"it lacks {listing(sorted(lacks))}, which other runs of {arm} have"
+        if found and found.values and same_data and found.sha256 != hashes.most_common(1)[0][0]:
+            yield name, f"its test examples are not those of other runs of {arm}"
+        if wrong := list(unlike_means(found, runs[name])) if found else []:
+            yield name, f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"
+
+
 def example_differences(one: Path, other: Path) -> dict[str, float]:
     """Returns what differs in the files of two runs -> its mean difference, as a share of it."""
     # It is infinite for a file or an array that only one has, and for other examples. Equal files
@@ -76,8 +106,9 @@ def example_differences(one: Path, other: Path) -> dict[str, float]:
     if a is None or b is None:
         return {PER_EXAMPLE_FILE: math.inf} if (a, b) != (None, None) else {}
     apart = {}
-    if (a.sha256, a.complete) != (b.sha256, b.complete):
-        apart["sha256"] = math.inf
+    for name in ("sha256", "complete", "left_out"):
+        if getattr(a, name) != getattr(b, name):
+            apart[name] = math.inf
     for kind in ("values", "weights"):
         ours, theirs = getattr(a, kind), getattr(b, kind)
         for name in sorted({*ours, *theirs}):
@@ -114,6 +145,10 @@ def _examples(arrays: dict[str, NDArray]) -> Examples:
     }
     for name, x in values.items():
         weight = weights[name]
-        if x.ndim != 1 or x.shape != weight.shape or not np.isfinite(x).all() or min(weight) <= 0:
+        if x.ndim != 1 or x.shape != weight.shape or not np.isfinite(x).all():
             raise ValueError(name)
-    return Examples(values, weights, arrays["sha256"].tobytes().hex(), bool(arrays["complete"]))
+        if not (np.isfinite(weight).all() and min(weight) > 0):
+            raise ValueError(name)
+    left_out = tuple(map(str, arrays.get("left_out", ())))
+    sha256, complete = arrays["sha256"].tobytes().hex(), bool(arrays["complete"])
+    return Examples(values, weights, sha256, complete, left_out)

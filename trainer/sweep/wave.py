@@ -35,6 +35,7 @@ from trainer.checkpoint import (
 from trainer.config import Config, ConfigError
 from trainer.engine import every
 from trainer.engine.contracts import Batch, ComponentError
+from trainer.engine.examples import Examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.loading import load_located
 from trainer.engine.program import Program
@@ -413,10 +414,11 @@ def keep_examples(
     log: Callable[[str], None],
     watch: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Writes per_example.npz of a run that ended; nothing without a mean over test examples."""
+    """Writes per_example.npz of a run that ended; nothing without a test split."""
     # A mistake in this pass over the test split, such as of a metric that cannot be computed so, is
-    # logged only; UserError is raised if a file of the data set was changed. `state` is not
-    # donated. `fence` is called before the file is written, `watch` before each batch.
+    # logged, and the file then says that it has nothing; UserError is raised if a file of the data
+    # set was changed. `state` is not donated. `fence` is called before the file is written, `watch`
+    # before each batch.
     if "test" not in split_sizes(program.experiment.data):
         return
 
@@ -429,9 +431,8 @@ def keep_examples(
         found = program.evaluation.run_examples(state, batches, MOST_EXAMPLES)
     except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
         log(f"The results on single test examples are not kept. {error}")
-        return
-    if found.values:
-        replace_file(folder / PER_EXAMPLE_FILE, encode_examples(found), fence)
+        found = Examples({}, {}, "", False, ("loss", *sorted(program.experiment.metrics)))
+    replace_file(folder / PER_EXAMPLE_FILE, encode_examples(found), fence)
 
 
 def named_writers(config: Config) -> list[str]:

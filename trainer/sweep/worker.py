@@ -26,7 +26,7 @@ from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.sweep.code_changes import CodeChanged, import_code
+from trainer.sweep.code_changes import CodeChanged, changed_hashes, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
 from trainer.sweep.folder import SweepFolder, WaveClaim
@@ -150,11 +150,12 @@ class Worker:
 
     def _compute(self, claim: WaveClaim) -> int:
         """Computes a wave; returns DONE also for one that is left to others."""
-        prepared = self._prepare(claim)
+        prepared, noted = self._prepare(claim)
         end = "crashed"  # for whatever is not caught here, such as a signal's exit
         wave = None
         try:
             wave = Wave(self._setting, claim, prepared)
+            self._note(noted)  # a wave that was begun otherwise has been refused by now
             code = self._compute_in(wave)
             end = "stopped" if code == STOPPED else "failed"
             return code
@@ -240,6 +241,8 @@ class Worker:
             program = prepared.of_trial(first)
             found = program.evaluation.run_splits(program.init(), until_a_signal)
         except Exception as error:  # the trials meet the same one, and say what it means for them
+            if self._signals.received:  # the evaluation was not finished
+                return
             self._log(f"The first state of {first.name} has no metrics: {wording.cause(error)}")
             return
         if not self._signals.received:
@@ -277,11 +280,12 @@ class Worker:
 
     # Programs.
 
-    def _prepare(self, claim: WaveClaim) -> Prepared:
+    def _prepare(self, claim: WaveClaim) -> tuple[Prepared, Mapping[str, str]]:
         """Builds and compiles the program of a wave, unless it is one of the last ones."""
+        # The second result is what the ledger has of a new program; see `_traits`.
         if (prepared := self._prepared.pop(claim.program, None)) is not None:
             self._prepared[claim.program] = prepared  # the last one that was used
-            return prepared
+            return prepared, {}
         if len(self._prepared) == _KEPT_PROGRAMS:
             # Before the next one: a process with many compiled programs runs out of memory maps.
             del self._prepared[next(iter(self._prepared))]
@@ -292,30 +296,38 @@ class Worker:
         self._note_code()  # before compiling, which takes time
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
-        self._note_program(claim.program, program, data)
+        traits = self._traits(claim.program, program, data)
+        with self.folder.locked_ledger() as ledger:
+            changed_hashes(self.folder.path, ledger, traits, self._allowed)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
         values = {first.arm: program.inputs.values}
         prepared = Prepared(program, render_plan(plan), data, self._vocabulary, values)
         self._prepared[claim.program] = prepared
-        return prepared
+        return prepared, traits
 
-    def _note_program(self, index: int, program: Program, data: str) -> None:
-        """Adds a program's data to the ledger, and its training step if it has code of the user."""
-        # Before compiling, which takes time. The name of each has what it depends on otherwise:
-        # that of data their arguments; and a step is compared with that of a worker on the same
-        # kind of device and versions.
-        shared, allowed = self.folder.plan.programs[index], self._allowed
+    def _traits(self, index: int, program: Program, data: str) -> dict[str, str]:
+        """Returns what a program's data are and, if it has code of the user, its training step."""
+        # Name -> hash. The name of each has what it depends on otherwise: that of data their
+        # arguments; and a step is compared with that of a worker on the same kind of device and
+        # versions.
+        shared = self.folder.plan.programs[index]
         call = self.folder.plan.example_of(shared).config.root.kwargs.get("data")
         given = call.name if isinstance(call, Call) else "digits"
-        found = {f"{code.DATA} of {given} ({fingerprint_digest({'data': repr(call)})[:8]})": data}
-        if changed := self.folder.note_code(found, allowed):
-            self._log(f"The data changed, as is allowed: {listing(changed)}.")
+        traits = {f"{code.DATA} of {given} ({fingerprint_digest({'data': repr(call)})[:8]})": data}
         if self._vocabulary:
             given = self._conditions(), shared.inputs, shared.steps
             name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
-            self.folder.note_code({name: program.step_digest}, allowed)
+            traits[name] = program.step_digest
+        return traits
+
+    def _note(self, traits: Mapping[str, str]) -> None:
+        """Adds `_traits` to the ledger."""
+        for name, hash in traits.items():
+            if self.folder.note_code({name: hash}, self._allowed):
+                what = "data" if code.are_data([name]) else "code"
+                self._log(f"The {what} changed, as is allowed: {name}.")
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""
