@@ -169,9 +169,14 @@ def _deeds() -> Iterator[str]:
             "1",
         ),
         (
-            "the same of all compared runs, or edit them so that their means stay",
+            "the same of all compared runs, call them left out, or edit them so that means stay",
             f"{verify} with `claims`; without, as above",
             f"1; {_p(caught(80, 1, 3))}",
+        ),
+        (
+            "do so, and call a run diverged or stopped early",
+            f"{check}: its rows have the last evaluation",
+            "1",
         ),
         ("do so, and edit or remove metrics before step 1", f"{verify}: by more than 5%", "1"),
         *(

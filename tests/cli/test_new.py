@@ -86,6 +86,21 @@ def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
     assert sorted(missing.tolist()) == [0.0, 0.0, 0.0, 1.0]
     labels = [label for split in splits for label in split["label"].tolist()]
     assert sorted(labels) == [0, 1, 2, 2]  # yes, maybe, no and no
+    head = "\ufeffid,who,a,b,kind,label\n"  # with the mark of Excel
+    for text, said in {
+        f"{head}1,x,1\n": "wrong.csv:2 has not one cell for each of the columns",
+        f"{head}1,x,1,2,t,no,more\n": "wrong.csv:2 has not one cell for each",
+        head: "wrong.csv has no rows below its line of names",
+        "": "wrong.csv has no column 'label'; it has",
+        f"{head}\n1,x,x1,2,t,no\n": "wrong.csv:3, column 'a': 'x1' is no number",
+        f"{head}1,x,NA,2,t,no\n2,y,,1,t,no\n": "wrong.csv has no value of 'a' to train on",
+    }.items():
+        (tmp_path / "wrong.csv").write_text(text, "utf-8")
+        with pytest.raises(ValueError, match=said):
+            rows.rows("wrong.csv", "train")
+    (tmp_path / "wrong.csv").write_text(head, "utf-16")
+    with pytest.raises(ValueError, match="wrong.csv is not in UTF-8"):
+        rows.rows("wrong.csv", "train")
     rows.CLASSES = ("no", "yes")
     with pytest.raises(
         ValueError, match=r"no 'maybe'. .* 'label' of messy.csv has 'no' \(2 rows\), 'yes' \(1"
@@ -238,7 +253,7 @@ def test_every_optimizer_is_compared_or_refused(tmp_path, capsys):
         (["comparison", "x", "--base=one.yaml", "--group=a"], "has no groups. Leave it out."),
         (
             ["comparison", "x", "--base=law.yaml"],
-            "schedules.rsqrt, which has none of the numbers peak_value",
+            "optax.join_schedules, which has none of the numbers peak_value",
         ),
         (["comparison", "full"], "full exists, and nothing in it is changed: name a new folder."),
         (["run", "full/file"], "full/file exists, and nothing in it is changed"),
@@ -253,7 +268,8 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing(words, said, tmp_path, capsy
         "loss: !losses.softmax_cross_entropy\nsteps: 5\noptimizer: !optax.adamw\n"
     )
     (tmp_path / "one.yaml").write_text(f"{run}  learning_rate: 0.01\n")
-    rate = "{learning_rate: !schedules.rsqrt {peak: 0.1, warmup_steps: 1}}"
+    parts = "[!optax.constant_schedule {value: 0.1}, !optax.constant_schedule {value: 0.2}]"
+    rate = f"{{learning_rate: !optax.join_schedules {{schedules: {parts}, boundaries: [5]}}}}"
     (tmp_path / "law.yaml").write_text(run.replace("!optax.adamw", f"!optax.adamw {rate}"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("mine")

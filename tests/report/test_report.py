@@ -108,6 +108,18 @@ def test_a_difference_that_rounding_can_make_is_not_decided():
         assert ("less than 1e-05 of the values, which rounding can make" in said) != decided
 
 
+def test_a_difference_of_rounding_is_equivalent_if_only_more_matters():
+    """The same seeds with more noise were called equivalent, and these were not decided."""
+    draw = np.random.default_rng(0)
+    values = 0.3 + 0.01 * draw.standard_normal(10)
+    higher = values + 1e-6 * (1 + 0.1 * draw.standard_normal(10))
+    work = workload({"drug_1": list(values), "drug_2": list(higher)})
+    work = replace(work, goal=replace(work.goal, relevant=0.02))
+    (pair,), said = compare_arms(work), judged(work)
+    assert pair.rounding and pair.relevance == "equivalent" and not pair.decided
+    assert "are equivalent" in said and "Not decided" not in said
+
+
 def several_searches(searches: int, trials: int = 4, shift: float = 0.0, **more: Any) -> Workload:
     """Returns a workload whose units are searches, with the sleep data as their values.
 
@@ -687,6 +699,9 @@ def test_searches_whose_winner_is_mostly_the_first_or_last_value_are_named(won, 
         or f"In {7 + (won == 3)} of the 8 {sentence} trial with the {said} {rate} won" in text
     ), text
     assert not said or f"a {said[:-2]}r one may be better" in text
+    zeros = [replace(x, values={RATE: 0.0} if x.number == 0 else x.values) for x in trials]
+    text = judged(replace(work, trials=tuple(zeros), winners=winners))
+    assert won != 0 or "searches of drug_1 the trial with" not in text
 
 
 def test_what_was_compared_of_a_model_is_said(tmp_path):

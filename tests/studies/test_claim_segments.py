@@ -238,7 +238,8 @@ def test_results_on_single_examples_that_were_edited_are_found(copied, edit):
     wrong = [x for x in checked.recomputed if not x.same]
     assert [x.name for x in wrong] == [f"{x} from step 14 to the last" for x in (RUN, OTHER[0])]
     assert all(key.startswith(EXAMPLES) for key in wrong[0].apart)
-    assert f"differs from {EXAMPLES}" in " ".join(claim_sentences(checked))
+    said = " ".join(claim_sentences(checked))
+    assert f"has the same rows, and other results on {EXAMPLES}" in said
 
 
 def test_results_on_single_examples_that_one_run_lacks_are_found_by_a_check(copied, capsys):
@@ -263,6 +264,40 @@ def test_results_on_single_examples_that_one_run_lacks_are_found_by_a_check(copi
             f"{RUN}/{PER_EXAMPLE_FILE}: it lacks {lacks}, which other runs of base have."
         )
         (folder / PER_EXAMPLE_FILE).touch()
+
+
+def test_other_test_examples_of_one_run_are_found_by_a_check(copied, capsys):
+    """Data of which only a part is hashed may have changed, or a forger silence a verdict."""
+    folder = copied / "sweep" / RUN
+    found = read_examples(folder)
+    assert found is not None
+    (folder / PER_EXAMPLE_FILE).write_bytes(encode_examples(replace(found, sha256="0f" * 32)))
+    _rewrite_ledger(copied / "sweep")
+    capsys.readouterr()
+    assert main(["sweep", "check", str(copied / "sweep")]) == 2
+    said = capsys.readouterr().out
+    assert f"{PER_EXAMPLE_FILE}: its test examples are not those of other runs of base." in said
+
+
+def test_results_that_the_ledger_lacks_are_refuted(copied):
+    """Whoever leaves them out could bring the right ones once it is known which are drawn."""
+    _rewrite_ledger(copied / "sweep", without=f"{RUN}/{PER_EXAMPLE_FILE}")
+    (copied / "claim.json").unlink()
+    write_claim(copied / "sweep", copied / "claim.json")
+    (why,) = _check(copied).refuted
+    assert why == f"{RUN}/{PER_EXAMPLE_FILE}: ledger.jsonl has no hash of it."
+
+
+@pytest.mark.parametrize("end", ["diverged", "pruned"])
+def test_an_end_that_the_rows_do_not_have_is_found_by_a_check(copied, capsys, end):
+    """An arm whose runs were called diverged lost to another one."""
+    file = copied / "sweep" / RUN / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"end": end}))
+    _rewrite_ledger(copied / "sweep")
+    capsys.readouterr()
+    assert main(["sweep", "check", str(copied / "sweep")]) == 2
+    said = capsys.readouterr().out
+    assert f"its end is {end!r}, and its rows have finite losses of all steps" in said
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import random
 import zipfile
 from dataclasses import replace
@@ -131,6 +132,11 @@ def of_the_batch(outputs: Any, batch: Any) -> Any:
     return jnp.broadcast_to(jnp.where(batch["mask"] > 0, values, 0).max(), values.shape)
 
 
+def of_a_dead_model(outputs: Any, batch: Any) -> Any:
+    values = losses.softmax_cross_entropy()(outputs, batch)
+    return jnp.full(values.shape, math.log(10), values.dtype) + 0.0 * values
+
+
 def test_what_is_not_a_mean_over_examples_is_left_out():
     chosen = {
         "perplexity": metrics.perplexity(),
@@ -141,7 +147,10 @@ def test_what_is_not_a_mean_over_examples_is_left_out():
     }
     assert set(of_test(program(metrics=chosen)).values) == {"loss", "again"}
     found = of_test(program(loss=of_the_batch, metrics={"accuracy": metrics.accuracy()}))
-    assert set(found.values) == {"accuracy"}
+    assert set(found.values) == {"accuracy"} and found.left_out == ("loss",)
+    # A model that has died has one loss for all examples of all batches: its mean is theirs.
+    found = of_test(program(loss=of_a_dead_model))
+    assert set(found.values) == {"loss"} and found.left_out == ()
 
 
 # The file.
@@ -383,6 +392,17 @@ def test_a_worker_that_is_killed_while_it_keeps_them_costs_nothing(tmp_path, num
     wrong = compare(workdir, tmp_path / "other", 12)
     assert not any(wrong.values()), wrong
     assert len(list(workdir.glob(f"final/*/*/{PER_EXAMPLE_FILE}"))) == 2 and not faults(workdir)
+
+
+def test_what_was_left_out_is_in_the_file_and_infinite_weights_are_damage(tmp_path):
+    ones = {"loss": np.ones(4)}
+    found = Examples({"loss": np.arange(4.0)}, ones, "00" * 32, True, ("f1",))
+    (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(found))
+    kept = read_examples(tmp_path)
+    assert kept is not None and kept.left_out == ("f1",)
+    endless = replace(found, weights={"loss": np.array([1.0, np.inf, 1.0, 1.0])})
+    (tmp_path / PER_EXAMPLE_FILE).write_bytes(encode_examples(endless))
+    assert read_examples(tmp_path) is None
 
 
 def test_examples_whose_mean_is_not_that_of_the_rows_are_found(tmp_path):

@@ -341,6 +341,24 @@ def test_a_file_of_data_is_not_changed_between_two_waves(fresh):
     assert fresh.work().code == 0 and "changed" not in fresh.work().said
 
 
+def test_data_that_no_trial_was_computed_with_are_not_noted(fresh):
+    """The wave that was begun was refused, and the restored file was, too, as another change."""
+    rows = fresh.folder / "rows"
+    (fresh.lab / "data.py").write_text(f"{DATA}\n{ROWS.format(file=str(rows))}")
+    (fresh.folder / "base.yaml").write_text(BASE.replace("data.points", "data.rows"))
+    rows.write_text("1.0")
+    fresh.plan()
+    fresh.begin(8)
+    assert list(fresh.sweep.glob("waves/*/checkpoints/*"))
+    rows.write_text("2.0")
+    answer = fresh.work("--allow_changed=data")
+    assert answer.code == 2 and "Restore the old value; or remove" in answer.said, answer.said
+    rows.write_text("1.0")
+    answer = fresh.work()
+    assert answer.code == 0 and "changed" not in answer.said, answer.said
+    assert "changed" not in fresh.run("sweep", "check", str(fresh.sweep)).said
+
+
 @pytest.mark.long
 def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
     before = place.trials()

@@ -129,7 +129,10 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     trials = _ask(arguments.trials, "How many trials in each search?", "4", values.positive)
     own = arguments.base is not None
     base = arguments.base if own else str(_RUNS / f"{arguments.on}.yaml")
-    compared = _compared(configs.load([base]), base if own else "run.yaml", arguments.group)
+    config = configs.load([base])
+    if own:
+        configs.Builder(config, arguments.vocabulary).check()
+    compared = _compared(config, base if own else "run.yaml", arguments.group)
     found = [_arm(name, compared, arguments.vocabulary) for name in dict.fromkeys(names)]
     short = [arm.name.rpartition(".")[2] for arm in found]
     arms = {
@@ -182,7 +185,7 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
 
 def _compared(config: Config, base: str, group: str | None) -> _Compared:
     """Finds the optimizer of a base that the arms replace."""
-    path, root = "optimizer", config.at("optimizer")
+    path, root = "optimizer", config.root.kwargs.get("optimizer")
     groups = root.kwargs.get("groups") if isinstance(root, Call) else None
     if isinstance(groups, dict):
         known = [*map(str, groups)]
@@ -195,7 +198,7 @@ def _compared(config: Config, base: str, group: str | None) -> _Compared:
         path = f"optimizer.groups.{group}.optimizer"
     elif group is not None:
         raise UserError(f"--group={group}: the optimizer of {base} has no groups. Leave it out.")
-    call = config.at(path)
+    call = config.at(path) if root is not None else None
     if not isinstance(call, Call):
         raise UserError(f"{base} has no optimizer at {path} that an arm can replace.")
     found = _Compared(config, path, group or "", call)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # it needs jax, which is imported once it is known for which 
 
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
 _MOST_TIMING = 60.0  # seconds for which a sweep waits until it is known how long it takes
+_LOOKED = 0.05  # seconds between two looks for a signal
 _MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 
@@ -159,8 +160,14 @@ def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
     options = [*resolving.config_options(arguments), *options]
     command = [sys.executable, "-m", "trainer", "sweep", *options]
-    code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
-    return code if code >= 0 else FAILED
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if arguments.signals.received:
+                process.terminate()  # nothing is planned until all is
+            time.sleep(_LOOKED)
+    if arguments.signals.received:
+        return STOPPED
+    return FAILED if process.returncode < 0 else process.returncode
 
 
 def _dry_run(

@@ -37,7 +37,7 @@ from trainer.writers.summary import Summary, read_summary
 
 ENDS = "end"  # of a run that ended otherwise, with the same rows
 STATE = "state: "  # before the name of a part of the state, beside the names of metrics
-EXAMPLES = "single test examples: "  # before the name of an array of per_example.npz
+EXAMPLES = "single test examples, "  # before the name of an array of per_example.npz
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ class Recomputed:
 
     @property
     def largest(self) -> float:
-        """The largest of `apart`; 0 if nothing differs."""
-        return max(self.apart.values(), default=0.0)
+        """The largest of `apart`, of metrics and states if they differ; 0 if nothing does."""
+        of_rows = [x for name, x in self.apart.items() if not name.startswith(EXAMPLES)]
+        return max(of_rows or self.apart.values(), default=0.0)
 
 
 def recompute(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.studies.claim import Checked
-from trainer.studies.claim_segments import ENDS, Recomputed
+from trainer.studies.claim_segments import ENDS, EXAMPLES, Recomputed
 from trainer.studies.claim_tolerance import (
     FACTOR,
     FEWEST,
@@ -89,6 +89,8 @@ def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
     if each.same:
         return f"{again} and has the same bits."
     size = f"differs from {each.first} on, by {each.largest:.2g} of a value at most"
+    if all(name.startswith(EXAMPLES) for name in each.apart):
+        size = f"has the same rows, and other results on {each.first}"
     if ENDS in each.apart:
         size = f"ended {each.first}, with the same rows"
     if not each.differing:

@@ -13,6 +13,7 @@ LABEL = "label"  # the column to predict
 CLASSES = ("0", "1")  # its values in the file, texts or numbers: class 0, class 1 and so on
 GROUP = "patient"  # the column that says which rows belong together; "" if all are independent
 IGNORED = ()  # other columns that are no measurements, such as identifiers
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # cells without a value, in any case
 
 
 def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, np.ndarray]:
@@ -32,31 +33,45 @@ def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, 
         ValueError: a column is not in the file, a label is not one of CLASSES, or a cell is not a
             number.
     """
-    with open(file, newline="") as lines:
-        table = list(csv.DictReader(lines))
-    if not table:
-        raise ValueError(f"{file} has no rows below its line of names.")
-    for name in (LABEL, *([GROUP] if GROUP else []), *IGNORED):
-        if name not in table[0]:
-            raise ValueError(f"{file} has no column {name!r}; it has {', '.join(table[0])}.")
+    table, lines = _read(file)
     names = [row[GROUP] for row in table] if GROUP else [str(i) for i in range(len(table))]
     drawn = np.random.default_rng(seed).permutation(sorted(set(names)))
     size = round(share * len(drawn))
     parts = {"test": drawn[:size], "validation": drawn[size : 2 * size], "train": drawn[2 * size :]}
     trained, chosen = np.isin(names, parts["train"]), np.isin(names, parts[split])
     measured = [name for name in table[0] if name not in (LABEL, GROUP, *IGNORED)]
-    x = np.array(
-        [
-            [_number(row, name, f"{file}:{line}") for name in measured]
-            for line, row in enumerate(table, 2)
-        ]
-    )
+    pairs = zip(table, lines, strict=True)
+    x = np.array([[_number(row[name], name, line) for name in measured] for row, line in pairs])
+    if empty := np.flatnonzero(np.isnan(x[trained]).all(axis=0)).tolist():
+        raise ValueError(f"{file} has no value of {measured[empty[0]]!r} to train on: see IGNORED.")
     mean, deviation = np.nanmean(x[trained], axis=0), np.nanstd(x[trained], axis=0)
     missing = np.isnan(x)
     x = np.where(missing, 0.0, (x - mean) / np.where(deviation > 0, deviation, 1.0))
     x = np.concatenate([x, missing[:, missing.any(axis=0)]], axis=1).astype(np.float32)
     label = np.array([_class_of(row[LABEL], table, file) for row in table], np.int32)
     return {"x": x[chosen], "label": label[chosen]}
+
+
+def _read(file: str) -> tuple[list[dict[str, str]], list[str]]:
+    """Returns the rows of a file, column -> text, and the place of each, as file:line."""
+    table, lines = [], []
+    try:
+        with open(file, newline="", encoding="utf-8-sig") as opened:  # perhaps of Excel
+            reader = csv.DictReader(opened)
+            columns = reader.fieldnames or []
+            for row in reader:
+                lines.append(f"{file}:{reader.line_num}")
+                if None in row or None in row.values():
+                    raise ValueError(f"{lines[-1]} has not one cell for each of the columns.")
+                table.append(row)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not in UTF-8 ({error}). Convert it.") from None
+    for name in (LABEL, *([GROUP] if GROUP else []), *IGNORED):
+        if name not in columns:
+            raise ValueError(f"{file} has no column {name!r}; it has {', '.join(columns)}.")
+    if not table:
+        raise ValueError(f"{file} has no rows below its line of names.")
+    return table, lines
 
 
 def _class_of(value: str, table: list[dict[str, str]], file: str) -> int:
@@ -67,13 +82,14 @@ def _class_of(value: str, table: list[dict[str, str]], file: str) -> int:
     return CLASSES.index(value)
 
 
-def _number(row: dict[str, str], name: str, line: str) -> float:
+def _number(text: str, name: str, line: str) -> float:
     try:
-        return float(row[name] or "nan")
+        return float("nan" if text.strip().lower() in MISSING else text)
     except ValueError:
-        text = f"{line}, column {name!r}: {row[name]!r} is no number. Add the column to IGNORED;"
-        more = " or write its texts as numbers, such as a column of 0 and 1 for each of them."
-        raise ValueError(text + more) from None
+        raise ValueError(
+            f"{line}, column {name!r}: {text!r} is no number. Add the column to IGNORED, write its"
+            " texts as numbers, such as a column of 0 and 1 for each, or add the text to MISSING."
+        ) from None
 
 
 @dataclass(frozen=True)
