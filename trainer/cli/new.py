@@ -147,23 +147,7 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     if own:
         named = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
     written = _Sweep(named, compared, arms, searches, trials, relevant, [])
-    files = {} if own else {"run.yaml": Path(base).read_text()}
-    files["sweep.yaml"] = written.text()
-    _write(folder, files)
-    file = folder / "sweep.yaml"
-    try:
-        differs, power = _differences(file, arguments.vocabulary)
-    except BaseException as error:
-        for name in files:
-            (folder / name).unlink()
-        folder.rmdir()
-        if not isinstance(error, UserError):
-            raise
-        # It names the base as the file would have done, and a line of the file.
-        text = str(error).replace(str(folder / named), base)
-        text = re.sub(rf"^{re.escape(str(file))}:\d+: ", "", text)
-        raise UserError(f"{text} Nothing was written.") from error
-    file.write_text(written._replace(differs=differs).text())
+    power = _write_comparison(folder, written, base, own, arguments.vocabulary)
     runs, chosen = len(arms) * searches * trials, arguments.group is not None or not own
     show(
         f"{folder}/sweep.yaml compares {joined([*arms])}{compared.of_group(chosen)}:"
@@ -179,8 +163,31 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
             f"sweep {{0}} --workdir={sweep}",
             f"report {sweep}",
         ],
-        f"--config={quote(str(file))}{given}",
+        f"--config={quote(str(folder / 'sweep.yaml'))}{given}",
     )
+
+
+def _write_comparison(
+    folder: Path, written: "_Sweep", base: str, own: bool, packages: Sequence[str]
+) -> list[str]:
+    """Writes a comparison, and returns what it can find; UserError if it cannot be planned."""
+    files = {} if own else {"run.yaml": Path(base).read_text()}
+    _write(folder, files | {"sweep.yaml": written.text()})
+    file = folder / "sweep.yaml"
+    try:
+        differs, power = _differences(file, packages)
+    except BaseException as error:
+        for name in (*files, "sweep.yaml"):
+            (folder / name).unlink()
+        folder.rmdir()
+        if not isinstance(error, UserError):
+            raise
+        # It names the base as the file would have done, and a line of the file.
+        text = str(error).replace(str(folder / written.base), base)
+        text = re.sub(rf"^{re.escape(str(file))}:\d+: ", "", text)
+        raise UserError(f"{text} Nothing was written.") from error
+    file.write_text(written._replace(differs=differs).text())
+    return power
 
 
 def _compared(config: Config, base: str, group: str | None) -> _Compared:

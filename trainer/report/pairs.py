@@ -343,32 +343,25 @@ def other_test_sets(
     goal = workload.goal
     if goal.report_on != "test" or workload.path is None:
         return None
-    # (arm, unit) -> the results of its runs on single examples
-    found: dict[tuple[str, int], list[Examples]] = {}
-    lacking = set[str]()
-    for run in workload.finals:
-        if run.arm in (better, worse) and (unit := workload.unit_of(run)) in of_units:
-            examples = workload.examples(run)
-            if examples is None or goal.metric not in examples.values:
-                lacking.add(run.arm)
-            else:
-                found.setdefault((run.arm, unit), []).append(examples)
-    if lacking:
-        arms = joined([arm for arm in (better, worse) if arm in lacking])
-        why = f"Runs of {arms} have no results on single test examples"
-        return OtherTestSets(None, why=why)
-    first, *others = itertools.chain.from_iterable(found.values())
-    weights = first.weights[goal.metric]
-    for each in others:
-        same = each.sha256 == first.sha256
-        if not same or not np.array_equal(each.weights[goal.metric], weights):
-            had = [{x.sha256 for n in of_units for x in found[arm, n]} for arm in (better, worse)]
-            what = workload.unit_plural if had[0] == had[1] else "arms"
-            why = f"The {what} were not scored on the same test examples"
-            return OtherTestSets(None, why=why, unlike=True)
+    metric, both = goal.metric, (better, worse)
+    runs = [x for x in workload.finals if x.arm in both and workload.unit_of(x) in of_units]
+    known = {x.name: kept for x in runs if (kept := workload.examples(x)) and metric in kept.values}
+    if lacking := {run.arm for run in runs if run.name not in known}:
+        arms = joined([arm for arm in both if arm in lacking])
+        return OtherTestSets(None, why=f"Runs of {arms} have no results on single test examples")
+    found: dict[tuple[str, int], list[Examples]] = {}  # (arm, unit) -> those of its runs
+    for run in runs:
+        found.setdefault((run.arm, workload.unit_of(run)), []).append(known[run.name])
+    first, weights = known[runs[0].name], known[runs[0].name].weights[metric]
+    alike = (np.array_equal(each.weights[metric], weights) for each in known.values())
+    if len({each.sha256 for each in known.values()}) > 1 or not all(alike):
+        of_arms = [{x.sha256 for unit in of_units for x in found[arm, unit]} for arm in both]
+        what = workload.unit_plural if of_arms[0] == of_arms[1] else "arms"
+        why = f"The {what} were not scored on the same test examples"
+        return OtherTestSets(None, why=why, unlike=True)
 
     def means(arm: str) -> NDArray:  # over the final seeds of each unit, [units, examples]
-        values = [[run.values[goal.metric] for run in found[arm, unit]] for unit in of_units]
+        values = [[run.values[metric] for run in found[arm, unit]] for unit in of_units]
         return np.array([np.mean(each, axis=0, dtype=float) for each in values])
 
     table = means(better) - means(worse)
