@@ -388,11 +388,10 @@ def test_a_run_without_its_states_is_one_segment(copied, capsys):
 
 @pytest.mark.long
 def test_a_run_that_ended_otherwise_is_found(copied):
-    """A trial of a rival that is called diverged ranks last, with rows that are right."""
+    """A trial of a rival that is called diverged ranks last."""
     file = copied / "sweep/trials/base/0000/0/summary.json"
     summary = json.loads(file.read_text())
     file.write_text(json.dumps(summary | {"end": "diverged", "why": "Step 20 is not finite."}))
-    _claim_anew(copied)
     last = recompute(_segments(copied, "trials/base/0000/0")[-1], ())[0]
     assert not last.same
     text = " ".join(claim_sentences(Checked((), 5, 15, (last,))))

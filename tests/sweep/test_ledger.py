@@ -139,8 +139,9 @@ def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     found, every = events(computed), names(computed)
     assert [event for event, _ in found] == [
         "plan",
-        *["code"] * 3,  # the last two have the data, and the program of a training step
+        "code",
         "environment",
+        *["code"] * 2,  # the data, and the program of a training step
         "initial",
         *["trial"] * 3,
         "final",
@@ -172,7 +173,7 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     kill_in(phase, number, workdir)
     assert list((workdir / "waves").glob("*.json"))
     found = events(workdir)
-    begun = [(event, "") for event in ("plan", *["code"] * 3, "environment")]
+    begun = [(event, "") for event in ("plan", "code", "environment", "code", "code")]
     begun.append(("initial", "trials/base/0000/0"))
     assert found == begun if phase != "discard" else len(found) == 9
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
@@ -229,7 +230,8 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     found = events(workdir)
     assert [event for event, _ in found] == [
-        *("plan", *["trial"] * 4, "final", *["code"] * 3, "environment", "initial", "trial")
+        *("plan", *["trial"] * 4, "final", "code", "environment", "code", "code", "initial"),
+        "trial",
     ]
     assert found[-1] == ("trial", lost)
     ledger = read_ledger(workdir)
