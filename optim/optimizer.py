@@ -14,7 +14,7 @@ from optim.bound import BoundOptimizer, Updates, own_floats
 from optim.descent import Updated
 from optim.dtypes import LowPrecision
 from optim.factories import evaluate, named_floats
-from optim.groups import Group, GroupError, assign
+from optim.groups import Group, assign
 from optim.layer_decay import Layers, wrong_layers
 from optim.packing import OptimizerState, Unpacked, packed
 from optim.paths import flatten, names, unflatten
@@ -150,20 +150,6 @@ class Optimizer(NamedTuple):
             without a `clip_norm` of None.
         """
         return own_floats(self)
-
-    def check_steps(self, steps: int) -> None:
-        """Compares the lookahead and the readout with the length of a run.
-
-        Args:
-            steps: the number of updates of the run.
-
-        Raises:
-            GroupError: if one of them would never act, because it starts after the last step.
-        """
-        for name, wrapper in (("lookahead", self.lookahead), ("readout", self.readout)):
-            wrong = None if wrapper is None else wrapper.wrong_steps(steps)
-            if wrong is not None:
-                raise GroupError(wrong[1], argument=f"{name}.{wrong[0]}")
 
     def position(self, state: OptimizerState) -> jax.Array:
         """Returns the step of the next update: the number of calls of `update` so far.

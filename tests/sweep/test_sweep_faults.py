@@ -72,9 +72,8 @@ def place(
 
     def prepare(worker: Worker, claim: Any, inner: Any = Worker._prepare) -> Any:
         if claim.program not in compiled:
-            compiled[claim.program] = inner(worker, claim)[0]
-        made = compiled[claim.program]
-        return made, worker._traits(claim.program, made.program, made.data_fingerprint)
+            compiled[claim.program] = inner(worker, claim)
+        return compiled[claim.program]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(runs.LAB)

@@ -210,14 +210,6 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
     return problems
 
 
-def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
-    """Returns an array that was read, uncopied, in the dtype it had before it was stored."""
-    # `entry` is the leaf's, in the manifest. A typed key stays its key data.
-    if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
-        return array
-    return array.view(dtype(entry["dtype"]))
-
-
 FILES = "integrity/files.json"
 ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
 COMMITTED = "commit_success.txt"

@@ -112,20 +112,18 @@ def _check_layout(file: BinaryIO, manifest: Mapping[str, Any]) -> None:
     """Raises CorruptCheckpoint unless the file has the size and the header of its save."""
     # A leaf cannot be larger than the file after this, whatever its entry says.
     length, crc = manifest["header"]
-    size = length + sum(_nbytes(entry) for entry in manifest["leaves"].values())
+    size = length
+    for entry in manifest["leaves"].values():
+        shape = entry["stored_shape"]
+        if min(shape, default=0) < 0:
+            raise ValueError(f"a leaf has the shape {shape}")
+        size += math.prod(shape) * integrity.dtype(entry["stored_dtype"]).itemsize
     if (found := os.fstat(file.fileno()).st_size) != size:
         raise CorruptCheckpoint(f"the file {LEAVES} has {found} bytes instead of {size}")
     if f"{zlib.crc32(file.read(length)):08x}" != crc:
         raise CorruptCheckpoint(
             f"the file {LEAVES} was changed: the checksum of its header differs"
         )
-
-
-def _nbytes(entry: Mapping[str, Any]) -> int:
-    shape = entry["stored_shape"]
-    if min(shape, default=0) < 0:
-        raise ValueError(f"a leaf has the shape {shape}")
-    return math.prod(shape) * integrity.dtype(entry["stored_dtype"]).itemsize
 
 
 def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:

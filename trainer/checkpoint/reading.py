@@ -50,7 +50,11 @@ def read_arrays(
             read[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
         arrays = {name: np.asarray(read[name]) for name in wanted}
     _raise_if_damaged(integrity.verify(manifest, arrays))
-    return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        kind = every[name]["dtype"]
+        if kind != every[name]["stored_dtype"] and not kind.startswith("key<"):
+            arrays[name] = array.view(integrity.dtype(kind))
+    return arrays
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
@@ -118,20 +122,15 @@ def _raise_if_damaged(problems: list[str]) -> None:
         raise CorruptCheckpoint(problems[0] + more, problems)
 
 
-def _key_impl(target: Any) -> Any:
-    """Returns the PRNG implementation of an abstract key; jax tells it only for a traced key."""
-    found = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), target)
-    return found[0]
-
-
 def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
     """Puts a whole host array, or the key data of a typed key, on the target's devices."""
     # Without a sharding, it is put on the first device. The result is committed.
     if (sharding := getattr(target, "sharding", None)) is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     if integrity.is_key(target):
-        keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_key_impl(target))
+        impl = []  # jax tells the implementation of a key only while it is traced
+        jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), target)
+        keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=impl[0])
         if sharding.is_fully_addressable:
             return jax.device_put(keys, sharding)
         return jax.make_array_from_callback(keys.shape, sharding, lambda index: keys[index])

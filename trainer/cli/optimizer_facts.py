@@ -16,14 +16,15 @@ from trainer.cli.optimizer_families import (
     AFTER,
     EXAMPLES,
     FAMILIES,
+    OURS,
     PIECES,
+    PUBLISHED,
     Published,
     SearchSpace,
     decade,
     parsed,
     published,
     published_entries,
-    spaces_of,
 )
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, Units, replace
 from trainer.config.nodes import Node, to_config
@@ -82,10 +83,10 @@ class Facts:
 
     @property
     def spaces(self) -> Sequence[SearchSpace]:
-        """Its search spaces; see `optimizer_families`."""
+        """Its published search spaces, or else ours; none if it has none."""
         if self.composition is not None:
             return [decade(self.composition.rate, "its rate above", self.composition.rate_path)]
-        return spaces_of(self.name)
+        return PUBLISHED.get(self.name, [OURS[self.name]] if self.name in OURS else [])
 
     @property
     def is_part(self) -> bool:

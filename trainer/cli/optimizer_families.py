@@ -136,13 +136,3 @@ PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
 OURS: Mapping[str, SearchSpace] = {
     name: decade(*entry["around"]) for name, entry in _ENTRIES.items() if "around" in entry
 }
-
-
-def spaces_of(name: str) -> Sequence[SearchSpace]:
-    """Returns the published search spaces of an optimizer, or else ours; none if it has none.
-
-    Example:
-        >>> spaces_of("optax.adamw")[0].axes["learning_rate"]
-        '!space.log_uniform {low: 0.0001, high: 0.01}'
-    """
-    return PUBLISHED.get(name, [OURS[name]] if name in OURS else [])

@@ -172,7 +172,13 @@ class _Resolver:
         self._budget.spend(depth, source)
         scope = reference.scopes or (scope if reference.evaluate else caller)
         if (scope, reference.name) in self._open:
-            raise ConfigError(self._cycle(scope, reference.name), source)
+            steps = self._open[self._open.index((scope, reference.name)) :]
+            shown = [
+                "%" + "/".join(scopes) if name == MACRO else "@" + "/".join([*scopes, name])
+                for scopes, name in [*steps, steps[0]]
+            ]
+            cycle = f"The config contains a cycle: {listing(shown)}"
+            raise ConfigError(f"{cycle}. Remove one of these references.", source)
         self._open.append((scope, reference.name))
         self.where.setdefault(reference.name, source)
         if reference.name == MACRO:
@@ -232,14 +238,6 @@ class _Resolver:
             value = self._value(value_node, scope, caller, depth + 1)
             items[key] = Node(value.value, value.source, at)
         return items
-
-    def _cycle(self, scope: Scope, name: str) -> str:
-        steps = self._open[self._open.index((scope, name)) :] + [(scope, name)]
-        shown = [
-            "%" + "/".join(scopes) if function == MACRO else "@" + "/".join([*scopes, function])
-            for scopes, function in steps
-        ]
-        return f"The config contains a cycle: {listing(shown)}. Remove one of these references."
 
 
 class UnusedBindings:

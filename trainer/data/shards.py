@@ -287,21 +287,18 @@ def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
         found += matches
     for path in found:
         if path.is_dir():
-            raise ValueError(f"{name} include the folder {str(path)!r}. {_globs(path)}")
+            names = sorted(each.name for each in path.iterdir() if each.suffix == ".bin")
+            globs = dict.fromkeys(repr(str(path / re.sub(r"\d+\.bin$", "*.bin", x))) for x in names)
+            advice = "It has no files whose names end in .bin. Give a path or a glob of shards."
+            if globs:
+                some = " or ".join([*globs][:4])
+                advice = f"Give a path or a glob of the files in it, such as {some}."
+            raise ValueError(f"{name} include the folder {str(path)!r}. {advice}")
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"{name} include {str(path)!r}, which is not a regular file.")
     if not found:
         raise ValueError(f"{name} are an empty list. Give at least one path or glob.")
     return found
-
-
-def _globs(folder: Path) -> str:
-    """Returns a sentence with the globs of the shards in a folder."""
-    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".bin")
-    globs = dict.fromkeys(repr(str(folder / re.sub(r"\d+\.bin$", "*.bin", x))) for x in names)
-    if not globs:
-        return "It has no files whose names end in .bin. Give a path or a glob of shards."
-    return f"Give a path or a glob of the files in it, such as {' or '.join([*globs][:4])}."
 
 
 def write_shards(

@@ -5,7 +5,7 @@ XLA's estimate of the program before it is compiled.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,14 +150,11 @@ def _accepts_schedule(recipe: partial, path: str, value: Any) -> bool:
         _trace(scheduled, {"kernel": (4, 3)}, {})
     except (ValueError, TypeError) as error:
         # Others are about the value: optim.grams refuses a weight decay beside that of its base.
-        return not any(isinstance(each, ArgumentError | TypeError) for each in _causes(error))
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ArgumentError | TypeError):
+            cause = cause.__cause__
+        return cause is None
     return True
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _trace(

@@ -389,7 +389,10 @@ def _check(program: Program, state: State, room: Memory) -> None:
     if not optimizer.trainable(state.params):
         raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
     _check_batches(program)
-    optimizer.check_steps(program.experiment.steps)
+    for name, wrapper in (("lookahead", optimizer.lookahead), ("readout", optimizer.readout)):
+        wrong = None if wrapper is None else wrapper.wrong_steps(program.experiment.steps)
+        if wrong is not None:
+            raise optim.GroupError(wrong[1], argument=f"{name}.{wrong[0]}")
 
 
 def _held(group: str, rows: Sequence[PlanRow], state: optim.OptimizerState) -> tuple[int, int]:

@@ -44,17 +44,15 @@ def update_warnings(
     # `sampled` is from `plan.sample_floats`.
     labels = flatten(optimizer.label(params))
     for name, group in optimizer.groups.items():
+        if group.is_frozen:
+            continue
+        within = list(recipes_within(group.optimizer))
+        whole = bool(within) and "learning_rate" in parameters(within[0].func)
+        if whole and all(RUN.has(name_of(each)) for each in within):
+            continue  # it is an optimizer of optax or ours, and has no part of a user's
         shapes = {path: x.shape for path, x in flatten(params).items() if labels[path] == name}
-        asked = not group.is_frozen and not _is_known(group.optimizer)
-        if asked and (wrong := wrong_update(group.optimizer, shapes, sampled[name])) is not None:
+        if (wrong := wrong_update(group.optimizer, shapes, sampled[name])) is not None:
             yield f"The first updates of the group {name!r} ({name_of(group.optimizer)}) {wrong}"
-
-
-def _is_known(recipe: Any) -> bool:
-    """Returns whether a recipe is an optimizer of optax or ours, and has no part of a user's."""
-    within = list(recipes_within(recipe))
-    whole = bool(within) and "learning_rate" in parameters(within[0].func)
-    return whole and all(RUN.has(name_of(each)) for each in within)
 
 
 def wrong_update(recipe: Any, shapes: Mapping[str, tuple[int, ...]], values: Values) -> str | None:

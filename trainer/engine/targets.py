@@ -130,7 +130,12 @@ class Target:
     def limit(self) -> int:
         """The bytes of a device that a program may use."""
         device = KINDS[self.kind]
-        return int(device.memory * (gpu_share() if isinstance(device, Gpu) else 1))
+        if not isinstance(device, Gpu):
+            return int(device.memory)
+        # The share that jax takes when it starts: 0.75, or what the user has set.
+        names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+        share = next((os.environ[name] for name in names if os.environ.get(name)), 0.75)
+        return int(device.memory * float(share))
 
 
 def parse(text: str) -> Target:
@@ -151,12 +156,6 @@ def parse(text: str) -> Target:
             f" {kind}:{device.example}."
         )
     return Target(kind, shape)
-
-
-def gpu_share() -> float:
-    """The share of a GPU's memory that jax takes when it starts: 0.75, or what the user has set."""
-    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    return float(next((os.environ[name] for name in names if os.environ.get(name)), 0.75))
 
 
 def elsewhere_of(target: Target) -> "Elsewhere":

@@ -314,7 +314,11 @@ def _widths(sides: Mapping[str, ComparedArm], search: str) -> Iterator[str]:
     """Yields sentences about spaces that are much wider than others, or of other kinds."""
     # `search` is how such a sentence begins.
     tuned = {arm: side for arm, side in sides.items() if side.tuning and side.tuning.count}
-    widths = {arm: _widths_of(side) for arm, side in tuned.items()}
+    widths: dict[str, dict[str, float]] = {arm: {} for arm in tuned}
+    for arm, side in tuned.items():  # the widths of what it tunes, added for each kind of a space
+        for paths in side.tuning.hyperparameters if side.tuning else ():
+            width, kind = max(_width(side, path) for path in paths)
+            widths[arm][kind] = widths[arm].get(kind, 0.0) + width
     for kind, words in _WIDTHS.items():
         of = {arm: each[kind] for arm, each in widths.items() if kind in each}
         if len(of) == len(widths) > 1 and max(of.values()) >= _WIDER * min(of.values()):
@@ -324,15 +328,6 @@ def _widths(sides: Mapping[str, ComparedArm], search: str) -> Iterator[str]:
     if len(counts) == 1 and len({frozenset(each) for each in widths.values()}) > 1:
         listed = values_text({arm: " and ".join(each) for arm, each in widths.items()})
         yield f"{search} spaces of unlike kinds: {listed}."
-
-
-def _widths_of(side: ComparedArm) -> dict[str, float]:
-    """Returns the widths of what an arm tunes, added for each kind of a space."""
-    found: dict[str, float] = {}
-    for paths in side.tuning.hyperparameters if side.tuning else ():
-        width, kind = max(_width(side, path) for path in paths)
-        found[kind] = found.get(kind, 0.0) + width
-    return found
 
 
 def _width(side: ComparedArm, path: str) -> tuple[float, str]:

@@ -158,8 +158,7 @@ class _Examination:
             self._check_choices(CUTS_FILE, halving.wrong_cuts())
             self._check_choices(POINTS_FILE, wrong_points(*of_plan, again=self._thorough))
             self._check_choices(FINAL_FILE, wrong_choices(*of_plan))
-            if self._thorough:
-                self._check_ends(self._plan)
+            self._check_ends(self._plan)
         return Evidence(
             faults=tuple(self._faults),
             results=len(self._results),
@@ -326,7 +325,7 @@ class _Examination:
         finals: Sequence[Trial] = ()
         with contextlib.suppress(DamagedFile):  # of final.json, of which another check says so
             finals = final_trials(self._folder, plan) or ()
-        for trial in (*plan.trials, *finals):
+        for trial in (*plan.trials, *finals) if self._thorough else ():
             if (outcome := self._outcome(trial.folder)) is None:
                 continue
             given = trial.config.root.kwargs

@@ -110,6 +110,7 @@ class Prepared:
     program: Program
     plan: str
     data_fingerprint: str
+    traits: Mapping[str, str]  # name -> hash, of its data and its step, for the ledger
     vocabulary: Sequence[str]
     values: dict[str, Mapping[str, float]]
     evaluated: bool = False  # whether the ledger has the metrics of its first state, if any

@@ -81,6 +81,7 @@ class Worker:
             ConfigFiles(self._vocabulary),
         )
         self._noted: Mapping[str, str] = {}  # the code of this process that the ledger has
+        self._noted_traits: list[Mapping[str, str]] = []
         # Called once: it asks git and reads what is installed.
         self._conditions = cache(lambda: program_conditions(fingerprint()))
         self._workers, self._allowed = workers, allow_changed
@@ -150,12 +151,11 @@ class Worker:
 
     def _compute(self, claim: WaveClaim) -> int:
         """Computes a wave; returns DONE also for one that is left to others."""
-        prepared, noted = self._prepare(claim)
+        prepared = self._prepare(claim)
         end = "crashed"  # for whatever is not caught here, such as a signal's exit
         wave = None
         try:
             wave = Wave(self._setting, claim, prepared)
-            self._note(noted)  # a wave that was begun otherwise has been refused by now
             code = self._compute_in(wave)
             end = "stopped" if code == STOPPED else "failed"
             return code
@@ -214,6 +214,7 @@ class Worker:
                 return DONE
             if why := wave.why_given_up():
                 return self._divide(wave, why)
+            self._note(wave.prepared.traits)  # a wave that was begun otherwise was refused
             self._note_initial(claim.program, wave.prepared)
             count = len(claim.trials)
             what = f"{count} trials" if count > 1 else "1 trial"
@@ -280,12 +281,11 @@ class Worker:
 
     # Programs.
 
-    def _prepare(self, claim: WaveClaim) -> tuple[Prepared, Mapping[str, str]]:
+    def _prepare(self, claim: WaveClaim) -> Prepared:
         """Builds and compiles the program of a wave, unless it is one of the last ones."""
-        # The second result is what the ledger has of a new program; see `_traits`.
         if (prepared := self._prepared.pop(claim.program, None)) is not None:
             self._prepared[claim.program] = prepared  # the last one that was used
-            return prepared, {}
+            return prepared
         if len(self._prepared) == _KEPT_PROGRAMS:
             # Before the next one: a process with many compiled programs runs out of memory maps.
             del self._prepared[next(iter(self._prepared))]
@@ -303,9 +303,9 @@ class Worker:
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
         values = {first.arm: program.inputs.values}
-        prepared = Prepared(program, render_plan(plan), data, self._vocabulary, values)
+        prepared = Prepared(program, render_plan(plan), data, traits, self._vocabulary, values)
         self._prepared[claim.program] = prepared
-        return prepared, traits
+        return prepared
 
     def _traits(self, index: int, program: Program, data: str) -> dict[str, str]:
         """Returns what a program's data are and, if it has code of the user, its training step."""
@@ -323,7 +323,10 @@ class Worker:
         return traits
 
     def _note(self, traits: Mapping[str, str]) -> None:
-        """Adds `_traits` to the ledger."""
+        """Adds `_traits` to the ledger, once."""
+        if traits in self._noted_traits:  # others may use changed data or code by now
+            return
+        self._noted_traits.append(traits)
         for name, hash in traits.items():
             if self.folder.note_code({name: hash}, self._allowed):
                 what = "data" if code.are_data([name]) else "code"
