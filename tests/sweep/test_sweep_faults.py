@@ -71,7 +71,11 @@ def place(
     compiled: dict[int, Any] = {}
 
     def prepare(worker: Worker, claim: Any, inner: Any = Worker._prepare) -> Any:
-        if claim.program not in compiled:
+        if claim.program in compiled:
+            worker._compare(
+                compiled[claim.program].traits
+            )  # so that all workers use the same files
+        else:
             compiled[claim.program] = inner(worker, claim)
         return compiled[claim.program]
 
