@@ -352,8 +352,8 @@ FAULTS = (
         "trainer/checkpoint/reading.py",
         """\
     _raise_if_damaged(integrity.verify(manifest, arrays))
-    return {name""",
-        "    return {name",
+    for name""",
+        "    for name",
         "f68ab6a",
     ),
     # trainer/workdir

@@ -361,6 +361,6 @@ def test_a_figure_of_seeds_says_what_its_band_is(tmp_path, capsys) -> None:
     file = tmp_path / "a.svg"
     assert "is drawn in" in plotted(capsys, *runs, f"--figure={file}", "--smoothing=0.5")
     svg = file.read_text()
-    assert "loss, mean of 3 runs, smoothed by 0.5" in svg
+    assert "loss by step, mean of 3 runs, smoothed by 0.5" in svg
     assert "band: 95% t interval of the mean" in svg
     assert "\\n" not in svg  # the end of a line, and not its two characters

@@ -77,17 +77,17 @@ def plot(arguments: argparse.Namespace) -> int:
     counts = [line.runs for line in lines.values()]
     low, high = min(counts), max(counts)
     many = f"{low} to {high}" if low < high else f"{high}"
-    of_what = f", mean of {many} runs" if high > 1 else ""
-    of_what += f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
+    title = f"{metric} by {x}" + (f", mean of {many} runs" if high > 1 else "")
+    title += f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
     if arguments.figure:
         band = describe_bands(lines.values())
-        title = f"{metric}{of_what}\n{band}" if band else metric + of_what
+        title += f"\n{band}" * bool(band)
         save_figure(lines, arguments.figure, title, x, metric, arguments.log_x, arguments.log_y)
         show(f"{metric} is drawn in {arguments.figure}.")
     else:
         drawn = {name: line.curve for name, line in lines.items()}
         axes = {"log_x": arguments.log_x, "log_y": arguments.log_y}
-        show(draw_in_terminal(drawn, f"{metric} by {x}{of_what}", **axes), end="")
+        show(draw_in_terminal(drawn, title, **axes), end="")
     if left_out:
         show(left_out)
     return DONE
