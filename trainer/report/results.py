@@ -454,7 +454,9 @@ def at_edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
     if not math.isfinite(scan.values[scan.best]) or workload.path is None:
         return None
     space, where = edge_of(scan.at, scan.best, workload.spaces[scan.arm].axes[scan.path])
-    return None if where is None else (scan.at[scan.best], space, where)
+    if where is None or (where == "low" and scan.at[scan.best] == 0):  # nothing is below 0
+        return None
+    return scan.at[scan.best], space, where
 
 
 def winners_at_ends(workload: Workload, scan: Scan) -> tuple[int, int, str] | None:

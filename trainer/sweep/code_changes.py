@@ -63,6 +63,7 @@ def changed_hashes(
         refused = {x: old for x, old in changed.items() if code.are_data([x]) == (kind == "data")}
         if not refused or kind in allowed:
             continue
+        seeds = NOT_SEEDED.partition(". ")[2]  # the code may have changed as well
         lines = []
         for name, (_, after) in refused.items():
             since = f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
@@ -72,7 +73,7 @@ def changed_hashes(
         raise CodeChanged(
             f"The {kind} of the sweep in {folder} changed, so that its trials would not be"
             f" compared under equal conditions:\n{''.join(lines)}"
-            f"{code.STEP_ALONE * code.are_steps(refused)}{NOT_SEEDED * (kind == 'data')}"
+            f"{code.STEP_ALONE * code.are_steps(refused)}{seeds * (kind == 'data')}"
             f"Restore the {kind}, or start another sweep in another --workdir; or go on with"
             f" --allow_changed={kind}: the ledger and the report say what changed."
         )

@@ -49,7 +49,7 @@ from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
 from trainer.sweep.plan import Plan, Trial
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
-from trainer.workdir.code import DATA, are_data
+from trainer.workdir.code import DATA
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -338,9 +338,11 @@ class _Examination:
             if outcome.end in ("diverged", "pruned") and self._has_ended(trial.folder, steps):
                 why = f"its end is {outcome.end!r}, and its rows have finite losses of all steps"
                 self._fault(f"{trial.folder}/{SUMMARY_FILE}", why)
-        same_data = not any(are_data(change.files) for change in changes_in(self._ledger))
+        same = not list(changes_in(self._ledger))  # the user's code may have made other examples
+        # Earlier versions, whose ledgers have no line on data, did not list what they left out.
+        listed = any(name.startswith(DATA) for name in versions_in(self._ledger))
         for (arm, _), runs in arms.items():
-            for name, why in unlike_examples(self._folder, arm, runs, same_data):
+            for name, why in unlike_examples(self._folder, arm, runs, same, listed):
                 self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
 
     def _has_ended(self, name: str, steps: int | None) -> bool:

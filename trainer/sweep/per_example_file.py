@@ -74,21 +74,25 @@ def unlike_means(found: Examples, metrics: Mapping[str, float]) -> Iterator[str]
 
 
 def unlike_examples(
-    folder: Path, arm: str, runs: Mapping[str, Mapping[str, float]], same_data: bool
+    folder: Path,
+    arm: str,
+    runs: Mapping[str, Mapping[str, float]],
+    same_data: bool,
+    listed: bool,
 ) -> Iterator[tuple[str, str]]:
     """Yields runs of an arm whose file is unlike their rows or other runs, and why."""
-    # `runs` is their folder below `folder` -> the metrics of the last row. All of them have the
-    # same metrics and, with `same_data`, the same test examples: otherwise, who removes what one
-    # has could silence what a verdict says of other test sets.
+    # `runs` is their folder below `folder` -> the metrics of the last row. All of them have, if
+    # they `listed` what they left out, the same metrics and, with `same_data`, the same test
+    # examples: otherwise, who removes what one has could silence what a verdict says of other test
+    # sets.
     files = {name: read_examples(folder / name) for name in runs}
     known = set[str]().union(*({*x.values, *x.left_out} for x in files.values() if x))
     complete = any(x.complete for x in files.values() if x)
     hashes = Counter(x.sha256 for x in files.values() if x and x.values)
     for name, found in files.items():
         has = {*found.values, *found.left_out} if found else set[str]()
-        # Earlier versions did not list what they left out, such as what is not finite.
-        lacks = {x for x in known - has if math.isfinite(runs[name].get(f"eval/{x}", 0.0))}
-        if complete and not (found and (found.complete or not found.values)):
+        lacks = known - has if listed else set[str]()
+        if listed and complete and not (found and (found.complete or not found.values)):
             lacks.add("some examples")
         if lacks:
             yield name, f"it lacks {listing(sorted(lacks))}, which other runs of {arm} have"
