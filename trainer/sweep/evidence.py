@@ -272,6 +272,8 @@ class _Examination:
         known = [each.content["environment"] for each in ledger.of("environment")]
         for entry in ledger.entries:
             begun.add(entry.event)
+            if entry.event == "code" and any(x.startswith(DATA) for x in entry.content["code"]):
+                begun.add(DATA)
             if entry.event == "trial":
                 trials[entry.content["trial"]] = set(begun)
         for name, begun in trials.items():
@@ -279,7 +281,7 @@ class _Examination:
             code = found.get("code", {}).items() if "code" in begun else ()
             lacks = [f"code, {x} {hash}" for x, hash in code if hash not in versions.get(x, ())]
             data = {x for what, all_ in versions.items() if what.startswith(DATA) for x in all_}
-            if begun & {"code"} and data and (mine := found.get("data")) and mine not in data:
+            if DATA in begun and (mine := found.get("data")) and mine not in data:
                 lacks.append(f"data, {mine}")
             ours = environment(found)
             if ours and "environment" in begun and ours not in known:
