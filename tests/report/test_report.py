@@ -741,7 +741,7 @@ def test_what_was_compared_of_a_model_is_said(tmp_path):
     both = replace(work, configs={arm: read_config("optim.muon") for arm in names})
     assert "The arms differ in the group" not in judged(both)
     other = roots["drug_2"]
-    other = Call(other.name, other.kwargs | {"optimizer": Call("optax.adamw", {})})
+    other = Call(other.name, {**other.kwargs, "optimizer": Call("optax.adamw", {})})
     assert "in the group" not in judged(replace(work, configs=roots | {"drug_2": other}))
 
 
