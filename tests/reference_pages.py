@@ -20,9 +20,9 @@ from trainer import protocols
 from trainer.cli import options
 from trainer.cli.optimizer_facts import COMPOSITIONS, Facts, families
 from trainer.cli.optimizer_families import (
-    OURS,
+    OUR_SPACES,
     PIECES,
-    PUBLISHED,
+    PUBLISHED_SPACES,
     SearchSpace,
     published_entries,
 )
@@ -432,11 +432,11 @@ def search_spaces() -> str:
     """Writes the tables of search spaces: those of studies, and ours."""
     rows = [
         (code(name), _axes(space), plain("; ".join(filter(None, (space.source, space.remark)))))
-        for name, spaces in PUBLISHED.items()
+        for name, spaces in PUBLISHED_SPACES.items()
         for space in spaces
     ]
     text = f"### Of studies\n\n{table(('optimizer', 'space', 'source'), rows)}\n"
-    ours = [(code(name), _axes(space), plain(space.remark)) for name, space in OURS.items()]
+    ours = [(code(name), _axes(space), plain(space.remark)) for name, space in OUR_SPACES.items()]
     return f"{text}### Ours\n\n{table(('optimizer', 'space', 'why'), ours)}"
 
 

@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
         computes = getattr(arguments, "action", None) in (None, "work") and begins
         if arguments.command in ("train", "sweep") and computes:  # first: no signal is lost
             arguments.signals = stack.enter_context(StopSignals(until_exit))
-        elif watched or not begins:  # there is nothing to save
+        elif watched or (until_exit and not begins):  # there is nothing to save
             # Python's own handler would wait for the end of a compilation.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if watched:

@@ -15,7 +15,7 @@ from tests.laws_table import NOT_ROWS, ROWS
 from trainer.__main__ import main
 from trainer.cli import optimizer_facts, optimizer_families
 from trainer.cli.optimizer_facts import Facts, families, find_optimizer
-from trainer.cli.optimizer_families import FAMILIES, OURS, PIECES, PUBLISHED
+from trainer.cli.optimizer_families import FAMILIES, OUR_SPACES, PIECES, PUBLISHED_SPACES
 from trainer.cli.optimizers import space_block
 from trainer.config import Builder, gin_writer, load, yaml_writer
 from trainer.config.schema import is_optimizer
@@ -65,10 +65,10 @@ def test_a_new_optimizer_of_optax_is_noticed(monkeypatch):
 
 def test_every_name_in_a_table_exists():
     found = Vocabulary()
-    spaces = {**PUBLISHED, **OURS}
+    spaces = {**PUBLISHED_SPACES, **OUR_SPACES}
     for name in {*tabled(), *optimizer_families.EXAMPLES, *optimizer_families.AFTER, *spaces}:
         assert found.function(name).name == name
-    assert not set(PUBLISHED) & set(OURS)
+    assert not set(PUBLISHED_SPACES) & set(OUR_SPACES)
 
 
 # Figures.
@@ -226,7 +226,7 @@ def test_the_config_to_paste_runs_in_both_languages(name, tmp_path, capsys):
         Builder(load([file])).check()
 
 
-@short.parametrize("name", sorted({*PUBLISHED, *OURS}), laws_table.family_of)
+@short.parametrize("name", sorted({*PUBLISHED_SPACES, *OUR_SPACES}), laws_table.family_of)
 def test_the_space_to_paste_fits_the_config_to_paste(name, tmp_path, capsys):
     facts, _ = find_optimizer(name)
     assert facts.config is not None and facts.spaces
@@ -254,14 +254,14 @@ def test_the_space_to_paste_fits_the_config_to_paste(name, tmp_path, capsys):
     ],
 )
 def test_momentums_have_equal_ratios_between_the_ends_of_the_source(name, axis, low, high):
-    text = PUBLISHED[name][0].axes[axis]
+    text = PUBLISHED_SPACES[name][0].axes[axis]
     values = [float(each) for each in re.findall(r"\d\.\d+", text)]
     expected = [1 - high * (low / high) ** (n / 4) for n in range(5)]
     assert values == pytest.approx(expected, abs=6e-4)
 
 
 def test_a_space_of_ours_is_a_decade_around_its_point():
-    for space in OURS.values():
+    for space in OUR_SPACES.values():
         ((axis, text),) = space.axes.items()
         low, high = (float(each) for each in re.findall(r"(?<=: )[\d.e-]+", text))
         assert axis and space.around is not None and not space.source

@@ -15,11 +15,11 @@ import pytest
 
 from tests import runs
 from tests.sweep_fuzz import Answer
+from trainer.sweep.code_changes import DATA as DATA_NAME
 from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
 from trainer.sweep.worker import Worker
-from trainer.workdir.code import DATA as DATA_NAME
 from trainer.workdir.code import STEP
 
 BASE = """
@@ -112,6 +112,15 @@ class Place:
     def plan(self) -> None:
         answer = self.run(*self.words(), f"--workdir={self.sweep}", "--plan_only")
         assert answer.code == 0, answer.said
+
+    def plan_rows(self) -> Path:
+        """Plans the sweep with data that are multiplied by what a file has; returns the file."""
+        rows = self.folder / "rows"
+        (self.lab / "data.py").write_text(f"{DATA}\n{ROWS.format(file=str(rows))}")
+        (self.folder / "base.yaml").write_text(BASE.replace("data.points", "data.rows"))
+        rows.write_text("1.0")
+        self.plan()
+        return rows
 
     def run(self, *words: str) -> Answer:
         """Runs a command as a new process would, which imports the package anew."""
@@ -316,11 +325,7 @@ def test_the_command_itself_refuses_it_before_it_starts_workers(place, monkeypat
 
 def test_a_file_of_data_is_not_changed_between_two_waves(fresh):
     """A sweep was extended and went on with other rows: its check agreed, and it was judged."""
-    rows = fresh.folder / "rows"
-    (fresh.lab / "data.py").write_text(f"{DATA}\n{ROWS.format(file=str(rows))}")
-    (fresh.folder / "base.yaml").write_text(BASE.replace("data.points", "data.rows"))
-    rows.write_text("1.0")
-    fresh.plan()
+    rows = fresh.plan_rows()
     stop_after_a_wave(fresh)
     rows.write_text("2.0")
     answer = fresh.work()
@@ -343,11 +348,7 @@ def test_a_file_of_data_is_not_changed_between_two_waves(fresh):
 
 def test_data_that_no_trial_was_computed_with_are_not_noted(fresh):
     """The wave that was begun was refused, and the restored file was, too, as another change."""
-    rows = fresh.folder / "rows"
-    (fresh.lab / "data.py").write_text(f"{DATA}\n{ROWS.format(file=str(rows))}")
-    (fresh.folder / "base.yaml").write_text(BASE.replace("data.points", "data.rows"))
-    rows.write_text("1.0")
-    fresh.plan()
+    rows = fresh.plan_rows()
     fresh.begin(8)
     assert list(fresh.sweep.glob("waves/*/checkpoints/*"))
     rows.write_text("2.0")

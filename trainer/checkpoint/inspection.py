@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,24 +162,15 @@ def load_params(
 
 def load_parts(directory: StrPath, step: int, parts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Reads fields of a state, such as "params" and "ema", as nested dicts, and verifies them."""
+    from flax import traverse_util  # takes long to import, and other commands do without
+
     path, found = _steps(directory, step)[step], {}
     manifest = read_manifest(path)
     for part in parts:
         arrays = read_arrays(path, manifest, f"{part}/")
-        found[part] = _nested({name.removeprefix(f"{part}/"): x for name, x in arrays.items()})
+        leaves = {name.removeprefix(f"{part}/"): x for name, x in arrays.items()}
+        found[part] = traverse_util.unflatten_dict(leaves, sep="/")
     return found
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a nested dict from leaves by path, such as "block/dense/kernel"."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree
 
 
 def leaves_digest(directory: StrPath, step: int) -> str:

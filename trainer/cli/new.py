@@ -90,18 +90,21 @@ class _Compared(NamedTuple):
         """The learning rate of the base, or the schedule of it."""
         return self.call.kwargs.get("learning_rate")
 
+    @property
+    def other_groups(self) -> list[str]:
+        """The groups that no arm changes."""
+        groups = self.base.at("optimizer.groups") if self.group else {}
+        return [str(name) for name in groups if name != self.group]
+
     def of_group(self, chosen: bool) -> str:
         """Says which group is compared, and how another one is if the user has not `chosen` it."""
-        if not self.group:
-            return ""
-        others = [str(name) for name in self.base.at("optimizer.groups") if name != self.group]
+        others = self.other_groups
         more = f" (another one by --group={others[0]})" if others and not chosen else ""
-        return f", for the group {self.group!r}{more}"
+        return f", for the group {self.group!r}{more}" if self.group else ""
 
     def others(self) -> list[str]:
         """Returns a comment on the groups that no arm changes."""
-        groups = self.base.at("optimizer.groups") if self.group else {}
-        names = [repr(str(name)) for name in groups if name != self.group]
+        names = [repr(name) for name in self.other_groups]
         alike = "optimizer of {} is that of the base in all arms, at a rate that is not searched"
         if len(names) > 1:
             alike = "optimizers of {} are those of the base in all arms, at rates not searched"

@@ -16,9 +16,9 @@ from trainer.cli.optimizer_families import (
     AFTER,
     EXAMPLES,
     FAMILIES,
-    OURS,
+    OUR_SPACES,
     PIECES,
-    PUBLISHED,
+    PUBLISHED_SPACES,
     Published,
     SearchSpace,
     decade,
@@ -86,7 +86,9 @@ class Facts:
         """Its published search spaces, or else ours; none if it has none."""
         if self.composition is not None:
             return [decade(self.composition.rate, "its rate above", self.composition.rate_path)]
-        return PUBLISHED.get(self.name, [OURS[self.name]] if self.name in OURS else [])
+        return PUBLISHED_SPACES.get(
+            self.name, [OUR_SPACES[self.name]] if self.name in OUR_SPACES else []
+        )
 
     @property
     def is_part(self) -> bool:

@@ -128,11 +128,11 @@ EXAMPLES: Mapping[str, Call] = {
 }
 # The parts that stand after the learning rate; the others stand before it.
 AFTER = [name for name, entry in _ENTRIES.items() if "after" in entry]
-PUBLISHED: Mapping[str, Sequence[SearchSpace]] = {
+PUBLISHED_SPACES: Mapping[str, Sequence[SearchSpace]] = {
     name: [_published(**space) for space in entry["spaces"]]
     for name, entry in _ENTRIES.items()
     if "spaces" in entry
 }
-OURS: Mapping[str, SearchSpace] = {
+OUR_SPACES: Mapping[str, SearchSpace] = {
     name: decade(*entry["around"]) for name, entry in _ENTRIES.items() if "around" in entry
 }

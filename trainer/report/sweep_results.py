@@ -14,7 +14,7 @@ from trainer.config.wording import known_names
 from trainer.messages import UserError, joined, plural
 from trainer.report import results
 from trainer.report.results import ArmSpace, ReportGoal, Result, Revision, Workload, with_outcome
-from trainer.sweep.code_changes import change_sentences, changes_in, versions_in
+from trainer.sweep.code_changes import change_sentences, changes_in, code_or_data, versions_in
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice, trials_until
 from trainer.sweep.halving import read_cuts, waiting_folder
@@ -24,7 +24,7 @@ from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name, searches_
 from trainer.sweep.plan_file import revision_changes, shown_part
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.tuned import linked_of
-from trainer.workdir.code import are_data, are_steps
+from trainer.workdir.code import are_steps
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -272,7 +272,8 @@ def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[
 def _changed_steps(evidence: Evidence) -> list[str]:
     """Returns sentences on changed programs and data; changed files are in runs' fingerprints."""
     changes = changes_in(evidence.ledger)
-    return change_sentences([x for x in changes if are_steps(x.files) or are_data(x.files)])
+    told = (x for x in changes if are_steps(x.files) or "data" in map(code_or_data, x.files))
+    return change_sentences([*told])
 
 
 def _changed_late(plan: Plan, planned: Mapping[str, Any]) -> str:

@@ -117,9 +117,10 @@ def _limits(workload: Workload) -> Iterator[str]:
     for scan in every:
         if not at_edge(workload, scan) and (found := winners_at_ends(workload, scan)):
             count, searches, end = found
+            beyond = {"smallest": "smaller", "largest": "larger"}[end]
             yield (
                 f"In {count} of the {searches} searches of {scan.arm} the trial with the {end}"
-                f" {names[scan.path]} won: a {end[:-2]}r one may be better."
+                f" {names[scan.path]} won: a {beyond} one may be better."
             )
 
 

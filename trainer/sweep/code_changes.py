@@ -20,7 +20,13 @@ from trainer.sweep.ledger import Ledger, LedgerWriter
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
+DATA = "the data"  # begins names that stand for data, with their fingerprint in place of a hash
 _SHOWN = 4
+
+
+def code_or_data(name: str) -> str:
+    """Returns "code" or "data": what a name in the ledger's lines about code stands for."""
+    return "data" if name.startswith(DATA) else "code"
 
 
 class CodeChanged(UserError):
@@ -60,10 +66,9 @@ def changed_hashes(
     names = code.differing_files({name: file.hash for name, file in known.items()}, found)
     changed = {name: known[name] for name in names if name in known and name in found}
     for kind in ("data", "code"):
-        refused = {x: old for x, old in changed.items() if code.are_data([x]) == (kind == "data")}
+        refused = {name: old for name, old in changed.items() if code_or_data(name) == kind}
         if not refused or kind in allowed:
             continue
-        seeds = NOT_SEEDED.partition(". ")[2]  # the code may have changed as well
         lines = []
         for name, (_, after) in refused.items():
             since = f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
@@ -73,7 +78,7 @@ def changed_hashes(
         raise CodeChanged(
             f"The {kind} of the sweep in {folder} changed, so that its trials would not be"
             f" compared under equal conditions:\n{''.join(lines)}"
-            f"{code.STEP_ALONE * code.are_steps(refused)}{seeds * (kind == 'data')}"
+            f"{code.STEP_ALONE * code.are_steps(refused)}{NOT_SEEDED * (kind == 'data')}"
             f"Restore the {kind}, or start another sweep in another --workdir; or go on with"
             f" --allow_changed={kind}: the ledger and the report say what changed."
         )
@@ -139,6 +144,6 @@ def change_sentences(changes: Sequence[CodeChange]) -> list[str]:
     lines = []
     for files, after in changes:
         when = f"after {plural(after, 'trial')}" if after else "before a trial"
-        what = "data" if all(name.startswith("the data") for name in files) else "code"
-        lines.append(f"The {what} changed {when} had ended, as was allowed: {listing([*files])}.")
+        kind = code_or_data(next(iter(files)))  # a line of the ledger has one
+        lines.append(f"The {kind} changed {when} had ended, as was allowed: {listing([*files])}.")
     return lines

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.sweep.code_changes import (
+    DATA,
     change_sentences,
     changes_in,
     fingerprint_of,
@@ -49,7 +50,6 @@ from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
 from trainer.sweep.plan import Plan, Trial
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
-from trainer.workdir.code import DATA
 from trainer.workdir.fingerprint import environment
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -270,6 +270,7 @@ class _Examination:
         # Only after its first such line. Ledgers of earlier versions have none about environments.
         versions, begun, trials = versions_in(ledger), set[str](), dict[str, set[str]]()
         known = [each.content["environment"] for each in ledger.of("environment")]
+        data = {x for name, all_ in versions.items() if name.startswith(DATA) for x in all_}
         for entry in ledger.entries:
             begun.add(entry.event)
             if entry.event == "code" and any(x.startswith(DATA) for x in entry.content["code"]):
@@ -280,7 +281,6 @@ class _Examination:
             found = fingerprint_of(self._folder / name)
             code = found.get("code", {}).items() if "code" in begun else ()
             lacks = [f"code, {x} {hash}" for x, hash in code if hash not in versions.get(x, ())]
-            data = {x for what, all_ in versions.items() if what.startswith(DATA) for x in all_}
             if DATA in begun and (mine := found.get("data")) and mine not in data:
                 lacks.append(f"data, {mine}")
             ours = environment(found)
@@ -330,14 +330,10 @@ class _Examination:
         for trial in (*plan.trials, *finals) if self._thorough else ():
             if (outcome := self._outcome(trial.folder)) is None:
                 continue
-            given = trial.config.root.kwargs
             if outcome.end == "done" and plan.keeps_examples(trial):
-                runs = arms.setdefault((trial.arm, repr(given.get("data"))), {})
-                runs[trial.folder] = outcome.metrics
-            steps = given.get("steps")
-            steps = steps if isinstance(steps, int) else outcome.steps
-            # An evaluation after the last step is what no run has that ended so before.
-            if outcome.end in ("diverged", "pruned") and self._has_ended(trial.folder, steps):
+                data = repr(trial.config.root.kwargs.get("data"))
+                arms.setdefault((trial.arm, data), {})[trial.folder] = outcome.metrics
+            if self._has_gone_on(trial, outcome):
                 why = f"its end is {outcome.end!r}, and its rows have finite losses of all steps"
                 self._fault(f"{trial.folder}/{SUMMARY_FILE}", why)
         same = not list(changes_in(self._ledger))  # the user's code may have made other examples
@@ -347,9 +343,14 @@ class _Examination:
             for name, why in unlike_examples(self._folder, arm, runs, same, listed):
                 self._fault(f"{name}/{PER_EXAMPLE_FILE}", why)
 
-    def _has_ended(self, name: str, steps: int | None) -> bool:
-        """Returns whether the rows of a run have an evaluation after the last step, all finite."""
-        rows = [row for row in iterate_metrics(self._folder / name) if row["step"] == steps]
+    def _has_gone_on(self, trial: Trial, outcome: Summary) -> bool:
+        """Returns whether rows contradict that a run diverged or was stopped early."""
+        # They do if there is an evaluation after the last step, with finite losses.
+        if outcome.end not in ("diverged", "pruned"):
+            return False
+        steps = trial.config.root.kwargs.get("steps")
+        steps = steps if isinstance(steps, int) else outcome.steps
+        rows = [row for row in iterate_metrics(self._folder / trial.folder) if row["step"] == steps]
         losses = [x for row in rows for key, x in row.items() if key.endswith("loss")]
         names = {key.partition("/")[0] for row in rows for key in row}
         return bool(names & {"eval", "validation"}) and all(map(math.isfinite, losses))

@@ -89,6 +89,7 @@ def unlike_examples(
     known = set[str]().union(*({*x.values, *x.left_out} for x in files.values() if x))
     complete = any(x.complete for x in files.values() if x)
     hashes = Counter(x.sha256 for x in files.values() if x and x.values)
+    usual = max(hashes, key=hashes.__getitem__, default="")
     for name, found in files.items():
         has = {*found.values, *found.left_out} if found else set[str]()
         lacks = known - has if listed else set[str]()
@@ -96,7 +97,7 @@ def unlike_examples(
             lacks.add("some examples")
         if lacks:
             yield name, f"it lacks {listing(sorted(lacks))}, which other runs of {arm} have"
-        if found and found.values and same_data and found.sha256 != hashes.most_common(1)[0][0]:
+        if found and found.values and same_data and found.sha256 != usual:
             yield name, f"its test examples are not those of other runs of {arm}"
         if wrong := list(unlike_means(found, runs[name])) if found else []:
             yield name, f"the mean over its examples is not the {listing(wrong)} of metrics.jsonl"

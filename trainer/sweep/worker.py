@@ -26,7 +26,7 @@ from trainer.engine.plan_text import render_plan
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.sweep.code_changes import CodeChanged, changed_hashes, import_code
+from trainer.sweep.code_changes import DATA, CodeChanged, changed_hashes, code_or_data, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
 from trainer.sweep.folder import SweepFolder, WaveClaim
@@ -314,7 +314,7 @@ class Worker:
         shared = self.folder.plan.programs[index]
         call = self.folder.plan.example_of(shared).config.root.kwargs.get("data")
         given = call.name if isinstance(call, Call) else "digits"
-        traits = {f"{code.DATA} of {given} ({fingerprint_digest({'data': repr(call)})[:8]})": data}
+        traits = {f"{DATA} of {given} ({fingerprint_digest({'data': repr(call)})[:8]})": data}
         if self._vocabulary:
             given = self._conditions(), shared.inputs, shared.steps
             name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
@@ -333,8 +333,7 @@ class Worker:
         self._noted_traits.append(traits)
         for name, hash in traits.items():
             if self.folder.note_code({name: hash}, self._allowed):
-                what = "data" if code.are_data([name]) else "code"
-                self._log(f"The {what} changed, as is allowed: {name}.")
+                self._log(f"The {code_or_data(name)} changed, as is allowed: {name}.")
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 # Stands for the compiled program where others are names of files: its hash also differs if a file
 # that the code opens was changed, or an installed package.
 STEP = "the program of a training step"
-DATA = "the data"  # and this for those of a data set, whose fingerprint is compared
 STEP_ALONE = (
     "No file of your code that is hashed differs. A file that it opens was changed, or an "
     "installed package; or it draws random numbers without a seed while the step is traced.\n"
@@ -72,11 +71,6 @@ def differing_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
 def are_steps(names: Iterable[str]) -> bool:
     """Returns whether all names stand for programs of a training step."""
     return all(name.startswith(STEP) for name in names)
-
-
-def are_data(names: Iterable[str]) -> bool:
-    """Returns whether all names stand for data."""
-    return all(name.startswith(DATA) for name in names)
 
 
 def edited(packages: Sequence[str]) -> list[str]:

@@ -215,10 +215,11 @@ _PROCESSES = (
     "With another number of processes, sums over devices may be rounded otherwise, and a data set "
     "of yours may yield other batches; those of Lockstep yield the same.\n"
 )
+_SAME_CODE = "The config and your code are the same. "
 NOT_SEEDED = (
-    "The config and your code are the same. If no file of the data changed, the data set draws "
-    "random numbers without a seed, and every process has other data: draw them from "
-    "np.random.default_rng(seed), with an argument `seed`, and begin in another --workdir. "
+    "If no file of the data changed, the data set draws random numbers without a seed, and every "
+    "process has other data: draw them from np.random.default_rng(seed), with an argument `seed`, "
+    "and begin in another --workdir. "
     "--allow_changed=data would go on with other data.\n"
 )
 _SHOWN = 4  # lines of differences in an error
@@ -302,7 +303,7 @@ def refuse_changes(
                 else "another one, too.\n"
             )
         if [change.key for change in changes if change.kind != "bits"] == ["data"]:
-            note += NOT_SEEDED
+            note += _SAME_CODE + NOT_SEEDED
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"

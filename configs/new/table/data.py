@@ -13,7 +13,7 @@ LABEL = "label"  # the column to predict
 CLASSES = ("0", "1")  # its values in the file, texts or numbers: class 0, class 1 and so on
 GROUP = "patient"  # the column that says which rows belong together; "" if all are independent
 IGNORED = ()  # other columns that are no measurements, such as identifiers
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # cells without a value, in any case
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # no value; capitals do not matter
 
 
 def rows(file: str, split: str, share: float = 0.2, seed: int = 0) -> dict[str, np.ndarray]:
