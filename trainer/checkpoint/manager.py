@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from trainer.checkpoint import leaf_file
+from trainer.checkpoint import commit, leaf_file
 from trainer.checkpoint.agreement import all_agree
-from trainer.checkpoint.commit import (
-    DAMAGED,
-    TEMPORARY,
-    Retention,
-    commit,
-    delete_removed,
-    remove,
-    remove_unfinished,
-    set_step_aside,
-    step_directories,
-)
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
 from trainer.checkpoint.integrity import HostLeaf, to_host, write_file_list
 from trainer.checkpoint.reading import read_state, storage
@@ -62,7 +51,7 @@ class Checkpoints:
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._retention = Retention(keep_latest, keep_best, best_mode, keep_always)
+        self._retention = commit.Retention(keep_latest, keep_best, best_mode, keep_always)
         self._log = log
         self._outage = Outage(log)
         self._fence = fence or (lambda: None)
@@ -82,7 +71,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of all committed checkpoints, oldest first."""
-        return list(step_directories(self.directory))
+        return list(commit.step_directories(self.directory))
 
     def latest(self) -> int | None:
         """Returns the newest committed step, or None."""
@@ -98,7 +87,7 @@ class Checkpoints:
         self.wait()
         self._fence()
         step = int(step)
-        if step in step_directories(self.directory):
+        if step in commit.step_directories(self.directory):
             return False
         leaves = to_host(state)
         value = None if metric is None else float(metric)
@@ -135,8 +124,10 @@ class Checkpoints:
         self._fence()
         if jax.process_index() == 0:
             try:
-                self._retention.read(step_directories(self.directory))
-                remove(self.directory, self._retention.superfluous(self.steps()), self._fence)
+                self._retention.read(commit.step_directories(self.directory))
+                commit.remove(
+                    self.directory, self._retention.superfluous(self.steps()), self._fence
+                )
             except OSError as e:
                 self._log(f"Older checkpoints could not be removed: {one_line(e)}.")
 
@@ -148,7 +139,7 @@ class Checkpoints:
         problem = finished.exception()
         # The folder tells whether the step was committed. The exception does not: removing older
         # checkpoints, after the commit, may have raised it.
-        if self._fence_error is not None or step not in step_directories(self.directory):
+        if self._fence_error is not None or step not in commit.step_directories(self.directory):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
@@ -175,7 +166,7 @@ class Checkpoints:
         # committed and strongly typed. Raises CheckpointError if there is no intact checkpoint, the
         # disk cannot be read, or structure, shapes or dtypes differ.
         self.wait()
-        found = step_directories(self.directory)
+        found = commit.step_directories(self.directory)
         if step is not None and step not in found:
             raise CheckpointError(
                 f"There is no checkpoint of step {step} in {self.directory}; "
@@ -191,7 +182,7 @@ class Checkpoints:
         raise CheckpointError(
             f"No checkpoint in {self.directory} can be used: "
             f"{'step ' + str(step) if step is not None else 'all ' + str(len(found))} damaged. "
-            f"Look at {self.directory / DAMAGED}, or start again in an empty workdir."
+            f"Look at {self.directory / commit.DAMAGED}, or start again in an empty workdir."
         )
 
     def discard_after(self, step: int) -> list[int]:
@@ -206,7 +197,7 @@ class Checkpoints:
         why = ""
         if jax.process_index() == 0:
             try:
-                remove(self.directory, later, self._fence)
+                commit.remove(self.directory, later, self._fence)
             except OSError as e:
                 why = f": {one_line(e)}"
         if not all_agree(not why):
@@ -222,9 +213,8 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._fence()
             try:
-                self._log(
-                    f"{line} It was moved to {set_step_aside(path)}; the previous one is used."
-                )
+                moved = commit.set_step_aside(path)
+                self._log(f"{line} It was moved to {moved}; the previous one is used.")
             except CheckpointError as e:
                 problem = e
         self._close_manager()
@@ -234,11 +224,11 @@ class Checkpoints:
     def _open(self) -> None:
         """Makes the directory, and deletes the files of a killed save."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._retention.read(step_directories(self.directory))
+        self._retention.read(commit.step_directories(self.directory))
         if jax.process_index() == 0:
-            delete_removed(self.directory)
+            commit.delete_removed(self.directory)
         if jax.process_count() == 1:
-            remove_unfinished(self.directory)
+            commit.remove_unfinished(self.directory)
         else:
             self._manager = storage().open_manager(self.directory, self._commit_with_list)
         self._is_open = True
@@ -255,19 +245,21 @@ class Checkpoints:
     def _write(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
         """Writes and commits a step of a run of one process."""
         # A unique name: a process that lost the workdir may still write into its own folder.
-        temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self.directory))
+        temporary = Path(tempfile.mkdtemp(prefix=f"{step}{commit.TEMPORARY}-", dir=self.directory))
         leaf_file.write_step(temporary, manifest, leaves)
-        commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
+        commit.commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
 
     def _commit_with_list(self, temporary: Path, final: Path) -> None:
         write_file_list(temporary, final)
-        commit(temporary, final, self._before_commit, self._check_fence)
+        commit.commit(temporary, final, self._before_commit, self._check_fence)
 
     def _finish(self, written: Callable[[], None]) -> None:
         """Removes superfluous checkpoints once a step is `written` and committed."""
         written()
         if jax.process_index() == 0:
-            remove(self.directory, self._retention.superfluous(self.steps()), self._check_fence)
+            commit.remove(
+                self.directory, self._retention.superfluous(self.steps()), self._check_fence
+            )
 
     def _check_fence(self) -> None:
         """Calls the fence, and keeps its exception for the main thread."""
@@ -285,7 +277,7 @@ class Checkpoints:
             raise raised
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
-            remove_unfinished(self.directory, step)
+            commit.remove_unfinished(self.directory, step)
         newest = self.latest()
         kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
         self._outage.failed(

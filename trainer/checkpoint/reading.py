@@ -10,15 +10,8 @@ import jax
 import numpy as np
 
 from optim.paths import flatten
-from trainer.checkpoint import integrity, leaf_file
+from trainer.checkpoint import errors, integrity, leaf_file
 from trainer.checkpoint.agreement import all_agree
-from trainer.checkpoint.errors import (
-    CheckpointError,
-    CorruptCheckpoint,
-    UnlikeCheckpoint,
-    means_absent,
-    one_line,
-)
 from trainer.checkpoint.integrity import FILES, file_problems
 from trainer.writers.files import read_regular
 
@@ -81,22 +74,22 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
         if wrong := mismatches(manifest, targets):
             more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
             shown = wrong[: 4 if more else 5] + more
-            raise UnlikeCheckpoint(
+            raise errors.UnlikeCheckpoint(
                 f"The checkpoint {step_directory} does not fit this program:\n  "
                 + "\n  ".join(shown)
             )
         arrays = read_arrays(step_directory, manifest)
-    except (CorruptCheckpoint, OSError) as e:
+    except (errors.CorruptCheckpoint, OSError) as e:
         problem = e
     # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
     if not all_agree(not isinstance(problem, OSError)):
-        why = one_line(problem) if problem else "another process cannot read it"
-        raise CheckpointError(
+        why = errors.one_line(problem) if problem else "another process cannot read it"
+        raise errors.CheckpointError(
             f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
             "changed; start the same command again when it can be read."
         ) from problem
     if not all_agree(problem is None):
-        raise problem or CorruptCheckpoint("another process found it damaged")
+        raise problem or errors.CorruptCheckpoint("another process found it damaged")
     # Pop each array, so that host memory is freed as leaves reach the devices.
     leaves = [place_on_devices(arrays.pop(name), target) for name, target in targets.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
@@ -119,7 +112,7 @@ def _check_file_list(step_directory: Path) -> None:
 def _raise_if_damaged(problems: list[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-        raise CorruptCheckpoint(problems[0] + more, problems)
+        raise errors.CorruptCheckpoint(problems[0] + more, problems)
 
 
 def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
@@ -163,8 +156,10 @@ def _sealed(path: Path) -> dict[str, Any]:
     try:
         return integrity.unseal(read_regular(path).decode())
     except OSError as e:
-        if not means_absent(e):
+        if not errors.means_absent(e):
             raise
-        raise CorruptCheckpoint(f"the file {name} is missing") from e
+        raise errors.CorruptCheckpoint(f"the file {name} is missing") from e
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"the file {name} cannot be used: {one_line(e)}") from e
+        raise errors.CorruptCheckpoint(
+            f"the file {name} cannot be used: {errors.one_line(e)}"
+        ) from e

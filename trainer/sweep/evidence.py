@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
+from trainer.sweep import final
 from trainer.sweep.code_changes import (
     DATA,
     change_sentences,
@@ -22,13 +23,6 @@ from trainer.sweep.code_changes import (
     versions_in,
 )
 from trainer.sweep.derivation import derive
-from trainer.sweep.final import (
-    FINAL_FILE,
-    final_trials,
-    is_same_value,
-    trials_until,
-    wrong_choices,
-)
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS
@@ -157,7 +151,7 @@ class _Examination:
             of_plan = self._folder, self._plan, self._outcome
             self._check_choices(CUTS_FILE, halving.wrong_cuts())
             self._check_choices(POINTS_FILE, wrong_points(*of_plan, again=self._thorough))
-            self._check_choices(FINAL_FILE, wrong_choices(*of_plan))
+            self._check_choices(final.FINAL_FILE, final.wrong_choices(*of_plan))
             self._check_ends(self._plan)
         return Evidence(
             faults=tuple(self._faults),
@@ -214,7 +208,7 @@ class _Examination:
             found, said = ledger.known_at(number), revision.get("known")
             if found is None or said is None:
                 continue
-            planned = {trial.name for trial in trials_until(plan, number - 1)}
+            planned = {trial.name for trial in final.trials_until(plan, number - 1)}
             unsaid = len((found.finished & planned).difference(said["finished"]))
             why = f"revision {number} does not say that {{}} before it, and ledger.jsonl does"
             if found.final and not said["final"]:
@@ -326,7 +320,7 @@ class _Examination:
         arms: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}  # with one data set each
         finals: Sequence[Trial] = ()
         with contextlib.suppress(DamagedFile):  # of final.json, of which another check says so
-            finals = final_trials(self._folder, plan) or ()
+            finals = final.final_trials(self._folder, plan) or ()
         for trial in (*plan.trials, *finals) if self._thorough else ():
             if (outcome := self._outcome(trial.folder)) is None:
                 continue
@@ -374,16 +368,16 @@ def unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
             if math.isfinite(row[name]):
                 finite[name].append(row[name])
     for name, value in outcome.metrics.items():
-        if not is_same_value(newest.get(name), value):
+        if not final.is_same_value(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
         if name.startswith("perf/") and value is not None:
-            if not is_same_value(newest.get(name, 0.0), value):
+            if not final.is_same_value(newest.get(name, 0.0), value):
                 yield name
     of_mode = {"min": min, "max": max}
     for name, modes in outcome.best.items():
         for mode, best in modes.items():
-            if not finite[name] or not is_same_value(of_mode[mode](finite[name]), best.value):
+            if not finite[name] or not final.is_same_value(of_mode[mode](finite[name]), best.value):
                 yield f"best {name}"
 
 

@@ -62,14 +62,7 @@ from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES
 from trainer.workdir.record import now
-from trainer.writers import Reporter, is_console
-from trainer.writers.files import (
-    make_folder,
-    remove_temporaries,
-    replace_file,
-    sync_file_system,
-    temporary_beside,
-)
+from trainer.writers import Reporter, files, is_console
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import lines_of, sync_rows
 from trainer.writers.run_record import FORMAT, read_record
@@ -230,10 +223,10 @@ class Wave:
         """Writes the outcome of a trial that ended before the others, whose writers are closed."""
         # Its rows are on the disk first.
         staged = self.staged(trial)
-        make_folder(staged)
+        files.make_folder(staged)
         sync_rows(staged)
         self.workdir.check_fence()
-        replace_file(staged / SUMMARY_FILE, outcome.text().encode())
+        files.replace_file(staged / SUMMARY_FILE, outcome.text().encode())
 
     def finish(self, outcomes: Mapping[Trial, Summary]) -> None:
         """Moves the trials that ended to the folder of the sweep, and removes the wave."""
@@ -245,17 +238,17 @@ class Wave:
         for trial in self.claim.trials:
             if trial in outcomes or self._outcome(trial) is not None:
                 self._complete(trial)
-        sync_file_system(self.path)
+        files.sync_file_system(self.path)
         # Summaries come last: each says that all else of its folder is on the disk.
         for trial, outcome in outcomes.items():
             (self.staged(trial) / SUMMARY_FILE).write_text(outcome.text())
-        sync_file_system(self.path)
+        files.sync_file_system(self.path)
         self.workdir.check_fence()
         for trial in self.claim.trials:
             if self._outcome(trial) is not None:
                 self._move(trial)
         self._folder.record(self.claim)
-        sync_file_system(self._folder.path)  # before the wave is removed
+        files.sync_file_system(self._folder.path)  # before the wave is removed
         self.discard()
 
     def _complete(self, trial: Trial) -> None:
@@ -263,7 +256,7 @@ class Wave:
         staged = self.staged(trial)
         staged.mkdir(parents=True, exist_ok=True)
         if len(self.workdir.lineage) > 1:
-            remove_temporaries(staged)  # of a process that was killed
+            files.remove_temporaries(staged)  # of a process that was killed
         if self.claim.alone:  # without what the folder of a run has besides that of a trial
             if self._folder.plan.checkpoints == "none":
                 shutil.rmtree(staged / "checkpoints", ignore_errors=True)
@@ -351,7 +344,7 @@ class Wave:
         if now - self._reported < _BETWEEN_REPORTS and not last:
             return
         self._reported = now
-        temporary = temporary_beside(self.path / "progress.json")
+        temporary = files.temporary_beside(self.path / "progress.json")
         with contextlib.suppress(OSError):  # nothing depends on it
             temporary.write_text(json.dumps(progress | {"epoch": self.workdir.lock.epoch}))
             os.replace(temporary, self.path / "progress.json")
@@ -433,7 +426,7 @@ def keep_examples(
     except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
         log(f"The results on single test examples are not kept. {error}")
         found = Examples({}, {}, "", False, ("loss", *sorted(program.experiment.metrics)))
-    replace_file(folder / PER_EXAMPLE_FILE, encode_examples(found), fence)
+    files.replace_file(folder / PER_EXAMPLE_FILE, encode_examples(found), fence)
 
 
 def named_writers(config: Config) -> list[str]:
