@@ -94,12 +94,17 @@ def test_the_table_may_have_texts_missing_cells_and_identifiers(tmp_path):
         "": "wrong.csv has no column 'label'; it has",
         f"{head}\n1,x,x1,2,t,no\n": "wrong.csv:3, column 'a': 'x1' is no number",
         f"{head}1,x,NA,2,t,no\n2,y,,1,t,no\n": "wrong.csv has no value of 'a' to train on",
+        f"{head}1,x,1,-inf,t,no\n": "wrong.csv:2, column 'b': '-inf' is not finite",
+        f"{head.replace('b', 'a', 1)}1,x,1,2,t,no\n": "wrong.csv has 'a' twice",
     }.items():
         (tmp_path / "wrong.csv").write_text(text, "utf-8")
         with pytest.raises(ValueError, match=said):
             rows.rows("wrong.csv", "train")
     (tmp_path / "wrong.csv").write_text(head, "utf-16")
     with pytest.raises(ValueError, match="wrong.csv is not in UTF-8"):
+        rows.rows("wrong.csv", "train")
+    (tmp_path / "wrong.csv").write_text(head[1:], "utf-16-le")  # without a mark
+    with pytest.raises(ValueError, match="wrong.csv is not in UTF-8, and seems to be in UTF-16"):
         rows.rows("wrong.csv", "train")
     rows.CLASSES = ("no", "yes")
     with pytest.raises(
@@ -250,6 +255,10 @@ def test_every_optimizer_is_compared_or_refused(tmp_path, capsys):
         (["comparison", "x", "--group=head"], "no such group. There are: matrices, rest"),
         (["comparison", "x", "--base=none.yaml"], "none.yaml: The file does not exist."),
         (["comparison", "x", "--base=one.yaml"], "optim.muon takes matrices only"),
+        (
+            ["comparison", "x", "--base=two.yaml"],
+            "two.yaml is the file of a sweep: give the config",
+        ),
         (["comparison", "x", "--base=one.yaml", "--group=a"], "has no groups. Leave it out."),
         (
             ["comparison", "x", "--base=law.yaml"],
@@ -271,6 +280,7 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing(words, said, tmp_path, capsy
     parts = "[!optax.constant_schedule {value: 0.1}, !optax.constant_schedule {value: 0.2}]"
     rate = f"{{learning_rate: !optax.join_schedules {{schedules: {parts}, boundaries: [5]}}}}"
     (tmp_path / "law.yaml").write_text(run.replace("!optax.adamw", f"!optax.adamw {rate}"))
+    (tmp_path / "two.yaml").write_text("base: one.yaml\narms: {a: {}, b: {}}\ntrials: 2\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("mine")
     assert main(["new", *words]) == 2

@@ -658,7 +658,7 @@ def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(
     long_run.send_signal(signal.SIGINT)  # to this process alone, as a notebook's button does
     out, err = long_run.communicate(timeout=runs.LONG)
     assert long_run.returncode == 0, err
-    assert "stopped:" in out and "SIGINT: stopping after a checkpoint" in err
+    assert "stopped:" in out and "SIGINT: stopping once what is computed is saved" in err
     assert ls.load_run(tmp_path / "run").summary.end == "stopped"
     step = ls.load_run(tmp_path / "run").summary.step
     with pytest.raises(ls.Stopped):

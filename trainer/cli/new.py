@@ -133,6 +133,8 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
     own = arguments.base is not None
     base = arguments.base if own else str(_RUNS / f"{arguments.on}.yaml")
     config = configs.load([base])
+    if own and {"base", "arms"} <= config.root.kwargs.keys():
+        raise UserError(f"--base={base} is the file of a sweep: give the config of a run.")
     if own:
         configs.Builder(config, arguments.vocabulary).check()
     compared = _compared(config, base if own else "run.yaml", arguments.group)

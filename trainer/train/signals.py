@@ -55,7 +55,9 @@ class StopSignals:
             _print_to_stderr(f"{name} again: stopping at once.")
             os._exit(128 + number)  # the exit code that shells give a process killed by a signal
         self.received = name
-        _print_to_stderr(f"{name}: stopping after a checkpoint; once more to stop at once.")
+        _print_to_stderr(
+            f"{name}: stopping once what is computed is saved; once more to stop at once."
+        )
 
 
 def _print_to_stderr(line: str) -> None:

@@ -59,6 +59,10 @@ def _read(file: str) -> tuple[list[dict[str, str]], list[str]]:
         with open(file, newline="", encoding="utf-8-sig") as opened:  # perhaps of Excel
             reader = csv.DictReader(opened)
             columns = reader.fieldnames or []
+            if any("\0" in name for name in columns):
+                raise ValueError(f"{file} is not in UTF-8, and seems to be in UTF-16. Convert it.")
+            if twice := [each for each, count in Counter(columns).items() if count > 1]:
+                raise ValueError(f"{file} has {twice[0]!r} twice in its line of names. Rename one.")
             for row in reader:
                 lines.append(f"{file}:{reader.line_num}")
                 if None in row or None in row.values():
@@ -83,13 +87,20 @@ def _class_of(value: str, table: list[dict[str, str]], file: str) -> int:
 
 
 def _number(text: str, name: str, line: str) -> float:
+    if text.strip().lower() in MISSING:
+        return float("nan")
     try:
-        return float("nan" if text.strip().lower() in MISSING else text)
+        found = float(text)
     except ValueError:
         raise ValueError(
             f"{line}, column {name!r}: {text!r} is no number. Add the column to IGNORED, write its"
             " texts as numbers, such as a column of 0 and 1 for each, or add the text to MISSING."
         ) from None
+    if not np.isfinite(found):
+        raise ValueError(
+            f"{line}, column {name!r}: {text!r} is not finite. Correct it, or add it to MISSING."
+        )
+    return found
 
 
 @dataclass(frozen=True)
