@@ -1,5 +1,7 @@
-"""Parts of a user's own package, tests/lab/my_lab: dion.py and muown.py, in a chain."""
+"""The parts of the package experiments/parts, dion.py and muown.py, in a chain."""
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +13,11 @@ import pytest
 
 import optim
 from optim import parts
-from tests import runs
+from tests import runs, short
 from trainer.__main__ import main
 
 DION = np.load(Path(__file__).with_name("dion_figures.npz"))
 MUOWN = np.load(Path(__file__).with_name("muown_figures.npz"))
-
-CONFIG = """
-model: !models.mlp {width: 16, depth: 2}
-data: !data.digits {batch_size: 100}
-loss: !losses.softmax_cross_entropy
-steps: 4
-optimizer: !optim.optimizer
-  groups:
-    matrices: !optim.group
-      match: .*/kernel
-      optimizer: !optim.chain
-        learning_rate: 0.02
-        before:
-        - !parts.momentum {}
-        - !parts.polar {}
-        - !parts.match_norm {}
-        after: [!parts.pin_radius {}]
-    rest: !optim.group {match: .*, optimizer: !optax.adamw {learning_rate: 0.001}}
-"""
-
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
 
 
 def muown_problem() -> tuple[list[Any], list[Any], Any]:
@@ -62,7 +40,7 @@ def test_muown_agrees_with_its_authors_program():
     and 1e-30 in place of the 1e-7 that it adds to norms before the Newton-Schulz steps. A change of
     the gradients by 1e-12 changes the weights by at most 7e-13 of themselves.
     """
-    from my_lab.muown import muown  # pyright: ignore[reportMissingImports]
+    from experiments.parts.muown import muown
 
     start, grads, rates = muown_problem()
 
@@ -105,7 +83,7 @@ def test_dion_agrees_with_its_authors_program():
     they differ by at most 2e-15. A change of the gradients by 1e-12 changes the weights by at most
     2e-12 of themselves. The first two gradients of a matrix are zero.
     """
-    from my_lab.dion import dion  # pyright: ignore[reportMissingImports]
+    from experiments.parts.dion import dion
 
     start, bases, grads, rates = dion_problem()
 
@@ -133,7 +111,7 @@ def test_dion_agrees_with_its_authors_program():
 
 @pytest.mark.long
 def test_dion_moves_stacked_matrices_as_it_moves_single_ones():
-    from my_lab.dion import dion  # pyright: ignore[reportMissingImports]
+    from experiments.parts.dion import dion
 
     tx: Any = dion(rank=2)
     grads = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 3)), jnp.float32)
@@ -147,29 +125,18 @@ def test_dion_moves_stacked_matrices_as_it_moves_single_ones():
         np.testing.assert_allclose(moves["w"][i], single["w"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.long
-def test_a_config_names_dion_and_runs_it(tmp_path: Path, capsys: Any):
-    before, after = CONFIG.index("        before:"), CONFIG.index("    rest:")
-    chain = (
-        "        before: [!my_lab.dion.dion {rank: 4}]\n        after: [!parts.decay {rate: 0.1}]\n"
-    )
-    (tmp_path / "lab.yaml").write_text(CONFIG[:before] + chain + CONFIG[after:])
-    options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]
-    assert main(["explain", *options]) == 0
-    assert "  my_lab.dion.dion: rank 4, decay 0.95" in capsys.readouterr().out
-    assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
-
-
-@pytest.mark.long
-def test_a_config_names_muown_and_runs_it(tmp_path: Path, capsys: Any):
-    before = CONFIG.index("        before:")
-    after = CONFIG.index("    rest:")
-    chain = (
-        "        before: [!optax.identity {}]\n        after: [!my_lab.muown.muown {steps: 4}]\n"
-    )
-    (tmp_path / "lab.yaml").write_text(CONFIG[:before] + chain + CONFIG[after:])
-    options = [f"--config={tmp_path / 'lab.yaml'}", "--vocabulary=my_lab"]
-    assert main(["explain", *options]) == 0
-    said = capsys.readouterr().out
-    assert "  my_lab.muown.muown: scale 0.2, target 1, steps 4, power 1.2" in said
-    assert main([*options, f"--workdir={tmp_path / 'run'}"]) == 0
+@short.parametrize(
+    ("name", "said"),
+    [
+        ("dion", "  experiments.parts.dion.dion: rank 8, decay 0.95"),
+        ("muown", "  experiments.parts.muown.muown: scale 0.2, target 1, steps 40, power 1.2"),
+    ],
+)
+def test_what_the_command_names_runs(name: str, said: str, tmp_path: Path, capsys: Any) -> None:
+    with contextlib.chdir(runs.ROOT):
+        assert main(["optimizers", name]) == 2
+        options = re.findall(r"--[a-z]+=[a-z./]+", capsys.readouterr().err.replace("\n", " "))
+        options = [option.rstrip(".") for option in options]
+        assert main(["explain", *options]) == 0
+        assert said in capsys.readouterr().out
+        assert main([*options, "--set=steps=4", f"--workdir={tmp_path / 'run'}"]) == 0
