@@ -24,6 +24,7 @@ from optim.factories import evaluate, learning_rate_of, name_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales
 from optim.packing import OptimizerState, Unpacked, packed, unpack
+from optim.parts.base import OBSERVATIONS
 from optim.paths import flatten, unflatten
 from optim.patterns import did_you_mean
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
@@ -319,6 +320,8 @@ class BoundOptimizer(NamedTuple):
             group = self.groups[name]
             if group.maximize:
                 given, within = jax.tree.map(jnp.negative, given), negated(within)
+            if OBSERVATIONS in extra:  # by path; `maximize` does not change them
+                within[OBSERVATIONS] = extra[OBSERVATIONS]
             with group_error_context(name, group, group_params), jax.named_scope(name):
                 updates, groups[name] = adapter.update(
                     group.optimizer, given, before[name], group_params, step, within

@@ -356,3 +356,14 @@ def groups_needing(groups: Mapping[str, Any], what: Container[Any]) -> dict[str,
     """Finds the groups with such a need: group name -> optimizer name."""
     found = {name: needs(group.optimizer, what) for name, group in groups.items()}
     return {name: optimizer for name, optimizer in found.items() if optimizer is not None}
+
+
+def observations_read(groups: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Returns observation of the model -> a group and the part of its optimizer that reads it."""
+    return {
+        observation: (name, part.name)
+        for name, group in groups.items()
+        for recipe in recipes_within(group.optimizer)
+        if (part := _part(recipe)) is not None
+        for observation in part.reads
+    }

@@ -36,6 +36,7 @@ from tests.laws_harness import (
     grad_fn,
     gradients,
     loss,
+    observed,
     rate,
     split_close,
     to_host,
@@ -99,6 +100,7 @@ def laws_step(row: Row, parity: int, params: Any, state: Any, step: Any, batch: 
         "obj_fn": lambda p: loss(p) * jnp.mean(batch),
         "grad_fn": lambda p, i: jax.tree.map(lambda g: g * jnp.mean(batch), grad_fn(p, i)),
     }
+    functions["observations"] = observed(params["own"])
     return optimizer_of(row, step, parity).update(grads, state, params, value=value, **functions)
 
 

@@ -82,6 +82,17 @@ def gradients(params: Any, per_example: bool) -> tuple[Any, Any]:
     return value, grads
 
 
+def observed(own: Any, prefix: str = "own/") -> Any:
+    """What a model observes of the row's parameters: logits, of which every other one is large."""
+    return {
+        "attention_logits": {
+            prefix + name: 80.0 + 60.0 * (jnp.arange(x.shape[-1]) % 2)
+            for name, x in own.items()
+            if jnp.ndim(x)
+        }
+    }
+
+
 def rate(step: Any) -> Any:
     """The factor by which the tests schedule every learning rate."""
     return 1.0 - 0.1 * step
@@ -174,9 +185,9 @@ def wrappers(row: Row, change: Callable[[str, float], Any]) -> dict[str, Any]:
 
 def step(optimizer: optim.Optimizer, row: Row, params: Any, state: Any) -> tuple[Any, Any]:
     value, grads = gradients(params, row.per_example)
-    return optimizer.update(
-        grads, state, params, value=value, value_fn=loss, obj_fn=loss, grad_fn=grad_fn
-    )
+    functions = {"value_fn": loss, "obj_fn": loss, "grad_fn": grad_fn}
+    extra = {"value": value, "observations": observed(params["own"]), **functions}
+    return optimizer.update(grads, state, params, **extra)
 
 
 def compile_run(optimizer: optim.Optimizer, row: Row) -> Callable[[Any, Any], Any]:
@@ -322,6 +333,7 @@ def _reference_update(row: Row, make: Callable[..., Any]) -> Callable[..., Any]:
             "value_fn": of_own(loss),
             "obj_fn": of_own(loss),
             "grad_fn": lambda own, i: jax.tree.map(_wide, of_own(grad_fn)(own, i)["own"]),
+            "observations": observed(own, "") if "observations" in row.needs else {},
         }
         extra = {name: given[name] for name in row.needs}
         return make(row.recipe, factors, row.fixed).update(grads, state, own, **extra)

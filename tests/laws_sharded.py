@@ -28,6 +28,7 @@ from tests.laws_harness import (
     compilations_of,
     make_optimizer,
     numbers,
+    observed,
     split_close,
     step,
     to_host,
@@ -128,6 +129,7 @@ def _parts(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wan
     def update(params: Any, state: Any, grads: Any) -> Any:
         value = jnp.float32(1.0)
         nothing = dict(value_fn=_constant, obj_fn=_constant, grad_fn=lambda p, _: p)
+        nothing["observations"] = observed(params["own"])
         return optimizer.update(grads, state, params, value=value, **nothing)
 
     specs = jax.tree.map(lambda s: s.spec, shard(mesh, params))

@@ -524,6 +524,15 @@ ROWS = [
     _row(
         optim.chain,
         learning_rate=0.02,
+        before=[partial(parts.momentum), partial(parts.polar, scale="match_rms_adamw")],
+        after=[partial(parts.decay, 0.1), partial(parts.qk_clip)],
+        params="matrices",
+        needs=("observations",),
+        note="MuonClip",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
         before=[partial(parts.adam, nesterov=True)],
         after=[partial(parts.decay, 0.1)],
         note="parts.adam with Nesterov, decay",

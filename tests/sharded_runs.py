@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 import optim
+from optim import parts
 from tests.runs import is_asked, mesh_name
 from trainer import data, losses, models
 from trainer.data.tokenizer import ByteTokenizer
@@ -48,6 +49,13 @@ OPTIMIZERS = {
     "muon": partial(optim.muon, 0.02),
     "soap": partial(optim.soap, 3e-3, precondition_frequency=5),
     "shampoo": partial(optim.shampoo, 3e-3, precondition_frequency=5),
+    # Of a GPT without qk-norm, whose logits it reads.
+    "muonclip": partial(
+        optim.chain,
+        3e-3,
+        [partial(parts.momentum), partial(parts.polar, scale="match_rms_adamw")],
+        [partial(parts.decay, 0.1), partial(parts.qk_clip, 1.0)],
+    ),
 }
 WIDE = ("soap", "shampoo")
 """The optimizers that run in float64: their roots and bases magnify the rounding of sums, which are
@@ -56,7 +64,8 @@ added in another order on a mesh, so that in float32 only a large fault would sh
 
 def cases() -> list[tuple[str, str, dict[str, int]]]:
     """Returns (model, optimizer, mesh): all optimizers on the last mesh, AdamW on some others."""
-    every = [(m, o, axes) for m in ("gpt", "vit") for o in OPTIMIZERS for axes in MESHES]
+    pairs = [("gpt", o) for o in OPTIMIZERS] + [("vit", o) for o in OPTIMIZERS if o != "muonclip"]
+    every = [(*both, axes) for both in pairs for axes in MESHES]
     if os.environ.get("LAWS") == "all":
         return every
     some = ({"tensor": 2}, {"fsdp": 2, "tensor": 2}, {"tensor": 4})
@@ -96,6 +105,7 @@ def program(model: str, optimizer: str, axes: dict[str, int]) -> Program:
                 z_loss=1e-3,
                 dropout=0.1,
                 tied=optimizer == "muon",
+                qk_norm=optimizer != "muonclip",
             ),
             "data": data.ArrayDataset(
                 texts(96, 0), texts(20, 1), batch_size=32, eval_batch_size=16

@@ -10,7 +10,7 @@ before them is batch, unless `matrices` says otherwise; see `optim.layouts`. Pro
 """
 
 from optim.parts.adam import adam, laprop, prodigy
-from optim.parts.decay import cautious_decay, decay
+from optim.parts.decay import cautious_decay, decay, qk_clip
 from optim.parts.directions import momentum, momentum_mixture, normalize, polar
 from optim.parts.lengths import floor, graft, match_norm, match_rms, pin_radius, radial_brake
 from optim.parts.psgd import psgd
@@ -35,6 +35,7 @@ __all__ = [
     "polar",
     "prodigy",
     "psgd",
+    "qk_clip",
     "radial_brake",
     "shampoo",
     "soap",

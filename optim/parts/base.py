@@ -72,6 +72,8 @@ class Part(optax.GradientTransformationExtraArgs):
         decays: whether it makes weights smaller.
         around: the transformation that it runs first, such as that of `parts.cautious_decay`.
         needs: the other parts that it needs in a chain.
+        reads: the observations of the model that it reads, such as "attention_logits"; see
+            `trainer.protocols.Model`.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Part(optax.GradientTransformationExtraArgs):
     decays: bool
     around: optax.GradientTransformation | None
     needs: tuple[Need, ...]
+    reads: tuple[str, ...]
 
     def __new__(
         cls,
@@ -100,6 +103,7 @@ class Part(optax.GradientTransformationExtraArgs):
         decays: bool = False,
         around: optax.GradientTransformation | None = None,
         needs: Sequence[Need] = (),
+        reads: Sequence[str] = (),
     ) -> "Part":
         """Makes a part; `init` and `update` are those of optax."""
         part = super().__new__(cls, init, update)
@@ -109,6 +113,7 @@ class Part(optax.GradientTransformationExtraArgs):
         part.keeps_norm = keeps_norm or inner is not None and inner.keeps_norm
         part.lets_decay = lets_decay or inner is not None and inner.lets_decay
         part.needs = tuple(needs)
+        part.reads = (*reads, *(inner.reads if inner is not None else ()))
         return part
 
     def _replace(self, **functions: Any) -> "Part":
@@ -156,6 +161,8 @@ def at_least(x: jax.Array, eps: ArrayLike) -> jax.Array:
 
 
 _PASSED = {"learning_rate": "the learning rate", "grad": "the gradient"}
+OBSERVATIONS = "observations"
+"""The extra argument of an update that has what the model observed: name -> path -> array."""
 
 
 def passed(extra: Mapping[str, Any], what: str, name: str, where: Place = "before") -> Any:

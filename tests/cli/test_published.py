@@ -142,9 +142,11 @@ def test_case_and_punctuation_do_not_matter(given, capsys):
 
 
 def test_what_is_missing_says_why(capsys):
-    assert main(["optimizers", "muon_clip"]) == 2
+    assert main(["optimizers", "newton muon"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: MuonClip (Kimi Team") and "no part of a chain receives" in error
+    assert (
+        error.startswith("error: Newton-Muon (result 15 of modded") and "needs the inputs" in error
+    )
 
 
 def test_a_near_name_is_suggested(capsys):

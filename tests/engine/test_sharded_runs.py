@@ -16,6 +16,7 @@ EACH = short.parametrize(("model", "optimizer", "mesh"), CASES)
 CLOSE = {
     "adamw": (1e-3, 1e-3),
     "muon": (1e-3, 1e-3),
+    "muonclip": (1e-3, 1e-3),
     "gpt shampoo": (1e-10, 1e-10),
     "gpt soap": (1e-9, 1e-9),
     "vit shampoo": (1e-6, 1e-6),

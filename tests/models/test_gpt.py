@@ -181,8 +181,11 @@ def linear(x: np.ndarray, layer: Any) -> Any:
     return [x @ kernel + bias for kernel, bias in zip(layer["kernel"], biases, strict=True)]
 
 
-def numpy_gpt(p: Any, batch: Any, heads: int, arguments: Any) -> np.ndarray:
+def numpy_gpt(
+    p: Any, batch: Any, heads: int, arguments: Any, largest: dict[str, Any] | None = None
+) -> np.ndarray:
     """One sequence, one token and one head after the other."""
+    # `largest` gets layer -> the largest product of a query and a key of each head.
     rows, kv_heads = [], arguments.get("num_kv_heads", heads)
     kind, rope = arguments.get("activation", "relu2"), arguments.get("rope", "full")
     norm = functools.partial(numpy_norm, epsilon=arguments.get("norm_epsilon", 1e-6))
@@ -212,7 +215,11 @@ def numpy_gpt(p: Any, batch: Any, heads: int, arguments: Any) -> np.ndarray:
                     query = numpy_rotate(q[t, head], t, 10000.0, rope)
                     keys = np.stack([numpy_rotate(k[s, group], s, 10000.0, rope) for s in seen])
                     scale = arguments.get("attention_scale", 1 / np.sqrt(len(query)))
-                    weights = np.exp(keys @ query * scale)
+                    scores = keys @ query * scale
+                    if largest is not None:
+                        of_layer = largest.setdefault(name, np.full(heads, -np.inf))
+                        of_layer[head] = max(of_layer[head], scores.max())
+                    weights = np.exp(scores)
                     mixed[t, head] = weights / weights.sum() @ v[seen, group]
             x = x + linear(mixed.reshape(len(tokens), -1), attn["out"])
             h = norm(x, p[name]["mlp_norm"]["scale"])

@@ -186,11 +186,12 @@ class Facts:
             matrices = Call("optim.group", {"match": "block.*/kernel", "optimizer": optimizer})
             optimizer = Call("optim.optimizer", {"groups": {"matrices": matrices, "rest": _REST}})
         size = "null" if "whole batches" in needs else 128
-        return _with_optimizer(
-            f"model: !models.mlp {{width: 32}}\ndata: !data.digits {{batch_size: {size}}}\n"
-            "loss: !losses.softmax_cross_entropy {}\noptimizer: null\nsteps: 300\n",
-            optimizer,
-        )
+        model = f"model: !models.mlp {{width: 32}}\ndata: !data.digits {{batch_size: {size}}}\n"
+        if "observations" in needs:
+            model = "model: !models.gpt {width: 32, depth: 2, num_heads: 2, qk_norm: false}\n"
+            model += "data: !data.text {length: 64, batch_size: 16}\n"
+        rest = "loss: !losses.softmax_cross_entropy {}\noptimizer: null\nsteps: 300\n"
+        return _with_optimizer(model + rest, optimizer)
 
     @property
     def path(self) -> str:

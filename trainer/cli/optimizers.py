@@ -33,6 +33,7 @@ NEEDS = {
     "value_fn": "further evaluations of the loss (value_fn), which Lockstep passes on",
     "obj_fn": "derivatives of the loss (obj_fn), which Lockstep passes on",
     "grad_fn": "a second gradient (grad_fn), which Lockstep passes on",
+    "observations": "a model that observes what it reads, such as models.gpt with qk_norm=False",
 }
 
 

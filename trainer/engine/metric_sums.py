@@ -188,11 +188,13 @@ def _of_batch(
 
 
 class TrainMetrics(NamedTuple):
-    """The aux values of the loss and the `train_metrics` of a batch."""
+    """The aux values of the loss, the `train_metrics` and the observations of a batch."""
 
     # name -> scalar, times the share of the batch's mask in that of the whole batch
     aux: dict[str, Any]
     metrics: dict[str, Any]  # name -> clu metric
+    # name -> path of a parameter -> largest values, which broadcast to the parameter
+    observed: Mapping[str, Mapping[str, Any]] = {}
 
 
 def train_metrics(
@@ -219,8 +221,9 @@ def train_metrics(
 def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
     """Merges the results of `train_metrics` of microbatches, stacked on their first axes."""
     aux = {name: jnp.mean(x, axis=0) for name, x in stacked.aux.items()}
+    observed = jax.tree.map(lambda x: jnp.max(x, axis=0), stacked.observed)
     if not stacked.metrics:
-        return TrainMetrics(aux, {})
+        return TrainMetrics(aux, {}, observed)
 
     def merge(total: Any, metrics: Any) -> tuple[Any, None]:
         return _merged("train_metrics", total, metrics), None
@@ -228,7 +231,7 @@ def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
     # One by one in their order, by a loop that is traced once for any number of microbatches.
     first = jax.tree.map(lambda x: x[0], stacked.metrics)
     rest = jax.tree.map(lambda x: x[1:], stacked.metrics)
-    return TrainMetrics(aux, jax.lax.scan(merge, first, rest)[0])
+    return TrainMetrics(aux, jax.lax.scan(merge, first, rest)[0], observed)
 
 
 def train_rows(computed: TrainMetrics) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optim
 from optim import checks, factories
 from optim.factories import ArgumentError, recipes_with_paths
+from optim.parts.base import OBSERVATIONS
 from optim.tracing import equations
 from trainer.engine.flops import count_flops, reading
 
@@ -63,7 +64,7 @@ def measure_optimizer(recipe: partial) -> Cost:
         needs = ["at least one axis"] if _accepts(recipe, {"bias": (3,)}) else ["matrices"]
     needs += ["whole batches"] if checks.needs(recipe, checks.FULL_BATCH) else []
     needs += ["gradients of single examples"] if per_example else []
-    needs += asked
+    needs += [*asked, *([OBSERVATIONS] if checks.observations_read(_alone(recipe).groups) else [])]
     why = "it grows with the examples of a batch" if per_example else _unknown(program, asked)
     return _cost(state, program, why, needs)
 
@@ -78,19 +79,22 @@ def measure_part(recipe: partial) -> Cost:
         2.0
     """
     part = factories.instantiate(recipe, 0, jnp.float32)
+    reads = {name: {"kernel": jnp.ones(())} for name in getattr(part, "reads", ())}
 
     def trace(shape: tuple[int, ...]) -> tuple[Any, Any]:
         x = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
         state = jax.eval_shape(part.init, x)
 
         def update(grads: Any, state: Any, params: Any, rate: Any) -> Any:
-            return part.update(grads, state, params, grad=grads, learning_rate=rate)
+            given = {"grad": grads, "learning_rate": rate, OBSERVATIONS: reads}
+            return part.update(grads, state, params, **given)
 
         rate = jax.ShapeDtypeStruct((), jnp.float32)
         return state, jax.jit(update).trace(x, state, x, rate)
 
     state, program = trace(KERNEL)
     needs = ["whole batches"] if checks.needs(recipe, checks.FULL_BATCH) else []
+    needs += [OBSERVATIONS] if reads else []
     try:
         trace((3,))
     except ValueError:
@@ -162,26 +166,28 @@ def _trace(
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Traces an update, in which the floats of the optimizer at some paths are inputs."""
     # Returns the state, the program, and what it asks of the loss.
-
-    def alone(recipe: partial) -> optim.Optimizer:
-        return optim.optimizer({"all": optim.group(".*", recipe)})
-
     lead = (_EXAMPLES,) if checks.needs(recipe, checks.EXAMPLES) else ()
     x = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     grads = {name: jax.ShapeDtypeStruct(lead + each.shape, each.dtype) for name, each in x.items()}
-    state = jax.eval_shape(alone(recipe).init, x)
+    state = jax.eval_shape(_alone(recipe).init, x)
     asked: dict[str, None] = {}
+    read = checks.observations_read(_alone(recipe).groups)
+    observed = {OBSERVATIONS: {name: dict.fromkeys(x, jnp.ones(())) for name in read}}
 
     def update(values: Any, grads: Any, state: Any, params: Any, value: Any) -> Any:
         given = factories.map_floats(recipe, lambda path, x: values.get(path, x))
-        return alone(given).update(grads, state, params, **_loss(grads, value, asked))
+        return _alone(given).update(grads, state, params, **_loss(grads, value, asked), **observed)
 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     traced = jax.jit(update).trace({path: scalar for path in values}, grads, state, x, scalar)
     # The scalars of all groups are packed in vectors, which do not grow with the kernel.
-    _, read = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
-    found = ["value"] if read[-1] else []
+    _, used = reading(traced, jax.tree.map(lambda _: True, traced.out_info))
+    found = ["value"] if used[-1] else []
     return state, traced, (*found, *asked)
+
+
+def _alone(recipe: partial) -> optim.Optimizer:
+    return optim.optimizer({"all": optim.group(".*", recipe)})
 
 
 def _loss(grads: Any, value: Any, asked: dict[str, None]) -> dict[str, Any]:

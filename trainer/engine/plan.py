@@ -15,7 +15,13 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import FULL_BATCH, groups_needing, wrong_float, wrong_schedule
+from optim.checks import (
+    FULL_BATCH,
+    groups_needing,
+    observations_read,
+    wrong_float,
+    wrong_schedule,
+)
 from optim.declarations import declarations
 from optim.factories import bound, evaluate, name_of, takes_recipe
 from optim.layouts import Layout
@@ -389,6 +395,7 @@ def _check(program: Program, state: State, room: Memory) -> None:
     if not optimizer.trainable(state.params):
         raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
     _check_batches(program)
+    _check_observations(program)
     for name, wrapper in (("lookahead", optimizer.lookahead), ("readout", optimizer.readout)):
         wrong = None if wrapper is None else wrapper.wrong_steps(program.experiment.steps)
         if wrong is not None:
@@ -521,4 +528,18 @@ def _check_batches(program: Program) -> None:
                 f"has {data.batch_size} of {data.num_examples}. Set batch_size to null (None in "
                 f"Gin) for the whole split, or choose another optimizer.",
                 group,
+            )
+
+
+def _check_observations(program: Program) -> None:
+    """Raises GroupError if a part reads what the model does not observe."""
+    known = getattr(program.experiment.model, "observations", {})
+    for name, (group, part) in observations_read(program.experiment.optimizer.groups).items():
+        if why := known.get(name, "the model does not say that it observes it"):
+            raise optim.GroupError(
+                f"In group {group!r}, {part} reads {name!r} of the model's forward pass, but {why}."
+                " Choose another optimizer, or a model that observes it, such as models.gpt with"
+                " qk_norm=False.",
+                group,
+                "optimizer",
             )

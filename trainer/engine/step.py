@@ -15,9 +15,10 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import optim
 from optim.bound import Updates, all_finite
-from optim.checks import EXAMPLES, groups_needing
+from optim.checks import EXAMPLES, groups_needing, observations_read
 from optim.dtypes import widen
 from optim.layouts import Layout
+from optim.parts.base import OBSERVATIONS
 from optim.paths import flatten, unflatten
 from trainer.constraints import APART
 from trainer.engine import metric_sums
@@ -171,7 +172,8 @@ class _Differentiated(NamedTuple):
             return jax.tree.map(jnp.conj, jax.grad(self.value_fn)(params))
 
         functions = {"value_fn": self.value_fn, "obj_fn": self.value_fn, "grad_fn": grad_fn}
-        return {"value": self.loss, **functions}
+        observed = {OBSERVATIONS: self.computed.observed} if self.computed.observed else {}
+        return {"value": self.loss, **functions, **observed}
 
 
 def _differentiate(
@@ -215,10 +217,11 @@ def _gradients(
     trainable = optimizer.trainable(state.params)
     # Of the whole batch: a microbatch with fewer examples that count has a smaller weight.
     share = metric_sums.mask_mean(with_ignored(experiment.loss, batch))
+    observe = tuple(observations_read(optimizer.groups))
 
     def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
         params = unflatten(state.params, {**by_path, **trainable})
-        return _loss(experiment, params, model_state, batch, key, share)
+        return _loss(experiment, params, model_state, batch, key, share, observe)
 
     def differentiate(*args: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
         out, grads = jax.value_and_grad(objective, has_aux=True)(*args)
@@ -298,29 +301,40 @@ def _example_gradients(
 
 
 def _loss(
-    experiment: Experiment, params: Any, model_state: Any, batch: Batch, key: Any, share: Any = None
+    experiment: Experiment,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    key: Any,
+    share: Any = None,
+    observe: tuple[str, ...] = (),
 ) -> tuple[Any, tuple[Any, TrainMetrics]]:
     """Computes the mean loss of a batch, float32, the updated model state and the metrics."""
     # `share` is the mean of the mask of the whole batch, of which `batch` may be a microbatch. It
-    # is None if no metrics are needed, for a whole batch or a single example.
-    outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
+    # is None if no metrics are needed, for a whole batch or a single example. `observe` are the
+    # observations of the model that the optimizer reads.
+    asked: dict[str, Any] = {"observe": observe} if observe else {}
+    outputs, new_state, *observed = apply_model(
+        experiment, params, model_state, batch, key=key, train=True, **asked
+    )
     batch = with_ignored(experiment.loss, batch)
     losses = metric_sums.compute_losses(experiment.loss, outputs, batch)
     new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
     computed = TrainMetrics({}, {})
     if share is not None:
         computed = train_metrics(experiment.train_metrics, outputs, batch, losses, share)
+        computed = computed._replace(observed=jax.lax.stop_gradient(dict(*observed)))
     return losses.mean(batch, share), (new_state, computed)
 
 
 def apply_model(
     experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
-) -> tuple[Any, Any]:
+) -> tuple[Any, ...]:
     """Applies the model in the experiment's precision: returns outputs and new model state."""
+    # And, if `kwargs` has `observe`, the observations.
     params, batch = in_precision((params, batch), experiment.precision)
     with calling("model"):
-        outputs, new_state = experiment.model.apply(params, model_state, batch, **kwargs)
-    return outputs, new_state
+        return experiment.model.apply(params, model_state, batch, **kwargs)
 
 
 def output_shapes(experiment: Experiment, state: State, batch: Batch) -> Any:

@@ -20,6 +20,9 @@ IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 ROTATIONS = ("full", "half")
 """The values of the argument `rope` of `rotary_angles`."""
 
+LOGITS = "attention_logits"
+"""The observation of the largest product of a query and a key; see `trainer.protocols.Model`."""
+
 _HALF = (jnp.bfloat16, jnp.float16)
 
 
@@ -56,7 +59,7 @@ class CausalAttention(nn.Module):
     """Self-attention of each token over itself and the tokens before it."""
 
     # If the collection `intermediates` is mutable, it gets the weights, float32 [batch, heads,
-    # queries, keys], as `weights`.
+    # queries, keys], as `weights`; for `attention_logits` see `_observe`.
 
     num_heads: int
     num_kv_heads: int
@@ -82,6 +85,8 @@ class CausalAttention(nn.Module):
             norm = functools.partial(RmsNorm, self.epsilon, self.qk_norm != "unscaled")
             query, key = norm(name="q_norm")(query), norm(name="k_norm")(key)
         query, key = rotate(query, angles), rotate(key, angles)
+        if self.is_mutable_collection(LOGITS) and not self.is_initializing():
+            self._observe(largest_logits(query, key, mask, self.scale), query.shape[-1])
         if start is None:
             mixed = attend(query, key, value, mask, self.scale, self.implementation)
             if self.is_mutable_collection("intermediates"):  # `attend` does not return the weights
@@ -107,6 +112,19 @@ class CausalAttention(nn.Module):
         size = self.num_kv_heads * head_dim
         kv = Qkv(2, self.num_kv_heads, size, self.first, self.use_bias, name="kv")(x)
         return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
+
+    def _observe(self, largest: jax.Array, head_dim: int) -> None:
+        """Notes for kernels and biases the largest logit of the heads of each column."""
+        # Heads that share keys have the largest of their logits; values have 0.
+        shared = largest.reshape(self.num_kv_heads, -1).max(axis=1)
+        keys = jnp.repeat(shared, head_dim)
+        queries = jnp.repeat(shared, largest.size // shared.size * head_dim)
+        found = {"q": queries, "kv": jnp.stack([keys, jnp.zeros_like(keys)])}
+        if self.num_kv_heads == self.num_heads:
+            found = {"qkv": jnp.stack([queries, keys, jnp.zeros_like(keys)])}
+        for name, x in found.items():
+            biases = {"bias": x} if self.use_bias else {}
+            self.put_variable(LOGITS, name, {"kernel": x[..., None, :], **biases})
 
     def _remember(self, name: str, new: jax.Array, start: jax.Array) -> jax.Array:
         """Writes new keys or values into the cache and returns all of them."""
@@ -259,6 +277,21 @@ def _forward(query: Any, key: Any, value: Any, mask: Any, scale: float) -> tuple
     found = checkpoint_name(jnp.concatenate(mixed, axis=2), SAVED)
     denominator = checkpoint_name(jnp.concatenate(denominators, axis=2), SAVED)
     return found.swapaxes(1, 2), (query, key, value, mask, found, denominator)
+
+
+def largest_logits(
+    query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float
+) -> jax.Array:
+    """Returns the largest product of a query and a key that it sees, float32 [heads]."""
+    # The arguments are those of `attend`; the result is not differentiated.
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    queries, keys = _heads_first(*jax.lax.stop_gradient((query * scale, key)))
+    found = []
+    for rows, seen in _blocks(query.shape[1]):
+        products = widen(queries[:, :, rows] @ keys[:, :, seen].mT)
+        products = jnp.where(_sees(mask, rows, seen), products, -jnp.inf)
+        found.append(products.max(axis=(0, 2, 3)))
+    return jnp.stack(found).max(axis=0)
 
 
 def _backward(scale: float, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:

@@ -18,7 +18,13 @@ from trainer.logits import SOFT_CAPS, ChunkedLogits
 from trainer.logits.cross_entropy import wide
 from trainer.messages import check_positive
 from trainer.models import layers
-from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
+from trainer.models.attention import (
+    IMPLEMENTATIONS,
+    LOGITS,
+    ROTATIONS,
+    CausalAttention,
+    rotary_angles,
+)
 from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
 from trainer.models.layers import ACTIVATIONS, Block, Mlp, RmsNorm
 from trainer.models.linen_model import from_our_linen
@@ -354,6 +360,7 @@ def gpt(
         scan_layers=scan_layers,
         dropout=dropout,
     )
+    why = "its queries and keys are normalized (qk_norm), so that no kernel makes logits large"
     scaling = None
     if base_width is not None:
         scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width)
@@ -361,6 +368,7 @@ def gpt(
         language=language_model(module, kv_heads),
         width_scaling=scaling,
         sharding=(*TRANSFORMER_SHARDING, ("embed/embedding", "tensor -")),
+        observations={LOGITS: why if qk_norm else ""},
         heads=(
             Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/.*"),
             Heads("num_kv_heads", kv_heads, "block.*/attn/kv/.*"),

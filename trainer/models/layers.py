@@ -45,7 +45,7 @@ REMAT: Mapping[str, Callable[..., bool] | None] = {
 `causal_attention` saves, nothing, or all."""
 
 # In a scan: the collections whose arrays have a layer axis, and the keys that differ by layer.
-_STACKED, _SPLIT = ("params", "cache", "intermediates"), ("params", "dropout")
+_STACKED, _SPLIT = ("params", "cache", "intermediates", "attention_logits"), ("params", "dropout")
 
 _LARGE = 2**14  # elements; for smaller kernels the order of the products costs no time
 

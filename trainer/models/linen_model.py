@@ -6,6 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.traverse_util import flatten_dict
 
 from trainer.models.initial import one_draw
 from trainer.models.mode import call_mode, mode_attributes
@@ -77,18 +78,22 @@ def from_linen(
         return variables.pop("params", {}), variables
 
     def apply(
-        params: Any, model_state: Any, batch: Mapping[str, Any], *, key: Any, train: bool
-    ) -> tuple[Any, Any]:
+        params: Any, model_state: Any, batch: Any, *, key: Any, train: bool, observe: Any = ()
+    ) -> tuple[Any, ...]:
         variables = {"params": params, **model_state}
         arguments = pick_inputs(batch, inputs)
         # Without a key, a module whose dropout is active raises.
         rngs = None if key is None else {"dropout": key}
-        if not train or not model_state:
+        # What a module observes of its parameters is in a collection of the observation's name.
+        mutable = [*(model_state if train else ()), *observe]
+        if not mutable:
             return module.apply(variables, *arguments, rngs=rngs, **mode(train)), model_state
         outputs, changed = module.apply(
-            variables, *arguments, rngs=rngs, mutable=list(model_state), **mode(train)
+            variables, *arguments, rngs=rngs, mutable=mutable, **mode(train)
         )
-        return outputs, {**model_state, **nn.unbox(changed)}
+        after = {**model_state, **nn.unbox(changed)}
+        seen = {name: flatten_dict(after.pop(name, {}), sep="/") for name in observe}
+        return (outputs, after, seen) if observe else (outputs, after)
 
     def capture(params: Any, model_state: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs, seen = module.apply(
