@@ -69,9 +69,8 @@ def muown(
         progress = jnp.where(count == 0, 0, done**power if steps > 1 else 1)
         return first + (target - first) * progress
 
-    def update(
-        updates: Any, state: Any, params: Any = None, *, grad: Any, learning_rate: Any, **_: Any
-    ) -> Any:
+    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+        grad, learning_rate = given["grad"], given["learning_rate"]
         norms = jax.tree.map(partial(at, state.count), state.norms)
         units = jax.tree.map(jnp.divide, params, state.gains)
         of_gains = jax.tree.map(partial(jnp.sum, axis=-2, keepdims=True), _times(grad, units))

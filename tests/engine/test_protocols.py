@@ -32,7 +32,8 @@ MODEL = models.mlp(width=2)
 def test_ours_take_the_arguments_of_the_protocol(protocol, ours, methods):
     for name in methods:
         method = getattr(ours, name) if name != "__call__" else ours
-        optional = ["rank", "size"] if protocol is protocols.Dataset else []
+        optional = {protocols.Dataset: ["rank", "size"]}.get(protocol, [])
+        optional = ["observe"] if (protocol, name) == (protocols.Model, "apply") else optional
         assert taken(method) == [*taken(getattr(protocol, name)), *optional], name
 
 

@@ -172,7 +172,7 @@ def _trace(
     state = jax.eval_shape(_alone(recipe).init, x)
     asked: dict[str, None] = {}
     read = checks.observations_read(_alone(recipe).groups)
-    observed = {OBSERVATIONS: {name: dict.fromkeys(x, jnp.ones(())) for name in read}}
+    observed: Any = {OBSERVATIONS: {name: dict.fromkeys(x, jnp.ones(())) for name in read}}
 
     def update(values: Any, grads: Any, state: Any, params: Any, value: Any) -> Any:
         given = factories.map_floats(recipe, lambda path, x: values.get(path, x))
