@@ -575,9 +575,10 @@ def test_every_command_has_a_function_and_a_row_on_its_page():
         if isinstance(action, argparse._SubParsersAction)
     ]
     for name in names:
-        assert callable(commands.find(name)), "Add a case to `find` in trainer/cli/commands.py."
+        assert callable(commands.find(name)), "`find` in trainer/cli/commands.py lacks it."
         # Without a command, `--config=F` trains.
-        assert name == "train" or f"`... {name} " in rows or f"`... {name}`" in rows, name
+        found = name == "train" or f"`... {name} " in rows or f"`... {name}`" in rows
+        assert found, f"Add a row `... {name} ...` to the first table of docs/commands.md."
 
 
 def test_help_answers_without_jax():

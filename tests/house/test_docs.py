@@ -296,12 +296,12 @@ def run_trainer(words: list[str]) -> None:
     match arguments.command:
         case "explain" | "config" | "compare" | "new":
             assert main(words) == 0
-        case "train" | "verify" | "coordinate_check" | "rate_test":
-            read = resolving.read_config(arguments, RUN)
-            resolving.make_program(read, arguments.vocabulary, declared=True)
         case "sweep" if arguments.action is None:
             resolving.read_config(arguments, SWEEP)
             assert checked_sweep(*resolving.config_options(arguments)) == 0
+        case name if name != "sweep" and hasattr(arguments, "files"):
+            read = resolving.read_config(arguments, RUN)
+            resolving.make_program(read, arguments.vocabulary, declared=True)
 
 
 @functools.cache  # the same sweep stands on a page with several options

@@ -206,6 +206,7 @@ def test_adam_needs_base_width_and_a_divided_rate(
             "it has no value (null). Give it that of the config's width, as in --set optimizer",
         ),
         (["--widths=64,128", "--steps=1,900"], "The config has 800 steps"),
+        (["--widths=64,128", "--set=warm_start={from: runs/a}"], "each width: remove warm_start."),
     ],
 )
 def test_a_mistake_ends_with_a_sentence_before_anything_is_trained(

@@ -10,6 +10,7 @@ import pytest
 
 from trainer import config as configs
 from trainer.__main__ import main
+from trainer.config import ConfigError
 from trainer.config.vocabulary import SWEEP
 from trainer.engine.loading import load_located
 from trainer.studies.rate_report import rate_sentences, space, yaml
@@ -21,6 +22,7 @@ from trainer.studies.rate_test import (
     rate_of_group,
     rate_test,
 )
+from trainer.writers.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -150,6 +152,24 @@ def test_a_descent_is_found_where_it_is() -> None:
     assert 0.002 < rates[found.onset] < 0.005
     low, high = space(found) or (0.0, 0.0)
     np.testing.assert_allclose([low, high], [rates[found.onset], 3 * rates[90]], rtol=0.05)
+
+
+def test_it_begins_with_the_warm_start_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "quadratic.yaml").write_text(QUADRATIC)
+    words = [f"--config={tmp_path / 'quadratic.yaml'}", "--vocabulary=quadratic_lab"]
+    assert main([*words, "--set=save_every=100", f"--workdir={tmp_path / 'run'}"]) == 0
+    rates, given = Rates(PATH, 1e-5, 1e-4, 20), {"seeds": 1, "vocabulary": ["quadratic_lab"]}
+    start = f"warm_start: {{from: {tmp_path / 'run'}"
+    losses = []
+    for more in ("", f"{start}}}\n"):
+        (tmp_path / "again.yaml").write_text(f"{QUADRATIC}{more}")
+        tested = rate_test(configs.load([str(tmp_path / "again.yaml")]), rates, **given)
+        losses.append(float(tested.losses[0, 0]))
+    last = read_summary(tmp_path / "run").metrics["eval/loss"]
+    assert losses[1] < 0.1 * losses[0] and losses[1] == pytest.approx(last, rel=0.5)
+    (tmp_path / "on.yaml").write_text(f"{QUADRATIC}{start}, step: 100, continue: true}}\n")
+    with pytest.raises(ConfigError, match="warm_start begins after 100 steps of the optimizer"):
+        rate_test(configs.load([str(tmp_path / "on.yaml")]), rates, **given)
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 def find(command: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function of a command, from its name on the command line."""
     match command:
-        case (
-            "challenge" | "claim" | "coordinate_check" | "plot" | "rate_test" | "report" | "shadow"
-        ):
-            from trainer.cli import reporting
-
-            return getattr(reporting, command)
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
         case "compare":
@@ -45,8 +39,12 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.optimizers import run
         case "sweep":
             from trainer.cli.sweeps import run
-        case _:
+        case _ if command in globals():
             return globals()[command]
+        case _:  # reports and studies
+            from trainer.cli import reporting
+
+            return getattr(reporting, command)
     return run
 
 

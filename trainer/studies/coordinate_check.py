@@ -16,7 +16,7 @@ import numpy as np
 
 from optim.dtypes import widen
 from trainer import config as configs
-from trainer.config import Builder, Call, Config, Source, Tree, join, leaves
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, leaves
 from trainer.config.full import complete
 from trainer.config.tree import child_trees, longest_key
 from trainer.config.wording import describe, known_names
@@ -173,6 +173,9 @@ def _programs(
     constants: dict[str, float] = {}
     for width, config in series.by_width.items():
         program = load_located(config, vocabulary)
+        if program.experiment.warm_start is not None:
+            text = "coordinate_check begins with the first parameters of each width"
+            raise ConfigError(f"{text}: remove warm_start.", config.argument_source("warm_start"))
         if not keep_schedules:
             constant, constants = with_constant_rates(config, program.experiment, vocabulary)
             program = load_located(constant, vocabulary) if constants else program

@@ -9,13 +9,14 @@ Begin with `rate_test`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer import config as configs
-from trainer.config import Builder, Call, Config, Source, Tree, join
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join
 from trainer.config.full import complete
 from trainer.config.tree import child_trees
 from trainer.config.wording import known_names
@@ -24,6 +25,7 @@ from trainer.engine.loading import load_located
 from trainer.engine.program import Program
 from trainer.engine.step import StepMetrics
 from trainer.messages import UserError, joined, plural
+from trainer.train.continuation import begin_with
 
 _RUNNING = 5  # steps in a row whose loss is above that of the run whose rate stays
 _OF_NOISE, _OF_GAIN, _OF_LOSS = 4.0, 0.1, 0.1  # see `diverged_at`
@@ -189,10 +191,9 @@ def rate_test(
         )
     growth = f"{rates.path}.decay_rate"
     program = _program(config, rates, growth, vocabulary)
-    seed, values = program.experiment.seed, program.inputs.values
+    seed = program.experiment.seed
     numbers = tuple(range(seed, seed + seeds))
-    stays = {**values, growth: 1.0}
-    runs = [(RateRun(program, values, each), RateRun(program, stays, each)) for each in numbers]
+    runs = _runs(program, growth, numbers, config, vocabulary)
     done = 0
     while done < rates.steps and any(_end(*pair) is None for pair in runs):
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
@@ -227,6 +228,27 @@ def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str
             " explain says of constants."
         )
     return program
+
+
+def _runs(
+    program: Program, growth: str, seeds: Sequence[int], config: Config, vocabulary: Sequence[str]
+) -> list[tuple["RateRun", "RateRun"]]:
+    """Returns the runs whose rate rises and stays, of each seed, at their first states."""
+    rises = program.inputs.values
+    stays = {**rises, growth: 1.0}
+    warm = program.experiment.warm_start is not None
+    begin = begin_with(program, config, vocabulary) if warm else None
+    runs = [
+        (RateRun(program, rises, seed, begin), RateRun(program, stays, seed, begin))
+        for seed in seeds
+    ]
+    if done := int(program.experiment.optimizer.position(runs[0][0].state.opt_state)):
+        raise ConfigError(
+            f"The rate of rate_test rises from step 0, and warm_start begins after {done:,} steps"
+            " of the optimizer: take over parameters only.",
+            config.argument_source("warm_start"),
+        )
+    return runs
 
 
 def _end(rising: "RateRun", steady: "RateRun") -> int | None:
@@ -264,9 +286,10 @@ class RateRun:
 
     # `values` are those of the program's inputs; `losses` has those of the steps so far.
 
-    def __init__(self, program: Program, values: Mapping[str, float], seed: int):
+    def __init__(self, program: Program, values: Mapping[str, float], seed: int, begin: Any = None):
         self.program = program.with_values(values, seed, program.experiment.data_seed)
-        self.state = self.program.init(seed)
+        # `begin` is what `begin_with` returned for a config with a warm start.
+        self.state = self.program.init(seed) if begin is None else begin.first_state(self.program)
         self._batches = self.program.feed.batches(0)
         self.losses: list[float] = []
 
