@@ -43,7 +43,7 @@ from trainer.sweep.status import SweepReader
 from trainer.train.clipping import CLIPPED_FILE
 from trainer.workdir import code
 from trainer.writers.files import read_regular, replace_file
-from trainer.writers.json_files import as_dataclass, as_json, check_json, read_json
+from trainer.writers.json_files import as_json, check_json, read_json
 
 FORMAT = 1
 _ADVICE = "write it again with python -m trainer claim write, or restore it from a copy."
@@ -129,13 +129,13 @@ def read_claim(file: Path) -> Claim:
         raise UserError(f"There is no file {file}: name the file of a claim.") from error
     if content.get("format") != FORMAT:
         raise UserError(f"{file} is not a claim of format {FORMAT}: {_ADVICE}")
-    check_json(content, Claim, file, _ADVICE)
+    claim = check_json(content, Claim, file, _ADVICE)
     if strange := [x for x in content if x not in Claim.__dataclass_fields__]:
         raise UserError(
             f"{file} has {listing(strange)}, which no claim of format {FORMAT} has, so that nothing"
             f" checks it: remove it, or {_ADVICE}"
         )
-    return as_dataclass(content, Claim)
+    return claim
 
 
 def _claim_of(folder: Path, plan: Plan, evidence: Evidence, results: "_Results") -> Claim:

@@ -23,7 +23,7 @@ from trainer.sweep.ledger import CUTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
-from trainer.writers.json_files import DamagedFile, as_dataclass, as_json, damaged, read_json
+from trainer.writers.json_files import DamagedFile, as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 _WAITING = "waiting"
@@ -123,7 +123,7 @@ def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
     if not plan.cuts:
         return found
     try:
-        every = as_dataclass(read_json(file, list[Cut], _ADVICE), list[Cut])
+        every = read_json(file, list[Cut], _ADVICE)
     except FileNotFoundError:
         return found
     for each in every:

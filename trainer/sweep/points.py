@@ -25,7 +25,7 @@ from trainer.sweep.final import is_same_value, rank
 from trainer.sweep.ledger import POINTS_FILE, LedgerWriter
 from trainer.sweep.plan import ArmSearch, Plan, point_name
 from trainer.writers.files import replace_file
-from trainer.writers.json_files import as_dataclass, as_json, damaged, read_json
+from trainer.writers.json_files import as_json, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _ADVICE = "it has the points that were chosen by results: restore it from a copy."
@@ -80,7 +80,7 @@ def _read(folder: Path, plan: Plan) -> Batches:
         return found
     file = folder / POINTS_FILE
     try:
-        every = as_dataclass(read_json(file, list[Batch], _ADVICE), list[Batch])
+        every = read_json(file, list[Batch], _ADVICE)
     except FileNotFoundError:
         return found
     for each in every:

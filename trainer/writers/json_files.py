@@ -16,7 +16,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar, Union
@@ -67,11 +67,11 @@ def damaged(file: Path, why: str, advice: str) -> DamagedFile:
 
 def read_json(file: Path, kind: type[T], advice: str) -> T:
     """Reads a JSON file, and checks its types; raises FileNotFoundError, DamagedFile or OSError."""
-    # `kind` is a TypedDict or a dataclass, or any combination of dict[str, ...], list[...], int,
-    # float, AnyFloat, str, bool, None, unions of them, and Any for content that is not checked.
-    # Objects may have further keys. Integers have 64 bits; floats are finite, and may be integers.
-    # DamagedFile also says that the file cannot be opened or is not a regular one; OSError that the
-    # disk cannot be read.
+    # `kind` is a TypedDict or a dataclass, of which it returns one, or any combination of
+    # dict[str, ...], list[...], int, float, AnyFloat, str, bool, None, unions of them, and Any for
+    # content that is not checked. Objects may have further keys. Integers have 64 bits; floats are
+    # finite, and may be integers. DamagedFile also says that the file cannot be opened or is not a
+    # regular one; OSError that the disk cannot be read.
     try:
         text = read_regular(file)
     except NotADirectoryError as error:
@@ -100,36 +100,12 @@ def as_json(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_dataclass(content: Any, kind: Any) -> Any:
-    """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
-    # A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
-    options = typing.get_args(kind)
-    origin = typing.get_origin(kind)
-    if isinstance(kind, type) and is_dataclass(kind):
-        found = [each for each in _fields(kind) if each.name in content]
-        return kind(**{x.attribute: as_dataclass(content[x.name], x.kind) for x in found})
-    if _is_named_tuple(kind):
-        return kind(*map(as_dataclass, content, (each.kind for each in _fields(kind))))
-    if origin in (Union, types.UnionType):
-        return as_dataclass(content, _option_for(content, options))
-    if isinstance(content, dict) and options:
-        return {name: as_dataclass(x, options[1]) for name, x in content.items()}
-    if isinstance(content, list) and options:
-        several = origin is not tuple or options[-1] is Ellipsis
-        kinds = options[:1] * len(content) if several else options
-        found = map(as_dataclass, content, kinds)
-        return tuple(found) if origin is tuple else list(found)
-    number: Any = content
-    return float(number) if kind is float or kind is AnyFloat else content
-
-
 def check_json(content: Any, kind: type[T], file: Path, advice: str) -> T:
-    """Returns `content`; raises DamagedFile if it does not have the type, as in `read_json`."""
+    """Returns what `read_json` does of content; raises DamagedFile if it has not the type."""
     try:
-        _check(content, kind, "")
+        return _read(content, kind, "")
     except ValueError as error:
         raise damaged(file, str(error), advice) from error
-    return content
 
 
 def _why(error: Exception, text: bytes) -> str:
@@ -142,32 +118,63 @@ def _why(error: Exception, text: bytes) -> str:
     return "a number is out of range"  # it has thousands of digits
 
 
-def _check(value: Any, kind: Any, place: str) -> None:
-    """Raises ValueError if a value does not have a type."""
-    if kind is Any:
-        return
-    if typing.get_origin(kind) in (Union, types.UnionType):
-        if (option := _option_for(value, typing.get_args(kind))) is None:
-            raise _mistake(value, typing.get_args(kind), place)
-        _check(value, option, place)
-        return
+def as_dataclass(content: Any, kind: Any) -> Any:
+    """Returns the value that was given to `as_json`; raises ValueError for another type."""
+    # A Sequence becomes a list. A part of another type, such as an array, stays as JSON has it.
+    return _read(content, kind, "", within_range=False)
+
+
+def _read(value: Any, kind: Any, place: str, within_range: bool = True) -> Any:
+    """Returns a value of JSON as a type has it; ValueError if it does not have that type."""
+    options, origin = typing.get_args(kind), typing.get_origin(kind)
+    read = functools.partial(_read, within_range=within_range)
+    if origin in (Union, types.UnionType):
+        fitting = [each for each in options if _plain(each) is _kind_of(value, each)]
+        if not fitting:
+            raise _mistake(value, options, place)
+        return read(value, fitting[0], place)
     if kind is AnyFloat:
         if value in _TEXTS:
-            return
+            return float(value)
         if type(value) is str:
             raise ValueError(f"{place} is {brief(value)}, not a number")
         kind = float
-    plain = _plain(kind)
+    if (plain := _plain(kind)) not in _NAMES:
+        return value
     if _kind_of(value, kind) is not plain:
         raise _mistake(value, (kind,), place)
+    if within_range:
+        _check_range(value, plain, place)
+    if plain is list and options or _is_named_tuple(kind):
+        kinds = [each.kind for each in _fields(kind)] if not options else options
+        if origin is not tuple and options or options[-1:] == (Ellipsis,):
+            kinds = options[:1] * len(value)
+        pairs = enumerate(zip(value, kinds, strict=False))
+        found = [read(x, of, f"{place}[{n}]") for n, (x, of) in pairs]
+        return kind(*found) if not options else tuple(found) if origin is tuple else found
+    if typing.is_typeddict(kind) or is_dataclass(kind):
+        given = {}
+        for each in _fields(kind):
+            if each.name in value:
+                inner = f"{place}.{each.name}" if place else each.name
+                given[each.attribute] = read(value[each.name], each.kind, inner)
+            elif each.required:
+                raise ValueError(f"{place or 'it'} has no {each.name!r}")
+        made: Any = kind
+        return made(**given) if is_dataclass(kind) else value  # with keys that are not known
+    if plain is dict and options:
+        return {name: read(x, options[1], f"{place}[{name!r}]") for name, x in value.items()}
+    return float(value) if plain is float else value
+
+
+def _check_range(value: Any, plain: type, place: str) -> None:
+    """Raises ValueError for a number that is too large, and for a text that cannot be printed."""
     # A comparison, because an integer may be too large to become a float.
     finite = plain is not float or abs(value) <= sys.float_info.max
     if plain is int and not -(2**63) <= value < 2**63 or not finite:
         raise ValueError(f"{place or 'its content'} is a number out of range")
     if plain is str:
-        value.encode()  # half of a surrogate pair raises ValueError, and cannot be printed
-    for inner, of, at in _parts(value, kind, place):
-        _check(inner, of, at)
+        value.encode()  # half of a surrogate pair raises ValueError
 
 
 def _plain(kind: Any) -> type:
@@ -182,11 +189,6 @@ def _plain(kind: Any) -> type:
 
 def _is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-def _option_for(value: Any, options: tuple[Any, ...]) -> Any:
-    """Returns the option of a union that a value may have; None if it fits none."""
-    return next((each for each in options if _plain(each) is _kind_of(value, each)), None)
 
 
 class _Field(NamedTuple):
@@ -225,21 +227,6 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
 def _kind_of(value: Any, kind: Any) -> type:
     """Returns the type of a value; float for an integer where a float is expected."""
     return float if kind is float and type(value) is int else type(value)
-
-
-def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yields the parts of a value with their types and places."""
-    if typing.is_typeddict(kind) or is_dataclass(kind):
-        for each in _fields(kind):
-            if each.name in value:
-                yield value[each.name], each.kind, f"{place}.{each.name}" if place else each.name
-            elif each.required:
-                raise ValueError(f"{place or 'it'} has no {each.name!r}")
-        return
-    if (of := typing.get_args(kind)) and isinstance(value, dict):
-        yield from ((inner, of[1], f"{place}[{name!r}]") for name, inner in value.items())
-    elif of and isinstance(value, list):
-        yield from ((inner, of[0], f"{place}[{n}]") for n, inner in enumerate(value))
 
 
 def _mistake(value: Any, kinds: tuple[Any, ...], place: str) -> ValueError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.writers.json_files import AnyFloat, DamagedFile, as_dataclass, as_json, read_json
+from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_json
 
 # `end` of a run that is not to be resumed
 ENDS = ("done", "diverged", "failed", "pruned")
@@ -82,7 +82,7 @@ def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
     """Reads the summary.json of a run or trial; None if it is absent or damaged."""
     # It is absent while the run has not ended, and may be damaged after a loss of power.
     with contextlib.suppress(FileNotFoundError, DamagedFile):
-        return as_dataclass(read_json(Path(folder) / SUMMARY_FILE, Summary, _ADVICE), Summary)
+        return read_json(Path(folder) / SUMMARY_FILE, Summary, _ADVICE)
     return None
 
 
