@@ -140,6 +140,22 @@ def test_clipping_is_global_over_groups():
     np.testing.assert_allclose(after["a"], -0.03, rtol=1e-6)
 
 
+def test_a_group_may_be_clipped_by_its_own_norm():
+    # As docs/groups.md says; the other group is not scaled, and the bound may follow a schedule.
+    clip = partial(optax.clip_by_global_norm, lambda step: 1.0 + step)
+    clipped = partial(optax.chain, clip, partial(optax.sgd, 1.0))
+    optimizer = optim.optimizer(
+        {"a": optim.group("a", clipped), "b": optim.group("b", partial(optax.sgd, 1.0))}
+    )
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    grads = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([30.0, 40.0])}
+    after, state = optimizer.update(grads, optimizer.init(params), params)
+    np.testing.assert_allclose(after["a"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_array_equal(after["b"], [-30.0, -40.0])
+    second, _ = optimizer.update(grads, state, after)
+    np.testing.assert_allclose(second["a"] - after["a"], [-1.2, -1.6], rtol=1e-6)
+
+
 def test_any_float_argument_takes_a_schedule():
     # b1 as a schedule, against Adam written out with b1 of that step (float64 NumPy).
     params = {"w": jnp.asarray([0.3, -2.0, 5.0])}
