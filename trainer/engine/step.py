@@ -139,7 +139,8 @@ def shadow_step(
     # `opt_state` is from the last `shadow_step`, or `init` for the first parameters of the run.
     optimizer, params = experiment.optimizer, state.params
     found = _differentiate(experiment, optimizer, state, batch)
-    if optimizer.trainable(params).keys() == other.trainable(params).keys():
+    seen, read = (observations_read(each.groups).keys() for each in (optimizer, other))
+    if read <= seen and optimizer.trainable(params).keys() == other.trainable(params).keys():
         passed = found.grads | _example_gradients(experiment, other, state, batch, found.key)
         theirs = found._replace(passed=passed)
     else:
