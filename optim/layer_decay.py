@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.groups import GroupError
-from optim.patterns import fullmatch, nearest_paths
+from optim.paths import fullmatch, nearest_paths
 from optim.tracing import require_whole
 from optim.transformations import SlowParams, nodes_of
 

@@ -16,7 +16,7 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import Builder, Call, ConfigError, full_text, load
 from trainer.config.full import complete
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 

@@ -15,9 +15,8 @@ from trainer import config
 from trainer.config import ConfigError
 from trainer.engine import evaluation
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.splits import split_sizes
 
 MORE = {

@@ -14,7 +14,7 @@ from trainer import data
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
 from trainer.engine.data_shards import WHOLE, eval_batches
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.engine.splits import split_sizes
 
 DIGITS = """

@@ -11,7 +11,7 @@ import scipy.stats
 from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.studies.coordinate_check import (
     Found,
     WidthSeries,

@@ -11,7 +11,7 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.studies.rate_report import rate_sentences, space, yaml
 from trainer.studies.rate_test import (
     RangeTest,

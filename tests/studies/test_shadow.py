@@ -15,7 +15,7 @@ from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.studies.shadow import Shadow, Shadowed, _angles, _products, shadow
 from trainer.studies.shadow_report import (
     make_shadow_report,

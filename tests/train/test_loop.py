@@ -23,8 +23,7 @@ from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,

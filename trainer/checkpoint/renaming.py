@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from optim.patterns import fullmatch
+from optim.paths import fullmatch
 
 
 def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.data_fingerprint import digest_batch
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.nonfinite import NONFINITE_FILE, count_not_finite, find_fault, read_events

@@ -21,8 +21,7 @@ from optim.doubts import DEPTHWISE, NO_MATRIX, ModelShapes
 from optim.dtypes import widen
 from optim.layouts import Layout, layouts, rules
 from optim.matrices import product, transpose
-from optim.paths import flatten
-from optim.patterns import did_you_mean
+from optim.paths import did_you_mean, flatten
 from trainer.engine.contracts import ComponentError
 
 Diagnostic = Literal[

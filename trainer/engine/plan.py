@@ -20,13 +20,14 @@ from optim.declarations import declarations
 from optim.factories import bound, evaluate, name_of, takes_recipe
 from optim.layouts import Layout
 from optim.paths import flatten
-from trainer.config import Config, ConfigError, leaves, wording
+from trainer.config import Config
 from trainer.engine import plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
 from trainer.engine.diagnostics import OF_HALVES, names_computed
 from trainer.engine.every import describe_changes
+from trainer.engine.experiment import with_place
 from trainer.engine.memory import Memory, memory_of, too_large
 from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
@@ -66,7 +67,7 @@ def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter
 
     Example:
         >>> from trainer.config import load
-        >>> from trainer.engine.loading import load_located
+        >>> from trainer.engine.program import load_located
         >>> found = find_hyperparameters(load_located(load(["configs/muon_vit.yaml"])))
         >>> print(found["matrices"]["learning_rate"])  # doctest: +ELLIPSIS
         peak 0.02 at step 51, final 5...e-08
@@ -258,8 +259,6 @@ def _told(x: Any) -> str:
 
 
 # The plan.
-
-_LARGEST = 2**63 - 1  # XLA stores sizes as int64
 
 
 @dataclass(frozen=True)
@@ -465,50 +464,12 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def with_place(
-    error: Exception, config: Config | None, places: Sequence[str] = ("model",)
-) -> ConfigError:
-    """Returns an error as a ConfigError with the file and line of the mistake."""
-    # `config` is None if the experiment was not built from one. `places` are paths of it, of which
-    # the first that it has is at fault if the error names none.
-    for path, value in leaves(config.root) if config else ():
-        # Such an integer raises an error inside of jax that does not name it.
-        if isinstance(value, int) and value > _LARGEST:
-            text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
-            return ConfigError(text, config.sources[path] if config else None)
-    if isinstance(error, ComponentError):
-        places = _upwards(error.component)
-    elif isinstance(error, ConfigError):
-        return error
-    if isinstance(error, optim.GroupError):
-        argument = error.argument or "optimizer"
-        # Without groups, the optimizer's arguments are directly below `optimizer`.
-        places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
-        if argument == "states":
-            places = [*_upwards("precision.states"), *places]
-        places += _upwards(f"optimizer.{argument}")
-        # The most specific place that the config has.
-        places = sorted(places, key=lambda place: -place.count("."))
-    place = next((place for place in places if config and place in config.sources), None)
-    text = str(error)
-    if isinstance(error, optim.GroupError) and (line := wording.location(error)):
-        text = f"{text.rstrip('.')}{line}"
-    source = config.source_of_error(place, text) if config and place is not None else None
-    return ConfigError(text, source)
-
-
 def located_fingerprint(program: Program, config: Config) -> str:
     """Returns the fingerprint of a program's data; raises ConfigError with file and line."""
     try:
         return data_fingerprint(program.experiment.data)
     except ComponentError as error:
         raise with_place(error, config) from error
-
-
-def _upwards(path: str) -> list[str]:
-    """Returns a dotted path and its prefixes, the longest first."""
-    names = path.split(".")
-    return [".".join(names[:end]) for end in range(len(names), 0, -1)]
 
 
 def _check_batches(program: Program) -> None:

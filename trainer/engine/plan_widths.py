@@ -13,8 +13,7 @@ import numpy as np
 
 import optim
 from optim.factories import instantiate, map_floats, name_of
-from optim.paths import flatten
-from optim.patterns import fullmatch
+from optim.paths import flatten, fullmatch
 from trainer.models.model import WidthScaling
 
 _WIDTHS = (16, 64)

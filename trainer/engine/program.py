@@ -1,6 +1,7 @@
 """Compiles an experiment: its first state, and the programs that update and evaluate a run."""
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -15,15 +16,16 @@ from optim.bound import all_finite
 from optim.dtypes import widen
 from optim.factories import evaluate
 from optim.layouts import Layout
+from trainer.config import Config
 from trainer.engine import mesh as meshes
 from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, calling, check_components
 from trainer.engine.diagnostics import check_matrices, find_layouts, names_computed
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.experiment import Experiment
+from trainer.engine.experiment import Experiment, build_experiment, with_place
 from trainer.engine.feed import Feed
 from trainer.engine.flops import count_flops
-from trainer.engine.inputs import Inputs
+from trainer.engine.inputs import Inputs, find_inputs
 from trainer.engine.memory import compiled_memory
 from trainer.engine.precision import to_bfloat16
 from trainer.engine.sharding import ShardingRules, state_shardings
@@ -304,6 +306,28 @@ class Program:
         """Computes one update as a pure function, as `step` returns it; see `traced_step`."""
         state, metrics = self.traced_step(state, batch, mesh)
         return state, StepMetrics.pack(metrics)
+
+
+def load_located(
+    config: Config,
+    vocabulary: Sequence[str] = (),
+    steps_per_call: int | None = None,
+    declared: bool = False,
+    devices: Sequence[Any] | None = None,
+) -> Program:
+    """Builds a program, not compiled; every mistake is a ConfigError with its place."""
+    # For `declared`, see `build_experiment`. A program for `devices` that are not here can be
+    # planned and compiled, but not run. A `steps_per_call` of None is that of the config.
+    try:
+        experiment = build_experiment(config, vocabulary, declared)
+        inputs = find_inputs(config, vocabulary, experiment)
+        if steps_per_call is not None:
+            experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
+        return Program(experiment, inputs, devices)
+    except ValueError as error:
+        if (located := with_place(error, config, ["mesh", "data"])) is error:
+            raise  # its message begins with its place
+        raise located from error
 
 
 class FirstState:

@@ -18,7 +18,7 @@ from flax.core import axes_scan, lift
 from flax.linen import transforms
 
 from optim.dtypes import widen
-from optim.patterns import fullmatch
+from optim.paths import fullmatch
 from trainer.config.wording import known_names, listing
 from trainer.constraints import constrain, device
 from trainer.models.initial import Initializer, matrix, ones, zeros

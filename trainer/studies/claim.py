@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import trainer
 from trainer import config as configs
 from trainer.config.wording import listing
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.messages import UserError
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows

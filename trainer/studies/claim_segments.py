@@ -20,7 +20,7 @@ from trainer import config as configs
 from trainer.checkpoint import Checkpoints, CorruptCheckpoint, distances
 from trainer.diagnose.compare import OF_CONFIG, Rows, compare_rows
 from trainer.diagnose.verify import TrainerProcess
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
 from trainer.sweep.kept_states import SEGMENTS

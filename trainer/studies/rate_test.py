@@ -20,8 +20,7 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees
 from trainer.config.wording import known_names
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import StepMetrics
 from trainer.messages import UserError, joined, plural
 

@@ -20,12 +20,11 @@ from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
 from trainer.config.full import complete
-from trainer.engine.experiment import as_optimizer
+from trainer.engine.experiment import as_optimizer, with_place
 from trainer.engine.inputs import find_inputs
-from trainer.engine.loading import load_located
 from trainer.engine.mesh import ambient, replicated
-from trainer.engine.plan import make_plan, with_place
-from trainer.engine.program import Program
+from trainer.engine.plan import make_plan
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural
 from trainer.sweep.confounders import WITHOUT_EFFECT, arguments, differing_arguments

@@ -37,8 +37,7 @@ from trainer.engine import every
 from trainer.engine.contracts import Batch, ComponentError
 from trainer.engine.examples import Examples
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped

@@ -20,10 +20,9 @@ from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import Call, wording
 from trainer.config.wording import listing
 from trainer.data.shards import DataChanged
-from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.code_changes import DATA, CodeChanged, changed_hashes, code_or_data, import_code

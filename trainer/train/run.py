@@ -19,9 +19,9 @@ from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config, wording
 from trainer.engine.contracts import ComponentError
-from trainer.engine.experiment import Experiment
+from trainer.engine.experiment import Experiment, with_place
 from trainer.engine.mesh import data_shard
-from trainer.engine.plan import Plan, located_fingerprint, make_plan, with_place
+from trainer.engine.plan import Plan, located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan, steps_text
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes

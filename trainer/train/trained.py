@@ -14,7 +14,7 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, CorruptCheckpoint
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from optim.paths import flatten
-from optim.patterns import SlowPattern, fullmatch
+from optim.paths import SlowPattern, flatten, fullmatch
 from trainer import checkpoint
 from trainer.config import Config, ConfigError, Source
 from trainer.engine.program import Program
