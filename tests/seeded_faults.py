@@ -309,7 +309,7 @@ FAULTS = (
     Fault(
         "data that change far behind the first batch go unnoticed",
         # The data of a resumed run are hashed in two places.
-        "trainer/engine/data_fingerprint.py",
+        "trainer/engine/datasets.py",
         "    parts.append(digest_batch(read_batch(data, _far(data))))\n",
         "",
         "2d130cd",

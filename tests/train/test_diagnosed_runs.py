@@ -20,9 +20,8 @@ from trainer.engine.diagnostics import ALL
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program, load_located
 from trainer.engine.step import StepMetrics
-from trainer.train.clipping import ClippedSteps
 from trainer.train.loop import Boundaries
-from trainer.train.pending import CheckedBlock
+from trainer.train.pending import CheckedBlock, ClippedSteps
 from trainer.train.rollback import RollbackLog
 
 ASK = "experiment.diagnostics = 'all'\n"

@@ -24,7 +24,7 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.program import Program, load_located
-from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.multihost import AutosavePolicy, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,

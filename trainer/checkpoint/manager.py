@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from trainer.checkpoint import commit, leaf_file
-from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
 from trainer.checkpoint.integrity import HostLeaf, to_host, write_file_list
-from trainer.checkpoint.reading import read_state, storage
+from trainer.checkpoint.reading import all_agree, read_state, storage
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage
 

@@ -214,8 +214,8 @@ def _write_claim(arguments: argparse.Namespace) -> int:
 def _verify_claim(arguments: argparse.Namespace) -> int:
     """Checks a claim; 1 if it is refuted, or what was drawn is not shown to be as it says."""
     from trainer.studies.claim import Wanted, verify_claim
+    from trainer.studies.claim_segments import FEWEST
     from trainer.studies.claim_text import claim_sentences
-    from trainer.studies.claim_tolerance import FEWEST
 
     if arguments.measured < FEWEST:
         raise UserError(

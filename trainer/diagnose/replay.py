@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # pyright: ig
 from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.contracts import Batch
-from trainer.engine.data_fingerprint import digest_batch
+from trainer.engine.datasets import digest_batch
 from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.messages import UserError

@@ -25,11 +25,10 @@ from trainer.engine.contracts import (
     check_language,
     tokens_per_example,
 )
-from trainer.engine.data_shards import train_batches
+from trainer.engine.datasets import best_row, split_sizes, train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
 from trainer.engine.precision import Roles, in_roles, roles_of
-from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Batch, Dataset, Loss, Model
 from trainer.writers import check_names
 

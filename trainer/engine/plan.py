@@ -24,7 +24,12 @@ from trainer.config import Config
 from trainer.engine import plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
-from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
+from trainer.engine.datasets import (
+    data_fingerprint,
+    describe_fingerprint,
+    ranking_warnings,
+    split_sizes,
+)
 from trainer.engine.diagnostics import OF_HALVES, names_computed
 from trainer.engine.every import describe_changes
 from trainer.engine.experiment import with_place
@@ -33,10 +38,9 @@ from trainer.engine.plan_widths import width_warnings
 from trainer.engine.precision import describe_precision
 from trainer.engine.program import Program
 from trainer.engine.repeatable import unrepeatable
-from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.engine.step import State
 from trainer.messages import joined, plural
-from trainer.models.mode import describe_mode
+from trainer.models.model import describe_mode
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
 

@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 
 from trainer.models.initial import one_draw
-from trainer.models.mode import call_mode, mode_attributes
-from trainer.models.model import Model, check_real, pick_inputs
+from trainer.models.model import Model, call_mode, check_real, mode_attributes, pick_inputs
 
 
 def from_linen(
@@ -24,7 +23,7 @@ def from_linen(
     become the model state, which changes only in training.
 
     Arguments of the module's `__call__` say whether it trains. Those with common names are passed
-    automatically (`trainer/models/mode.py` lists them): `train`, `training`,
+    automatically (`trainer/models/model.py` lists them): `train`, `training`,
     `is_training` and `enable_dropout` are True in training; `deterministic`,
     `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
     argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for

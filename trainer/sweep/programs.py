@@ -32,11 +32,11 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
+from trainer.engine.datasets import LOOKED_FOR, split_sizes, wrong_mode
 from trainer.engine.experiment import Experiment, build_experiment, with_place
 from trainer.engine.explanation import Elsewhere, explain, with_compiled
 from trainer.engine.plan import find_matrices, make_plan
 from trainer.engine.program import Program, load_located
-from trainer.engine.splits import LOOKED_FOR, split_sizes, wrong_mode
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
 from trainer.sweep.confounders import unlike_loss

@@ -2,34 +2,41 @@
 
 All trials share the compiled program and the form of its blocks, so that each has the bits that it
 would have alone. A trial that has ended takes no time. A loop over the trials inside one program
-would gain little: see `benchmarks.sweep`. Start with `WaveRunner.run`.
+would gain little: see `benchmarks.sweep`. Start with `WaveRunner.run`. The functions after it say
+whether the disk, the memory, another worker or a trial caused an exception in a worker.
 """
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+
+import jax
 
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint, leaf_names
+from trainer.checkpoint.errors import ABSENT
 from trainer.config import wording
+from trainer.data.shards import DataChanged
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
-from trainer.messages import DONE, FAILED, STOPPED
-from trainer.sweep.faults import is_trial_error
+from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import End, TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave, check_rows
-from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.continuation import Continuation, begin_with
-from trainer.train.loop_interface import Ended
+from trainer.train.multihost import AutosavePolicy, was_killed
 from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
+from trainer.train.rows import Ended, MetricsError
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
+from trainer.workdir import WorkdirTakenOver
 from trainer.writers.files import sync_file_system
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import Summary
@@ -266,3 +273,41 @@ class WaveRunner:
         for trial_loop in self._trial_loops:
             trial_loop.tell_stopped(text)
         return STOPPED
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Returns whether files could not be read or written, which may work at a later start."""
+    # A UserError counts by the error of the system that caused it, unless that says that something
+    # does not exist or is of another kind.
+    if isinstance(error, UserError) and not isinstance(error.__cause__, ABSENT):
+        return isinstance(error.__cause__, OSError)
+    return isinstance(error, OSError | MetricsError | CheckpointError)
+
+
+def damage_in(folder: Path, error: BaseException) -> str:
+    """Returns what is wrong with a file in `folder`; "" if the error has another cause."""
+    if isinstance(error, DamagedFile) and error.file.is_relative_to(folder):
+        return error.fault
+    kinds = (IsADirectoryError, NotADirectoryError, FileExistsError)
+    if isinstance(error, kinds) and Path(os.fsdecode(error.filename or "")).is_relative_to(folder):
+        return f"{error.filename} is damaged ({error.strerror})"
+    return ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether trials do not fit into the memory of the host or of a device."""
+    out_of = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return out_of or isinstance(error, MemoryError)
+
+
+def is_takeover(error: BaseException) -> bool:
+    """Returns whether another process has taken a wave over from this one."""
+    return isinstance(error, WorkdirTakenOver) or isinstance(error.__cause__, WorkdirTakenOver)
+
+
+def is_trial_error(error: BaseException) -> bool:
+    """Returns whether the code of a trial, such as its data set or hook, raised an error."""
+    # The error is one that was raised while the trial was advanced.
+    of_others = (is_disk_error, is_out_of_memory, is_takeover)
+    others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile | DataChanged)
+    return not (others or any(is_of(error) for is_of in of_others))

@@ -14,12 +14,20 @@ from trainer.engine.diagnostics import NoiseScale
 from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
-from trainer.train.loop_interface import Ended
 from trainer.train.nonfinite import Log
 from trainer.workdir import Workdir
 from trainer.writers import MultiWriter, Reporter, RunIdentity, Writer, iterate_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import Best, Summary
+
+
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    end: str  # "done", "diverged", "failed" or "stopped"; see `writers.summary.Summary`
+    code: int  # 0 done, 75 stopped after a saved checkpoint, 1 for all else
+    step: int  # the last step
+    why: str = ""  # a sentence about a run that is not done
 
 
 class LoggedRows(NamedTuple):
