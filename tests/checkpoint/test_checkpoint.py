@@ -38,6 +38,7 @@ from trainer.checkpoint import (
     reading,
     storage,
 )
+from trainer.train.warm_start import rename
 
 
 class State(NamedTuple):
@@ -1305,7 +1306,7 @@ PATHS = {"encoder/a": 1, "encoder/b": 2, "head/kernel": 3}
     ],
 )
 def test_rename_applies_its_rules_to_paths(rules: dict[str, str | None], want: Any) -> None:
-    assert checkpoint.rename(PATHS, rules) == want
+    assert rename(PATHS, rules) == want
 
 
 @pytest.mark.parametrize(
@@ -1325,7 +1326,7 @@ def test_a_rename_rule_that_cannot_be_applied_is_refused(
     rules: dict[str, str | None], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        checkpoint.rename(PATHS, rules)
+        rename(PATHS, rules)
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18])

@@ -395,7 +395,7 @@ def test_imports_have_no_circles() -> None:
 # What answers at once, such as `--help`, options, `config` and the start of workers: an import of
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
-lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
+lockstep lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings trainer.cli.new
 trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.terminal trainer.cli.values trainer.config

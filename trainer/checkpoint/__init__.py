@@ -23,4 +23,3 @@ from trainer.checkpoint.inspection import (
 from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.leaf_file import export
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.renaming import rename

@@ -24,8 +24,8 @@ from trainer.engine.examples import Examples, ExampleSums, collect_examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import stack
 from trainer.engine.flops import reading
+from trainer.engine.mesh import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
-from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES
 

@@ -24,7 +24,7 @@ from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
 from trainer.engine.datasets import read_batch, split_sizes
 from trainer.engine.flops import reading
-from trainer.engine.padding import resized, size_of
+from trainer.engine.mesh import resized, size_of
 from trainer.engine.program import Program
 from trainer.engine.step import State, output_shapes
 from trainer.messages import plural

@@ -24,9 +24,8 @@ from trainer.engine import metric_sums
 from trainer.engine.contracts import Batch, calling
 from trainer.engine.diagnostics import OF_HALVES, compute, compute_noise
 from trainer.engine.experiment import Experiment
-from trainer.engine.mesh import batch_axes, batch_parts
+from trainer.engine.mesh import batch_axes, batch_parts, size_of
 from trainer.engine.metric_sums import TrainMetrics, train_metrics, train_rows, with_ignored
-from trainer.engine.padding import size_of
 from trainer.engine.precision import in_precision, summed_apart
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples and
