@@ -20,14 +20,13 @@ from jax.typing import ArrayLike
 from optim import adapter, checks
 from optim.declarations import model_of
 from optim.dtypes import LowPrecision, round_to, widen
-from optim.factories import evaluate, learning_rate_of, name_of
+from optim.factories import SlowParams, evaluate, learning_rate_of, name_of, nodes_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales
 from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.paths import did_you_mean, flatten, unflatten
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
 from optim.tracing import require_whole
-from optim.transformations import SlowParams, nodes_of
 from optim.wrappers import EmaNesterov, Lookahead, WeightEma
 
 

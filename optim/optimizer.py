@@ -13,13 +13,12 @@ from optim import adapter, checks
 from optim.bound import BoundOptimizer, Updates, own_floats
 from optim.descent import Updated
 from optim.dtypes import LowPrecision
-from optim.factories import evaluate, named_floats
+from optim.factories import evaluate, named_floats, nodes_of
 from optim.groups import Group, assign
 from optim.layer_decay import Layers, wrong_layers
 from optim.packing import OptimizerState, Unpacked, packed
 from optim.paths import flatten, names, unflatten
 from optim.state_dtypes import wrong_states
-from optim.transformations import nodes_of
 from optim.wrappers import EmaNesterov, Lookahead, OuterNesterov, WeightEma
 
 Params = TypeVar("Params")  # any pytree of arrays

@@ -206,7 +206,7 @@ FAULTS = (
     Fault(
         "a binding of an outer Gin scope overrides the inner one",
         # Of two bindings, the one that is read last holds.
-        "trainer/config/gin_scopes.py",
+        "trainer/config/gin_reader.py",
         """\
         for length in range(len(scope) + 1):
             bound.update(""",
@@ -458,7 +458,7 @@ FAULTS = (
     ),
     Fault(
         "a trial counts as failed after its first error",
-        "trainer/sweep/limits.py",
+        "trainer/sweep/folder.py",
         "        return count >= MOST_ERRORS\n",
         "        return count > 0\n",
         "80bff4a",

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import Updated, scalar
+from optim.factories import with_known_extras
 from optim.parts.base import Part, passed
-from optim.transformations import with_known_extras
 
 _shrinking = partial(Part, place="after", once=True, decays=True)
 

@@ -17,8 +17,7 @@ from trainer import checkpoint, config
 from trainer.__main__ import main
 from trainer.checkpoint.commit import Retention
 from trainer.engine.program import load_located
-from trainer.train.restoring import restore
-from trainer.train.trained import read_trained
+from trainer.train.trained import read_trained, restore
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,13 @@ from trainer.studies.coordinate_check import (
     Found,
     WidthSeries,
     activations,
+    changes_passed,
     check,
     fit,
+    judge_slopes,
     make_series,
+    verdict_on_widths,
 )
-from trainer.studies.coordinate_report import changes_passed, judge_slopes, verdict_on_widths
 
 SMALL = ["data.length=32", "data.batch_size=8", "model.depth=1"]
 GPT = ["coordinate_check", "--config=configs/adamw_gpt.gin", *(f"--set={each}" for each in SMALL)]

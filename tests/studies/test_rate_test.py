@@ -12,14 +12,16 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
 from trainer.engine.program import load_located
-from trainer.studies.rate_report import rate_sentences, space, yaml
 from trainer.studies.rate_test import (
     RangeTest,
     Rates,
     diverged_at,
     local_line,
     rate_of_group,
+    rate_sentences,
     rate_test,
+    space,
+    yaml,
 )
 
 pytestmark = pytest.mark.usefixtures("lab")

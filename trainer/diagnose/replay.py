@@ -26,7 +26,6 @@ from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.nonfinite import NONFINITE_FILE, count_not_finite, find_fault, read_events
-from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -35,7 +34,7 @@ from trainer.train.rollback import (
     read_rollbacks,
     rollback_target,
 )
-from trainer.train.trained import read_run
+from trainer.train.trained import check_fits, read_run, restore
 from trainer.workdir import code, fingerprint_differences, read_record
 
 

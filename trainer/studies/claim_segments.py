@@ -32,7 +32,7 @@ from trainer.sweep.ledger import files_in
 from trainer.sweep.per_example_file import example_differences
 from trainer.sweep.wave import keep_examples
 from trainer.train.pending import CLIPPED_FILE
-from trainer.train.restoring import restore_of
+from trainer.train.trained import restore_of
 from trainer.workdir.fingerprint import fingerprint_differences
 from trainer.writers import iterate_metrics, read_metrics
 from trainer.writers.lines import lines_of

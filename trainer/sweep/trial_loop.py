@@ -16,10 +16,10 @@ from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave, keep_examples, named_writers
 from trainer.train.loop import Halted, Hooks, Loop, Records, Services
-from trainer.train.restoring import with_hyperparams
 from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Ended, Results
 from trainer.train.stopwatch import Clock
+from trainer.train.trained import with_hyperparams
 from trainer.train.watchdog import Watchdog
 from trainer.writers.base import Log, MultiWriter
 from trainer.writers.files import replace_file

@@ -44,17 +44,16 @@ from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, plural
-from trainer.sweep.folder import SweepFolder, WaveClaim
+from trainer.sweep.folder import MOST_ERRORS, SweepFolder, WaveClaim
 from trainer.sweep.halving import waiting_folder
-from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode_examples
 from trainer.sweep.plan import Trial
 from trainer.sweep.programs import is_number
-from trainer.train.restoring import restore_of, to_save
 from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
 from trainer.train.signals import StopSignals
+from trainer.train.trained import restore_of, to_save
 from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, check_files, fingerprint

@@ -30,10 +30,10 @@ from trainer.sweep.trial_loop import End, TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave, check_rows
 from trainer.train.continuation import Continuation, begin_with
 from trainer.train.multihost import AutosavePolicy, was_killed
-from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Ended, MetricsError
 from trainer.train.stopwatch import Clock
+from trainer.train.trained import restore_of, to_save, with_hyperparams
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import WorkdirTakenOver

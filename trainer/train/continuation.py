@@ -24,8 +24,8 @@ from trainer.engine.mesh import ambient
 from trainer.engine.program import Program, load_located
 from trainer.engine.step import State, shadow_step
 from trainer.messages import plural
-from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import Counters, counters_of
+from trainer.train.trained import restore_of, to_save, with_hyperparams
 from trainer.train.warm_start import WarmStart, count_warm_starts, located, put, with_counts
 
 Read = TypeVar("Read")

@@ -28,7 +28,6 @@ from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFiniteLog, Write, advise, describe_fault, fault_at_end
 from trainer.train.pending import CheckedBlock, ClippedSteps, PendingBlocks
-from trainer.train.restoring import to_save
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -40,6 +39,7 @@ from trainer.train.rollback import (
 )
 from trainer.train.rows import Ended, Results
 from trainer.train.stopwatch import Clock, Stopwatch, Utilization
+from trainer.train.trained import to_save
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 from trainer.writers.base import Log

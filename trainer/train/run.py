@@ -33,12 +33,11 @@ from trainer.train.loop import Blocks, Halted, Hooks, Loop, Observer, Records, S
 from trainer.train.multihost import AutosavePolicy, StopSaveConsensus, was_killed
 from trainer.train.nonfinite import fault_at_end, replay_command
 from trainer.train.profile import Advance, Profile
-from trainer.train.restoring import check_fits, restore, to_save
 from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Ended, MetricsError, Rows
 from trainer.train.signals import StopSignals
 from trainer.train.stuck_parameters import StuckParameters
-from trainer.train.trained import tokenizer_text
+from trainer.train.trained import check_fits, restore, to_save, tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
