@@ -329,7 +329,7 @@ FAULTS = (
     Fault(
         "a checkpoint gets its name before its files are synced",
         # After a loss of power, its files may be empty.
-        "trainer/checkpoint/commit.py",
+        "trainer/checkpoint/manager.py",
         """\
     before()
     sync_tree(temporary)

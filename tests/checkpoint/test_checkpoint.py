@@ -32,9 +32,9 @@ from trainer.__main__ import main
 from trainer.checkpoint import (
     CheckpointError,
     Checkpoints,
-    commit,
     integrity,
     leaf_file,
+    manager,
     reading,
     storage,
 )
@@ -978,7 +978,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
             raise TakenOver
 
     old = opened(keep_latest=2, fence=fence)
-    superfluous, asked = commit.Retention.superfluous, []
+    superfluous, asked = manager.Retention.superfluous, []
 
     def suspended(self: Any, steps: Any) -> Any:
         nonlocal owner
@@ -990,7 +990,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
                     new.save(step, {"x": jnp.ones(1)}, metric=metric)
         return superfluous(self, steps)
 
-    monkeypatch.setattr(commit.Retention, "superfluous", suspended)
+    monkeypatch.setattr(manager.Retention, "superfluous", suspended)
     for step in (1, 2, 3):
         old.save(step, {"x": jnp.ones(1)}, metric=0.1)
     with pytest.raises(TakenOver):

@@ -33,7 +33,7 @@ from trainer.train.rollback import (
     read_rollbacks,
     rollback_target,
 )
-from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train.rows import Clock, Stopwatch
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter

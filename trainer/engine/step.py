@@ -42,7 +42,7 @@ class State(NamedTuple):
     model_state: Any  # changed by the model without gradients, such as batch statistics
     opt_state: Any  # an `optim.OptimizerState`
     ema: Any  # moving average, in at least float32; an empty dict without `ema_decay`
-    hyperparams: Any  # floats of the config, [inputs], in the order of `inputs.Inputs.values`
+    hyperparams: Any  # floats of the config, [inputs], in the order of `program.Inputs.values`
     # "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
     # `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were skipped
     run_state: dict[str, Any]

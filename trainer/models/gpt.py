@@ -19,8 +19,16 @@ from trainer.logits.cross_entropy import wide
 from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
-from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
-from trainer.models.layers import ACTIVATIONS, Block, Mlp, RmsNorm
+from trainer.models.layers import (
+    ACTIVATIONS,
+    Block,
+    Initializer,
+    Mlp,
+    RmsNorm,
+    normal,
+    scaled_matrix,
+    zeros,
+)
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Model, WidthScaling
 

@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from trainer.models.initial import one_draw
+from trainer.models.layers import one_draw
 from trainer.models.model import Model, call_mode, check_real, mode_attributes, pick_inputs
 
 
@@ -119,7 +119,7 @@ def _by_module(tree: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     """Converts a linen module of this package to a Model, initialized by one PRNG program."""
-    # All variables of the module must use initializers of `trainer.models.initial`. For `inputs`,
+    # All variables of the module must use initializers of `trainer.models.layers`. For `inputs`,
     # see `from_linen`.
     model = from_linen(module, inputs)
     # The modules of this package have mode arguments and no mode fields.

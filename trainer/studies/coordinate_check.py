@@ -21,7 +21,7 @@ from trainer.config import Builder, Call, Config, Source, Tree, join, leaves
 from trainer.config.full import complete
 from trainer.config.tree import child_trees, longest_key
 from trainer.config.wording import describe, known_names
-from trainer.engine.plan_widths import width_warnings
+from trainer.engine.plan import width_warnings
 from trainer.engine.program import Program, load_located
 from trainer.logits import ChunkedLogits
 from trainer.messages import UserError, joined, plural, table

@@ -22,10 +22,9 @@ from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
 from trainer.config.full import complete
 from trainer.engine.experiment import as_optimizer, with_place
-from trainer.engine.inputs import find_inputs
 from trainer.engine.mesh import ambient, replicated
 from trainer.engine.plan import make_plan
-from trainer.engine.program import Program, load_located
+from trainer.engine.program import Program, find_inputs, load_located
 from trainer.engine.step import State, StepMetrics, shadow_step
 from trainer.messages import UserError, joined, plural, table
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table

@@ -22,7 +22,7 @@ from trainer.sweep.code_changes import (
     fingerprint_of,
     versions_in,
 )
-from trainer.sweep.derivation import derive
+from trainer.sweep.extension import derive
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
 from trainer.sweep.kept_states import SEGMENTS

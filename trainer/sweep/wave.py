@@ -59,8 +59,7 @@ from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, check_files, fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
-from trainer.workdir.folder import NAMES
-from trainer.workdir.record import now
+from trainer.workdir.folder import NAMES, now
 from trainer.writers import Reporter, files, is_console
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import lines_of, sync_rows

@@ -37,8 +37,7 @@ from trainer.train.rollback import (
     counters_of,
     rollback_target,
 )
-from trainer.train.rows import Ended, Results
-from trainer.train.stopwatch import Clock, Stopwatch, Utilization
+from trainer.train.rows import Clock, Ended, Results, Stopwatch, Utilization
 from trainer.train.trained import to_save
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter

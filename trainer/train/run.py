@@ -42,7 +42,7 @@ from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
 from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
-from trainer.workdir.record import is_untouched
+from trainer.workdir.folder import is_untouched
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary

@@ -25,7 +25,7 @@ from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.workdir import check_files
-from trainer.workdir.record import TOKENIZER_FILE, check_tokenizer
+from trainer.workdir.folder import TOKENIZER_FILE, check_tokenizer
 from trainer.writers.lines import PREFIXES
 
 
@@ -216,7 +216,7 @@ def choose_step(folder: Path, config: Config, step: str | int) -> tuple[int, flo
                 f"there are {there}."
             )
         sign = -1 if config.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
-        # The first of equal ones, which `checkpoint.commit.Retention` keeps and summary.json names.
+        # The first of equal ones, which `Retention` of checkpoints keeps and summary.json names.
         step = min(finite, key=lambda number: (sign * finite[number], number))
     elif isinstance(step, str):
         raise UserError(
