@@ -18,9 +18,9 @@ from tests import runs
 from trainer import config as configs
 from trainer.engine.contracts import ComponentError, tokens_per_example
 from trainer.engine.flops import count_flops
-from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
 from trainer.engine.program import load_located
+from trainer.engine.targets import peak_flops
 from trainer.train import batch_prefetcher as supply_module
 from trainer.train import rows
 from trainer.train.batch_prefetcher import BatchPrefetcher

@@ -34,10 +34,9 @@ from trainer.studies.claim_segments import (
 from trainer.sweep.code_changes import versions_in
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
-from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.ledger import Ledger, began_late, files_in
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE
-from trainer.sweep.plan import Plan
+from trainer.sweep.plan import SEGMENTS, Plan, kept_steps
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
 from trainer.sweep.wave import ConfigFiles

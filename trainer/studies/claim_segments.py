@@ -27,9 +27,9 @@ from trainer.diagnose.verify import TrainerProcess
 from trainer.engine.program import load_located
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
-from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import files_in
 from trainer.sweep.per_example_file import example_differences
+from trainer.sweep.plan import SEGMENTS
 from trainer.sweep.wave import keep_examples
 from trainer.train.pending import CLIPPED_FILE
 from trainer.train.trained import restore_of

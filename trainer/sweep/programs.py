@@ -42,9 +42,8 @@ from trainer.sweep.ablation import parts_needed
 from trainer.sweep.confounders import unlike_loss
 from trainer.sweep.definition import Goal
 from trainer.sweep.halving import planned_steps
-from trainer.sweep.kept_states import check_kept
 from trainer.sweep.ladder import rung_of
-from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
+from trainer.sweep.plan import Plan, SharedProgram, Trial, check_kept, refuse_unequal
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.warning_text import merge_warnings
 from trainer.train.continuation import begin_with

@@ -30,8 +30,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.sweep.kept_states import SEGMENTS, kept_steps
-from trainer.sweep.plan import Trial
+from trainer.sweep.plan import SEGMENTS, Trial, kept_steps
 from trainer.sweep.wave import Wave, check_rows, keep_examples, named_writers
 from trainer.train.continuation import Continuation, begin_with
 from trainer.train.loop import Halted, Hooks, Loop, Records, Services

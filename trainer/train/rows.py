@@ -21,8 +21,8 @@ from trainer.engine import every, memory
 from trainer.engine.contracts import tokens_per_example
 from trainer.engine.diagnostics import NoiseScale
 from trainer.engine.experiment import Experiment
-from trainer.engine.peaks import peak_of
 from trainer.engine.program import Program
+from trainer.engine.targets import peak_of
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
 from trainer.train.nonfinite import Log
