@@ -27,7 +27,7 @@ from benchmarks.interleave import interleave, report
 from trainer import config
 from trainer.data.shards import TokenStream, write_shards
 from trainer.data.tokens import TokenDataset
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.train import runtime
 from trainer.train.run import Run
 from trainer.train.signals import StopSignals

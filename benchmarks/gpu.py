@@ -45,7 +45,7 @@ from benchmarks.jax_gpt import Shape
 from benchmarks.workload import Workload, kernel_sizes, make_gpt_workload
 from trainer import models
 from trainer.engine.memory import compiled_memory, stats_of
-from trainer.engine.peaks import peak_flops
+from trainer.engine.targets import peak_flops
 from trainer.engine.vmapped import Vmapped
 
 GPT = Shape(vocab_size=50_304, width=768, depth=12, num_heads=6, length=1024, batch_size=32)

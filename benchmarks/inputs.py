@@ -13,8 +13,7 @@ import jax
 
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.train import runtime
 
 CASES = {

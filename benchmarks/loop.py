@@ -28,8 +28,7 @@ import optax
 
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.train import runtime
 from trainer.train.run import Run
 from trainer.train.signals import StopSignals

@@ -33,7 +33,9 @@ def make_step(width: int, length: int, *after: partial) -> Callable[[], None]:
         length: tokens of a sequence, of which a batch has 8.
         after: parts behind the learning rate.
     """
-    muon = partial(optim.chain, 0.02, [partial(parts.momentum), partial(parts.polar)], list(after))
+    before: Any = [partial(parts.momentum), partial(parts.polar)]
+    given: Any = after
+    muon = partial(optim.chain, 0.02, before, given)
     groups = {
         "matrices": optim.group("block.*/kernel", muon),
         "rest": optim.group(".*", partial(optax.adamw, 1e-3)),

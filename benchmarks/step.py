@@ -13,7 +13,7 @@ import jax
 from benchmarks import by_hand
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.train import runtime
 
 

@@ -157,7 +157,7 @@ def calls(sweeps: Sweeps, options: argparse.Namespace, steps: int = 64) -> None:
     import numpy as np
 
     from trainer import config
-    from trainer.engine.loading import load_located
+    from trainer.engine.program import load_located
 
     read = config.load([sweeps.folder / "perceptron.yaml"], [], ["steps=100000"])
     each, all_ = load_located(read, (), steps), load_located(read, (), steps * TRIALS)

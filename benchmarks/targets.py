@@ -106,7 +106,7 @@ def compare(name: str, target: str, attention: str, small: bool) -> None:
     shape = {"v5e": "2x4", "v6e": "2x4"}.get(kind, "8")
     elsewhere = targets.elsewhere_of(targets.parse(f"{kind}:{shape}" if devices > 1 else kind))
     from benchmarks import target_sides
-    from trainer.engine.peaks import peak_flops
+    from trainer.engine.targets import peak_flops
 
     assert elsewhere.devices is not None
     if name == KERNELS:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import optim
-    from lockstep.calls import call
-    from lockstep.configs import Config, load_config, make_config
+    from lockstep.configs import Config, call, load_config, make_config
     from lockstep.plans import Placement, Plan, explain
     from lockstep.processes import RunFailed, Stopped
     from lockstep.programs import Program, compile
@@ -61,8 +60,7 @@ __all__ = [
 # The names of each module. No module may have the name of a function here: importing it would
 # replace the function.
 _NAMES = {
-    "lockstep.calls": {"call"},
-    "lockstep.configs": {"Config", "load_config", "make_config"},
+    "lockstep.configs": {"Config", "call", "load_config", "make_config"},
     "lockstep.plans": {"Placement", "Plan", "explain"},
     "lockstep.processes": {"RunFailed", "Stopped"},
     "lockstep.programs": {"Program", "compile"},

@@ -36,7 +36,7 @@ class Placement:
     """
 
     def __init__(self, holdings: Any, memory: int | None):
-        from trainer.engine.holdings import BATCH, GRADIENTS, ROLES
+        from trainer.engine.explanation import BATCH, GRADIENTS, ROLES
 
         self._holdings, self.memory = holdings, memory
         self.mesh: Mapping[str, int] = dict(holdings.mesh)

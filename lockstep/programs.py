@@ -13,8 +13,8 @@ from lockstep.configs import Config, Packages, as_config
 from optim.paths import names
 from trainer.cli.resolving import make_program
 from trainer.config.wording import known_names, listing
+from trainer.engine.datasets import split_sizes
 from trainer.engine.program import Program as _Program
-from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.workdir import code

@@ -177,8 +177,7 @@ class Run:
         """
         from lockstep.programs import Program, loaded_program
         from trainer.checkpoint import CheckpointError
-        from trainer.train.restoring import restore_of
-        from trainer.train.trained import choose_step
+        from trainer.train.trained import choose_step, restore_of
 
         if self._program is None:
             self._program = loaded_program(self.config)

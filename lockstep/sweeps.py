@@ -81,8 +81,7 @@ class Sweep:
         Raises:
             UserError: there is no such trial, it has not ended, or the point has several seeds.
         """
-        from trainer.sweep.status import SweepReader
-        from trainer.sweep.trial_text import find_trials
+        from trainer.sweep.status import SweepReader, find_trials
 
         reader = SweepReader(self.folder)
         found = find_trials(reader, reader.read(), str(name))
@@ -155,7 +154,7 @@ def sweep(
         Stopped: it was interrupted; the trials that had ended are kept.
         RunFailed: some trials could not be computed.
     """
-    from lockstep.calls import tree_of
+    from lockstep.configs import tree_of
     from trainer.config.yaml_writer import value_text
 
     vocabulary = as_vocabulary(vocabulary)

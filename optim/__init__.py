@@ -4,13 +4,13 @@ Depends on jax and optax only, and can be used without `trainer`.
 """
 
 from optim import parts, schedules
+from optim.bound import OptimizerState
 from optim.cautious import cautious, grams
 from optim.chain import chain
 from optim.groups import Group, GroupError, frozen, group
 from optim.mars import mars
 from optim.muon import muon
 from optim.optimizer import Optimizer, optimizer
-from optim.packing import OptimizerState
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap

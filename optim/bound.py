@@ -4,6 +4,9 @@ Start with `BoundOptimizer.update`. Each group's optimizer receives a flat dict 
 of the group's parameters only. In contrast to `optax.partition` there are no MaskedNodes, so that
 an optimizer that compares trees, or evaluates the loss at other parameters (line searches), works
 in a group as it does alone.
+
+The scalars of a state are packed into one vector for each dtype: each leaf of a donated state adds
+about a microsecond to a step, and the state of many groups has many scalars.
 """
 
 import functools
@@ -20,17 +23,82 @@ from jax.typing import ArrayLike
 from optim import adapter, checks
 from optim.declarations import model_of
 from optim.dtypes import LowPrecision, round_to, widen
-from optim.factories import evaluate, learning_rate_of, name_of
+from optim.factories import SlowParams, evaluate, learning_rate_of, name_of, nodes_of
 from optim.groups import Group, GroupError, group_error_context
 from optim.layer_decay import Layers, depends_on_steps, layer_scales
-from optim.packing import OptimizerState, Unpacked, packed, unpack
 from optim.parts.base import OBSERVATIONS
-from optim.paths import flatten, unflatten
-from optim.patterns import did_you_mean
+from optim.paths import did_you_mean, flatten, unflatten
 from optim.state_dtypes import Leaf, check_rules, find_leaves, store_leaves, widen_leaves
 from optim.tracing import require_whole
-from optim.transformations import SlowParams, nodes_of
 from optim.wrappers import EmaNesterov, Lookahead, WeightEma
+
+
+class OptimizerState(NamedTuple):
+    """The state of an `optim.Optimizer`.
+
+    Attributes:
+        scalars: every rank-0 value of every group and the step count, packed by dtype: {"int32":
+            (n,), "float32": (m,)}.
+        groups: group name -> the state of its optimizer, with None in place of scalars.
+        master: path -> float32 copy of a low-precision parameter; empty but for
+            low_precision="master".
+        lookahead: the state of the lookahead, with None in place of scalars; without one, an empty
+            tuple.
+        readout: the same of the readout.
+    """
+
+    scalars: dict[str, jax.Array]
+    groups: dict[str, Any]
+    master: dict[str, jax.Array]
+    lookahead: Any = ()
+    readout: Any = ()
+
+
+class Unpacked(NamedTuple):
+    """The state of an `optim.Optimizer` before its scalars are packed."""
+
+    # The leaves of a tuple are in the order of its fields. So the last two scalars that `pack`
+    # finds of dtype int32 are `skipped` and `step`, whatever the groups are.
+
+    groups: dict[str, Any]  # group name -> the state of its optimizer
+    lookahead: Any  # or ()
+    readout: Any  # or ()
+    skipped: Any  # the number of updates that were skipped, int32
+    step: Any  # the number of updates, int32
+
+
+def _is_scalar(x: Any) -> bool:
+    # Extended dtypes are those of typed PRNG keys.
+    return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
+    """Splits a state into a vector of scalars for each dtype name, and the rest of the tree."""
+    leaves, structure = jax.tree.flatten(state)
+    scalars: dict[str, list[Any]] = {}
+    for x in filter(_is_scalar, leaves):
+        scalars.setdefault(x.dtype.name, []).append(x)
+    # None is a tree without leaves, so the rest has the arrays only.
+    rest = structure.unflatten([None if _is_scalar(x) else x for x in leaves])
+    return {dtype: jnp.stack(values) for dtype, values in scalars.items()}, rest
+
+
+def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
+    """Restores the state that `pack` has split."""
+    # `template` has the structure, shapes and dtypes of the state.
+    leaves, structure = jax.tree.flatten(template)
+    # `pack` took scalars and tensors in the order of the leaves; they return in that order.
+    tensors = iter(jax.tree.leaves(rest))
+    values = {dtype: iter([v[i] for i in range(v.size)]) for dtype, v in scalars.items()}
+    return structure.unflatten(
+        [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
+    )
+
+
+def packed(state: Unpacked) -> OptimizerState:
+    """Packs the state of an optimizer, without the copies of low_precision="master"."""
+    scalars, rest = pack(state)
+    return OptimizerState(scalars, rest.groups, {}, rest.lookahead, rest.readout)
 
 
 class Updates(NamedTuple):

@@ -11,9 +11,8 @@ from jax.typing import ArrayLike
 from optim.declarations import doubt
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
-from optim.factories import ArgumentError
+from optim.factories import ArgumentError, with_known_extras
 from optim.parts.base import Length, Need, Part
-from optim.transformations import with_known_extras
 
 
 class PartNeeded(ArgumentError):

@@ -23,7 +23,7 @@ from optim.parts.base import Part, norm
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
 from optim.parts.shampoo import shampoo as shampoo_part
-from optim.patterns import did_you_mean
+from optim.paths import did_you_mean
 from optim.scion import scion
 from optim.shampoo import shampoo
 

@@ -12,7 +12,7 @@ import optax
 
 from optim import checks
 from optim.factories import ArgumentError, Recipe, map_floats, name_of
-from optim.patterns import SlowPattern, fullmatch, nearest_parameters
+from optim.paths import SlowPattern, fullmatch, nearest_parameters
 
 
 class GroupError(ValueError):

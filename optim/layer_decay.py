@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
+from optim.factories import SlowParams, nodes_of
 from optim.groups import GroupError
-from optim.patterns import fullmatch, nearest_paths
+from optim.paths import fullmatch, nearest_paths
 from optim.tracing import require_whole
-from optim.transformations import SlowParams, nodes_of
 
 Layers = Mapping[str, str | int]
 

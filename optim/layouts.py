@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from optim.paths import flatten
-from optim.patterns import did_you_mean, fullmatch, nearest_paths
+from optim.paths import did_you_mean, flatten, fullmatch, nearest_paths
 
 MatrixSpec = str | Mapping[str, str] | None
 

@@ -19,7 +19,7 @@ from optim.descent import scalar
 from optim.division import Axes, divide
 from optim.factories import ArgumentError
 from optim.matrices import product, transpose
-from optim.patterns import did_you_mean
+from optim.paths import did_you_mean
 
 # Keller Jordan's coefficients: steep at 0 but not convergent; singular values end in 0.68..1.20.
 _JORDAN = (3.4445, -4.7750, 2.0315)

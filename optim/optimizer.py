@@ -10,16 +10,14 @@ import optax
 from jax.typing import ArrayLike
 
 from optim import adapter, checks
-from optim.bound import BoundOptimizer, Updates, own_floats
+from optim.bound import BoundOptimizer, OptimizerState, Unpacked, Updates, own_floats, packed
 from optim.descent import Updated
 from optim.dtypes import LowPrecision
-from optim.factories import evaluate, named_floats
+from optim.factories import evaluate, named_floats, nodes_of
 from optim.groups import Group, assign
 from optim.layer_decay import Layers, wrong_layers
-from optim.packing import OptimizerState, Unpacked, packed
 from optim.paths import flatten, names, unflatten
 from optim.state_dtypes import wrong_states
-from optim.transformations import nodes_of
 from optim.wrappers import EmaNesterov, Lookahead, OuterNesterov, WeightEma
 
 Params = TypeVar("Params")  # any pytree of arrays
@@ -160,7 +158,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
-        # The last field of `packing.Unpacked`.
+        # The last field of `bound.Unpacked`.
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:
@@ -172,7 +170,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
-        # The last field but one of `packing.Unpacked`.
+        # The last field but one of `bound.Unpacked`.
         return state.scalars["int32"][-2]
 
     def displacement(self, state: OptimizerState, params: Any) -> jax.Array | None:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from optim.dtypes import stochastic_round
 from optim.groups import GroupError
-from optim.patterns import SlowPattern, did_you_mean, fullmatch, occurs
+from optim.paths import SlowPattern, did_you_mean, fullmatch, occurs
 from optim.tracing import require_whole
 
 STORED = ("float32", "bfloat16", "bfloat16 stochastic")

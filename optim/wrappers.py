@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from optim import checks
 from optim.dtypes import compute_dtype, wide_zeros
 from optim.factories import evaluate
-from optim.patterns import fullmatch, nearest_paths
+from optim.paths import fullmatch, nearest_paths
 from optim.schedules import Steps, step_count
 
 ByPath = dict[str, jax.Array]  # path name -> array, at least float32

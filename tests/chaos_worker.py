@@ -25,7 +25,7 @@ WIDTH = 16  # bytes of a phase in the file that tells it
 def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
     from trainer.report import write
-    from trainer.sweep import extension, folder, halving, trial_loop, wave, wave_runner, worker
+    from trainer.sweep import extension, folder, halving, wave, wave_runner, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -69,7 +69,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(wave_runner.WaveRunner, "_advance", "step")
     told(wave_runner.WaveRunner, "_save", "save")
     told(worker, "run_alone", "alone")
-    told(trial_loop, "keep_examples", "examples")
+    told(wave_runner, "keep_examples", "examples")
     told(wave, "keep_examples", "examples")
     told(wave.Wave, "write_outcome", "keep")
     told(wave.Wave, "finish", "finish")

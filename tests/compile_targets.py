@@ -58,7 +58,7 @@ def compiled(name: str) -> dict[str, Any]:
     from trainer.cli.optimizer_facts import find_optimizer
     from trainer.engine.collectives import executed_lines
     from trainer.engine.explanation import explain, with_compiled
-    from trainer.engine.loading import load_located
+    from trainer.engine.program import load_located
 
     if Path(config).suffix in _CONFIGS:
         read = configs.load([ROOT / "configs" / config], sets=sets)

@@ -13,7 +13,7 @@ import trainer.__main__
 from tests import runs
 from tests.chaos_worker import slowly
 from trainer.sweep import presence
-from trainer.workdir import record
+from trainer.workdir import folder
 from trainer.writers import locks
 
 
@@ -46,7 +46,7 @@ def _shift(ahead: float) -> None:
 
     # Not for all modules: C extensions of other packages rely on the real class.
     shifted = types.SimpleNamespace(datetime=Shifted, UTC=datetime.UTC)
-    locks.datetime = record.datetime = shifted  # type: ignore[assignment]
+    locks.datetime = folder.datetime = shifted  # type: ignore[assignment]
 
 
 def _keep_locks_in(folder: Path) -> None:

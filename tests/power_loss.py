@@ -81,7 +81,7 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.engine.loading import load_located
+        from trainer.engine.program import load_located
         from trainer.train.run import Run
         from trainer.train.signals import StopSignals
 

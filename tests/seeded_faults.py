@@ -206,7 +206,7 @@ FAULTS = (
     Fault(
         "a binding of an outer Gin scope overrides the inner one",
         # Of two bindings, the one that is read last holds.
-        "trainer/config/gin_scopes.py",
+        "trainer/config/gin_reader.py",
         """\
         for length in range(len(scope) + 1):
             bound.update(""",
@@ -309,7 +309,7 @@ FAULTS = (
     Fault(
         "data that change far behind the first batch go unnoticed",
         # The data of a resumed run are hashed in two places.
-        "trainer/engine/data_fingerprint.py",
+        "trainer/engine/datasets.py",
         "    parts.append(digest_batch(read_batch(data, _far(data))))\n",
         "",
         "2d130cd",
@@ -329,7 +329,7 @@ FAULTS = (
     Fault(
         "a checkpoint gets its name before its files are synced",
         # After a loss of power, its files may be empty.
-        "trainer/checkpoint/commit.py",
+        "trainer/checkpoint/manager.py",
         """\
     before()
     sync_tree(temporary)
@@ -458,7 +458,7 @@ FAULTS = (
     ),
     Fault(
         "a trial counts as failed after its first error",
-        "trainer/sweep/limits.py",
+        "trainer/sweep/folder.py",
         "        return count >= MOST_ERRORS\n",
         "        return count > 0\n",
         "80bff4a",

@@ -19,9 +19,9 @@ import jax
 
 from tests.runs import Signals
 from trainer import config as configs
-from trainer.engine.data_fingerprint import data_fingerprint, digest_batch
-from trainer.engine.loading import load_located
+from trainer.engine.datasets import data_fingerprint, digest_batch
 from trainer.engine.mesh import data_shard
+from trainer.engine.program import load_located
 from trainer.train import multihost
 from trainer.train.run import Run
 

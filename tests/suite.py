@@ -20,7 +20,7 @@ import pytest
 
 from tests import short
 from trainer.engine.memory import host_memory
-from trainer.train.stopwatch import memory_peak
+from trainer.train.rows import memory_peak
 
 # A test process needs up to 1.6 GB, and one that it starts up to 2.0 GB.
 _PROCESS = 2.5e9

@@ -15,11 +15,10 @@ from jax.sharding import Mesh
 
 from trainer.engine import generation
 from trainer.engine.contracts import tokens_per_example
-from trainer.engine.data_shards import eval_batches
+from trainer.engine.datasets import eval_batches, split_sizes
 from trainer.engine.experiment import Experiment
 from trainer.engine.generation import PromptContinuation, Sampling
 from trainer.engine.mesh import data_shard
-from trainer.engine.splits import split_sizes
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.writers import truncate_after

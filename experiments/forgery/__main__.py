@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.report.statistics.decide import PLANNED_LEVEL, limit_of_t
 from trainer.studies.claim import drawn
-from trainer.studies.claim_tolerance import caught
+from trainer.studies.claim_segments import caught
 
 DRAWS = 20_000
 SEGMENTS = 8  # of a run; the last one is always computed again

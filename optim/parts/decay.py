@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import Updated, scalar
+from optim.factories import with_known_extras
 from optim.parts.base import OBSERVATIONS, Part, at_least, passed
 from optim.paths import flatten, unflatten
-from optim.transformations import with_known_extras
 
 _shrinking = partial(Part, place="after", once=True, decays=True)
 

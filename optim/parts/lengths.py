@@ -11,12 +11,11 @@ from jax.typing import ArrayLike
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
 from optim.eigen import rescale as with_length_of
-from optim.factories import ArgumentError
+from optim.factories import ArgumentError, with_known_extras
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts import base
 from optim.parts.base import Part, at_least, check_count, dot, norm, of_matrices, passed
-from optim.transformations import with_known_extras
 
 _PIN = base.Need(
     "keeps_norm",

@@ -17,10 +17,10 @@ from optim import eigen
 from optim.descent import Updated, bias_correction, moving_average, scalar
 from optim.division import one_by_one
 from optim.eigen import Sides, first_bases, first_sides, of_sides, turn, turn_back
+from optim.factories import with_known_extras
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices, product, transpose
 from optim.parts.base import Length, Part, at_least, check_count, check_option, dot, norm, passed
-from optim.transformations import with_known_extras
 
 
 class SoapState(NamedTuple):

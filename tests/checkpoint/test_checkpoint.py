@@ -32,12 +32,13 @@ from trainer.__main__ import main
 from trainer.checkpoint import (
     CheckpointError,
     Checkpoints,
-    commit,
     integrity,
     leaf_file,
+    manager,
     reading,
     storage,
 )
+from trainer.train.warm_start import rename
 
 
 class State(NamedTuple):
@@ -977,7 +978,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
             raise TakenOver
 
     old = opened(keep_latest=2, fence=fence)
-    superfluous, asked = commit.Retention.superfluous, []
+    superfluous, asked = manager.Retention.superfluous, []
 
     def suspended(self: Any, steps: Any) -> Any:
         nonlocal owner
@@ -989,7 +990,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
                     new.save(step, {"x": jnp.ones(1)}, metric=metric)
         return superfluous(self, steps)
 
-    monkeypatch.setattr(commit.Retention, "superfluous", suspended)
+    monkeypatch.setattr(manager.Retention, "superfluous", suspended)
     for step in (1, 2, 3):
         old.save(step, {"x": jnp.ones(1)}, metric=0.1)
     with pytest.raises(TakenOver):
@@ -1305,7 +1306,7 @@ PATHS = {"encoder/a": 1, "encoder/b": 2, "head/kernel": 3}
     ],
 )
 def test_rename_applies_its_rules_to_paths(rules: dict[str, str | None], want: Any) -> None:
-    assert checkpoint.rename(PATHS, rules) == want
+    assert rename(PATHS, rules) == want
 
 
 @pytest.mark.parametrize(
@@ -1325,7 +1326,7 @@ def test_a_rename_rule_that_cannot_be_applied_is_refused(
     rules: dict[str, str | None], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        checkpoint.rename(PATHS, rules)
+        rename(PATHS, rules)
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18])

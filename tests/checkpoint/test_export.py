@@ -15,10 +15,9 @@ from flax.traverse_util import unflatten_dict
 from tests import runs, short
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.checkpoint.commit import Retention
-from trainer.engine.loading import load_located
-from trainer.train.restoring import restore
-from trainer.train.trained import read_trained
+from trainer.checkpoint.manager import Retention
+from trainer.engine.program import load_located
+from trainer.train.trained import read_trained, restore
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from tests.runs import ROOT, environment
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.collectives import Collective, axes_of_devices, find_collectives
-from trainer.engine.loading import load_located
 from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
+from trainer.engine.program import load_located
 
 
 @pytest.fixture(scope="module")

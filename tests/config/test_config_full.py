@@ -16,9 +16,9 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import Builder, Call, ConfigError, full_text, load
 from trainer.config.full import complete
-from trainer.engine.loading import load_located
-from trainer.sweep.config_files import ConfigFiles
+from trainer.engine.program import load_located
 from trainer.sweep.plan import Trial
+from trainer.sweep.wave import ConfigFiles
 
 # optax's dpsgd warns of its own argument.
 pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")

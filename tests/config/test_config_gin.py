@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests import short
 from tests.gin_engine import FUNCTIONS, engine
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
-from trainer.config.gin_reader import read_statements
-from trainer.config.gin_scopes import resolve
+from trainer.config.gin_reader import read_statements, resolve
 from trainer.config.nodes import plain
 from trainer.config.tree import same
 from trainer.config.vocabulary import RUN

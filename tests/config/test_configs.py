@@ -10,9 +10,9 @@ from tests.runs import CONFIGS as FILES
 from tests.runs import ELSEWHERE, ROOT
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
 from trainer.engine.memory import planned_memory
 from trainer.engine.plan import make_plan
+from trainer.engine.program import load_located
 
 CONFIGS = ROOT / "configs"
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())

@@ -14,7 +14,7 @@ from tests import runs
 from tests.sweep.test_sweep import folders, replaced, write_sweep
 from trainer.data.absent import DeclaredData
 from trainer.engine.contracts import ComponentError
-from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
+from trainer.engine.datasets import data_fingerprint, describe_fingerprint
 from trainer.workdir import fingerprint_differences
 
 PACKAGE = '''

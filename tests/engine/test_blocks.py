@@ -22,8 +22,7 @@ from tests.engine.test_program import experiment
 from tests.runs import ROOT
 from trainer import checkpoint, config, models
 from trainer.engine.block import choose_block, loop_on_device
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 
 CONFIGS = ROOT / "configs"
 FORMS = {

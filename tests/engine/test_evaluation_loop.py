@@ -14,11 +14,10 @@ from tests.engine.test_program import cross_entropy, experiment
 from trainer import config
 from trainer.config import ConfigError
 from trainer.engine import evaluation
+from trainer.engine.datasets import split_sizes
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
-from trainer.engine.program import Program
-from trainer.engine.splits import split_sizes
+from trainer.engine.program import Program, load_located
 
 MORE = {
     "a perceptron": ["model=!models.mlp {width: 64, depth: 2}"],

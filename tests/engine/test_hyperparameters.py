@@ -6,9 +6,9 @@ import pytest
 
 import optim
 from trainer.config import load
-from trainer.engine.loading import load_located
 from trainer.engine.plan import Hyperparameter, find_hyperparameters, make_plan
 from trainer.engine.plan_text import render_plan
+from trainer.engine.program import load_located
 
 
 def test_the_plan_lists_the_values_of_every_hyperparameter(tmp_path):

@@ -15,10 +15,9 @@ import pytest
 from tests import runs, short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 
 CONFIGS = runs.ROOT / "configs"
 

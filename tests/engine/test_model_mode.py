@@ -14,10 +14,10 @@ from flax import nnx
 
 from tests import short
 from trainer import config, models
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render_plan
-from trainer.models.mode import KNOWN, describe_mode
+from trainer.engine.program import load_located
+from trainer.models.model import KNOWN, describe_mode
 
 KEY = jax.random.key(7)
 BATCH = {"image": np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)}

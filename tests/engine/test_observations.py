@@ -173,8 +173,8 @@ def test_a_model_or_a_group_without_logits_is_refused(edits, said, tmp_path, cap
 def test_a_shadow_has_the_observations_that_either_reads(read_by, tmp_path, capsys):
     plain = CONFIG.replace("        after: [!parts.qk_clip {largest: 0.5}]\n", "")
     own, other = (CONFIG, plain) if read_by == "the run" else (plain, CONFIG)
-    for name, text in (("own", own), ("other", other)):
-        (tmp_path / f"{name}.yaml").write_text(text)
+    for name, config in (("own", own), ("other", other)):
+        (tmp_path / f"{name}.yaml").write_text(config)
     words = [f"--config={tmp_path / 'own.yaml'}", f"--shadow={tmp_path / 'other.yaml'}"]
     assert main(["shadow", *words, "--steps=4"]) == 0
     assert "matrices" in capsys.readouterr().out

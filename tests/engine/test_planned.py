@@ -15,9 +15,8 @@ from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data.absent import DataAbsent
 from trainer.data.shards import write_shards
-from trainer.engine.loading import load_located
 from trainer.engine.plan import Plan, make_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 
 CONFIGS = ROOT / "configs"
 

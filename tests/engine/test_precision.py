@@ -18,9 +18,8 @@ from tests import short
 from tests.engine.test_program import Net, cross_entropy, experiment
 from tests.runs import ROOT, environment
 from trainer.config import load, override
-from trainer.engine.loading import load_located
 from trainer.engine.precision import Roles, describe_precision, in_precision, roles_of
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 
 
 def adam(**options: Any) -> optim.Optimizer:

@@ -16,10 +16,10 @@ import optim
 from tests.runs import ROOT
 from trainer import metrics
 from trainer.engine.contracts import ComponentError
+from trainer.engine.datasets import ranking_warnings
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.engine.sharding import ShardingRules, state_shardings
-from trainer.engine.splits import ranking_warnings
 
 
 class Net(nn.Module):

@@ -18,13 +18,13 @@ from tests import runs
 from trainer import config as configs
 from trainer.engine.contracts import ComponentError, tokens_per_example
 from trainer.engine.flops import count_flops
-from trainer.engine.loading import load_located
-from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
+from trainer.engine.program import load_located
+from trainer.engine.targets import peak_flops
 from trainer.train import batch_prefetcher as supply_module
-from trainer.train import stopwatch
+from trainer.train import rows
 from trainer.train.batch_prefetcher import BatchPrefetcher
-from trainer.train.stopwatch import Clock, Stopwatch, Utilization, memory_peak
+from trainer.train.rows import Clock, Stopwatch, Utilization, memory_peak
 from trainer.writers.summary import read_summary
 
 COUNTED = "experiment.data = @unruly.counted()\n"
@@ -148,10 +148,8 @@ def test_the_utilization_is_that_of_the_formula(tmp_path, monkeypatch):
     class Device:
         device_kind = "NVIDIA H200"
 
-    real = stopwatch.peak_of
-    monkeypatch.setattr(
-        stopwatch, "peak_of", lambda devices, precision: real([Device] * 2, precision)
-    )
+    real = rows.peak_of
+    monkeypatch.setattr(rows, "peak_of", lambda devices, precision: real([Device] * 2, precision))
     made = program(tmp_path, COUNTED, "precision=mixed")
     row = Utilization(made).row(5.0)
     # The perceptron has layers of 16 x 8, 8 x 8 and 8 x 3 with biases. A step computes 8 examples:
@@ -165,7 +163,7 @@ def test_the_utilization_is_that_of_the_formula(tmp_path, monkeypatch):
     assert row["perf/tokens_per_second"] == 4000
     plain = Utilization(program(tmp_path)).row(5.0)
     assert plain.keys() == {"perf/mfu", "perf/memory_peak_bytes"}
-    monkeypatch.setattr(stopwatch, "peak_of", real)
+    monkeypatch.setattr(rows, "peak_of", real)
     assert Utilization(made).row(5.0).keys() == {"perf/tokens_per_second", "perf/memory_peak_bytes"}
 
 
@@ -217,7 +215,7 @@ def test_the_memory_of_a_device_that_cannot_say_it_is_that_of_the_process():
 
 IN_A_PROCESS = """
 import numpy as np
-from trainer.train.stopwatch import memory_peak
+from trainer.train.rows import memory_peak
 
 class Device:
     def memory_stats(self):

@@ -16,9 +16,9 @@ from tests import runs, short
 from trainer import config, models
 from trainer.engine import memory
 from trainer.engine.contracts import ComponentError
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render_plan
+from trainer.engine.program import load_located
 from trainer.engine.sharding import ShardingRules, state_shardings
 from trainer.engine.step import State
 

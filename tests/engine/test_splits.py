@@ -13,9 +13,8 @@ from trainer import config as configs
 from trainer import data
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
-from trainer.engine.data_shards import WHOLE, eval_batches
-from trainer.engine.loading import load_located
-from trainer.engine.splits import split_sizes
+from trainer.engine.datasets import WHOLE, eval_batches, split_sizes
+from trainer.engine.program import load_located
 
 DIGITS = """
 model: !models.mlp {width: 4}

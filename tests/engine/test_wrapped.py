@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from trainer.config import ConfigError, load
-from trainer.engine.loading import load_located
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.plan_text import render_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.messages import UserError
 
 CONFIG = """model: !models.mlp {width: 8, depth: 2}

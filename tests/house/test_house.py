@@ -396,15 +396,15 @@ def test_imports_have_no_circles() -> None:
 # What answers at once, such as `--help`, options, `config` and the start of workers: an import of
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
-lockstep lockstep.calls lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
+lockstep lockstep.configs lockstep.plans lockstep.processes trainer trainer.__main__
 trainer.cli trainer.cli.commands trainer.cli.docstrings trainer.cli.new
 trainer.cli.optimizer_families trainer.cli.optimizers trainer.cli.options
 trainer.cli.reporting trainer.cli.resolving trainer.cli.terminal trainer.cli.values trainer.config
-trainer.config.annotations trainer.config.build trainer.config.edit trainer.config.files
-trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.gin_writer
+trainer.config.build trainer.config.edit trainer.config.files
+trainer.config.full trainer.config.gin_reader trainer.config.gin_writer
 trainer.config.nodes trainer.config.schema trainer.config.signatures trainer.config.tree
 trainer.config.units trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
-trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every trainer.engine.peaks
+trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every
 trainer.engine.repeatable trainer.engine.targets trainer.messages trainer.parser trainer.report
 trainer.report.document trainer.report.figures trainer.report.figures.style trainer.report.formats
 trainer.report.formats.latex trainer.report.formats.markdown trainer.report.html

@@ -14,7 +14,7 @@ from tests import compiled_programs, short
 from tests.runs import LONG, ROOT, environment
 from trainer import config as configs
 from trainer.engine.explanation import explain, from_json, to_json
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 
 MLP = """
 model: !models.mlp {width: 8}

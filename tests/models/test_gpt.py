@@ -14,8 +14,7 @@ from trainer import models
 from trainer.engine.flops import count_flops
 from trainer.models import attention
 from trainer.models.gpt import Embed
-from trainer.models.initial import normal
-from trainer.models.layers import Mlp, RmsNorm
+from trainer.models.layers import Mlp, RmsNorm, normal
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

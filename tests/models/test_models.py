@@ -14,7 +14,7 @@ from flax import nnx
 
 from tests import short
 from trainer import models
-from trainer.models import initial
+from trainer.models import layers
 from trainer.models.vit import sincos2d
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -157,7 +157,7 @@ def test_init_draws_once_whatever_the_depth():
 
 def test_a_module_of_this_package_can_be_initialized_by_itself():
     """The declared distribution is the drawn one, when flax draws leaf by leaf."""
-    drawn = initial.matrix(KEY, (3, 64, 64))
+    drawn = layers.matrix(KEY, (3, 64, 64))
     assert np.asarray(drawn.value).std() == pytest.approx(1 / 8, rel=0.02)
     assert (drawn.mean, drawn.deviation) == (0.0, 1 / 8)
 

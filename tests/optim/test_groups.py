@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import optim
-from optim import packing, paths
+from optim import bound, paths
 from optim.checks import EXAMPLES, FULL_BATCH, groups_needing
 from optim.layer_decay import layer_scales
 
@@ -457,10 +457,10 @@ def test_skipped_steps_change_only_the_position():
 
 def test_the_step_and_the_skipped_updates_are_the_last_scalars_of_a_state():
     # Of whatever dtype and name the states of the groups are.
-    last = packing.Unpacked(
+    last = bound.Unpacked(
         {"zz": {"zz": jnp.int32(1)}}, jnp.int32(4), jnp.int32(5), jnp.int32(2), jnp.int32(3)
     )
-    scalars, _ = packing.pack(last)
+    scalars, _ = bound.pack(last)
     assert scalars["int32"].tolist() == [1, 4, 5, 2, 3]
 
 

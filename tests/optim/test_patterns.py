@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from optim.patterns import SlowPattern, fullmatch, occurs
+from optim.paths import SlowPattern, fullmatch, occurs
 
 PATH = "blocks/attention/out_projection/kernel"
 SLOW = [r"(([a-z_/]*)*)*X", r"(a|b|[^X])*Y(.*)*X|([a-z_/]+)+X", r"(?:.*){12}X", r"(\w*/?)*\d"]
@@ -22,7 +22,7 @@ def nothing_is_left_behind():
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_a_pattern_that_takes_exponential_time_is_refused(pattern, monkeypatch):
-    monkeypatch.setattr("optim.patterns._SECONDS", 0.1)
+    monkeypatch.setattr("optim.paths._SECONDS", 0.1)
     with pytest.raises(SlowPattern, match="takes too long") as caught:
         fullmatch(re.compile(pattern), PATH)
     assert pattern in str(caught.value).replace(r"\\", "\\") and PATH in str(caught.value)

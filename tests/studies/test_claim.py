@@ -28,9 +28,8 @@ from trainer.studies.claim import (
     verify_claim,
     write_claim,
 )
-from trainer.studies.claim_segments import Recomputed, Segment, recompute, row_differences
+from trainer.studies.claim_segments import Recomputed, Segment, caught, recompute, row_differences
 from trainer.studies.claim_text import claim_sentences
-from trainer.studies.claim_tolerance import caught
 from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import file_digest
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples

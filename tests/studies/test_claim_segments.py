@@ -32,14 +32,17 @@ from trainer.studies.claim import (
 from trainer.studies.claim_segments import (
     EXAMPLES,
     STATE,
+    WIDEST,
     Recomputed,
     Segment,
+    Tolerance,
+    caught,
+    caught_by_tolerance,
     kept_by,
     recompute,
     segments_of,
 )
 from trainer.studies.claim_text import claim_sentences
-from trainer.studies.claim_tolerance import WIDEST, Tolerance, caught, caught_by_tolerance
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import LedgerWriter, read_ledger
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples

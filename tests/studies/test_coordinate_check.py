@@ -11,16 +11,18 @@ import scipy.stats
 from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.studies.coordinate_check import (
     Found,
     WidthSeries,
     activations,
+    changes_passed,
     check,
     fit,
+    judge_slopes,
     make_series,
+    verdict_on_widths,
 )
-from trainer.studies.coordinate_report import changes_passed, judge_slopes, verdict_on_widths
 
 SMALL = ["data.length=32", "data.batch_size=8", "model.depth=1"]
 GPT = ["coordinate_check", "--config=configs/adamw_gpt.gin", *(f"--set={each}" for each in SMALL)]

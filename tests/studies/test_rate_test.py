@@ -12,15 +12,17 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.config.vocabulary import SWEEP
-from trainer.engine.loading import load_located
-from trainer.studies.rate_report import rate_sentences, space, yaml
+from trainer.engine.program import load_located
 from trainer.studies.rate_test import (
     RangeTest,
     Rates,
     diverged_at,
     local_line,
     rate_of_group,
+    rate_sentences,
     rate_test,
+    space,
+    yaml,
 )
 from trainer.writers.summary import read_summary
 

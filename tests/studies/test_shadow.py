@@ -15,12 +15,16 @@ from tests import short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
-from trainer.engine.loading import load_located
-from trainer.studies.shadow import Shadow, Shadowed, _angles, _products, shadow
-from trainer.studies.shadow_report import (
+from trainer.engine.program import load_located
+from trainer.studies.shadow import (
+    Shadow,
+    Shadowed,
+    _angles,
+    _products,
     make_shadow_report,
     notes_on_groups,
     sentences,
+    shadow,
     table_of_groups,
 )
 

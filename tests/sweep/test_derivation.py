@@ -20,8 +20,7 @@ from trainer.__main__ import main
 from trainer.studies.claim import Checked, write_claim
 from trainer.studies.claim_text import claim_sentences
 from trainer.sweep import evidence
-from trainer.sweep.derivation import derive
-from trainer.sweep.extension import write_extension
+from trainer.sweep.extension import derive, write_extension
 from trainer.sweep.ledger import read_ledger
 from trainer.sweep.plan import plan_sweep
 from trainer.sweep.plan_file import digest_of, read_plan, write_revisions

@@ -15,8 +15,8 @@ from tests.sweep.test_sweep_kills import kill_in
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.evidence import examine
-from trainer.sweep.kept_states import kept_bytes, kept_steps
 from trainer.sweep.ledger import read_ledger
+from trainer.sweep.plan import kept_bytes, kept_steps
 from trainer.sweep.plan_file import read_plan
 
 pytestmark = pytest.mark.usefixtures("lab")

@@ -20,8 +20,8 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
 from trainer.engine import memory
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan as make_run_plan
+from trainer.engine.program import load_located
 from trainer.sweep import methods, spaces
 from trainer.sweep.plan import Plan, plan_sweep
 from trainer.sweep.plan_file import write_plan

@@ -8,8 +8,8 @@ import pytest
 from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan as make_run_plan
+from trainer.engine.program import load_located
 from trainer.sweep.plan_file import read_plan
 
 # An optimizer of which 0.9 is a likely mistake, because its momentum is the weight of what is new.

@@ -15,8 +15,8 @@ from tests.sweep.test_sweep import rows
 from tests.train.test_warm_start import params, stop_at_once
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
 from trainer.engine.metric_sums import compute_losses
+from trainer.engine.program import load_located
 from trainer.engine.step import apply_model
 from trainer.report.comparison import read_workloads
 from trainer.train.rollback import Counters, rollback_target

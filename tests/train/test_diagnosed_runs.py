@@ -18,12 +18,10 @@ from trainer.__main__ import main
 from trainer.config import load
 from trainer.engine.diagnostics import ALL
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import StepMetrics
-from trainer.train.clipping import ClippedSteps
 from trainer.train.loop import Boundaries
-from trainer.train.pending import CheckedBlock
+from trainer.train.pending import CheckedBlock, ClippedSteps
 from trainer.train.rollback import RollbackLog
 
 ASK = "experiment.diagnostics = 'all'\n"

@@ -23,9 +23,8 @@ from tests import runs, short
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
-from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.engine.program import Program, load_located
+from trainer.train.multihost import AutosavePolicy, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -34,7 +33,7 @@ from trainer.train.rollback import (
     read_rollbacks,
     rollback_target,
 )
-from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train.rows import Clock, Stopwatch
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter

@@ -13,7 +13,7 @@ from tests import runs, short
 from tests.sweep.test_sweep import assert_equal, folders, replaced, solo, sweep, write_sweep
 from trainer import checkpoint, config
 from trainer.__main__ import main
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.train.warm_start import count_warm_starts
 
 pytestmark = pytest.mark.usefixtures("lab")

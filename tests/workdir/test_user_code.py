@@ -333,7 +333,7 @@ def test_the_program_of_a_step_is_the_same_in_another_process():
     text = """
         import sys
         from trainer.config import load
-        from trainer.engine.loading import load_located
+        from trainer.engine.program import load_located
         for file in sys.argv[1:]:
             print(load_located(load([f"configs/{file}"])).step_digest)
     """

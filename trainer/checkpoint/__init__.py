@@ -5,7 +5,6 @@ safetensors, when parameters are exported.
 """
 # ruff: noqa: F401  # what other packages import from here; users import lockstep
 
-from trainer.checkpoint.commit import check_not_lost, holds_results
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
 from trainer.checkpoint.inspection import (
     Info,
@@ -22,5 +21,4 @@ from trainer.checkpoint.inspection import (
 )
 from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.leaf_file import export
-from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.renaming import rename
+from trainer.checkpoint.manager import Checkpoints, check_not_lost, holds_results

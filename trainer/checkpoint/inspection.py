@@ -18,8 +18,8 @@ import numpy as np
 
 from optim.paths import flatten
 from trainer.checkpoint import integrity
-from trainer.checkpoint.commit import step_directories
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.manager import step_directories
 from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest
 
 StrPath = str | os.PathLike[str]

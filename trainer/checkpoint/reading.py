@@ -1,7 +1,10 @@
-"""Reads checkpoints, and verifies their checksums; start with `read_state`."""
+"""Reads checkpoints, and verifies their checksums; start with `read_state`.
+
+The processes of one run agree on what they read by exchanging a few integers.
+"""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +14,6 @@ import numpy as np
 
 from optim.paths import flatten
 from trainer.checkpoint import errors, integrity, leaf_file
-from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.integrity import FILES, file_problems
 from trainer.writers.files import read_regular
 
@@ -163,3 +165,22 @@ def _sealed(path: Path) -> dict[str, Any]:
         raise errors.CorruptCheckpoint(
             f"the file {name} cannot be used: {errors.one_line(e)}"
         ) from e
+
+
+def all_gather_ints(values: Sequence[int]) -> np.ndarray:
+    """Collects integers of every process as an int32 array [processes, values]."""
+    # All processes must call it, in the same order and with equally many values, each within int32:
+    # it waits for the last of them.
+    if jax.process_count() == 1:
+        return np.asarray(values, np.int32)[None]
+    from jax.experimental import multihost_utils
+
+    # int32, because jax truncates int64 unless jax_enable_x64 is set.
+    gathered = multihost_utils.process_allgather(np.asarray(values, np.int32))
+    return np.asarray(gathered).reshape(jax.process_count(), -1)
+
+
+def all_agree(ok: bool) -> bool:
+    """Returns whether `ok` is true in every process of the run."""
+    # All processes must call it, including one that failed: the others wait for it.
+    return bool(all_gather_ints([ok]).all())

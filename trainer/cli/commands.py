@@ -23,7 +23,7 @@ from trainer.train import runtime
 if TYPE_CHECKING:
     from trainer.engine.explanation import Elsewhere, Explanation
     from trainer.engine.program import Program
-    from trainer.train.loop_interface import Observer
+    from trainer.train.loop import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:

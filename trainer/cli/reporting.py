@@ -214,8 +214,8 @@ def _write_claim(arguments: argparse.Namespace) -> int:
 def _verify_claim(arguments: argparse.Namespace) -> int:
     """Checks a claim; 1 if it is refuted, or what was drawn is not shown to be as it says."""
     from trainer.studies.claim import Wanted, verify_claim
+    from trainer.studies.claim_segments import FEWEST
     from trainer.studies.claim_text import claim_sentences
-    from trainer.studies.claim_tolerance import FEWEST
 
     if arguments.measured < FEWEST:
         raise UserError(
@@ -245,10 +245,11 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
     config = resolving.read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.studies.coordinate_check import check, make_series
-    from trainer.studies.coordinate_report import (
+    from trainer.studies.coordinate_check import (
         changes_passed,
+        check,
         make_coordinate_report,
+        make_series,
         notes_on_widths,
         printed,
         verdict_on_widths,
@@ -288,27 +289,26 @@ def rate_test(arguments: argparse.Namespace) -> int:
         raise UserError("--group and --rate_path both name the learning rate: write one of them.")
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.studies.rate_report import make_rate_report, notes, rate_sentences, upper_end, yaml
-    from trainer.studies.rate_test import Rates, rate_at, rate_of_group, rate_test
+    from trainer.studies import rate_test
 
     resolving.ignore_optimizer_warnings()
     if arguments.rate_path:
-        path = rate_at(config, arguments.rate_path, arguments.vocabulary)
+        path = rate_test.rate_at(config, arguments.rate_path, arguments.vocabulary)
     else:
-        path = rate_of_group(config, arguments.group, arguments.vocabulary)
-    rates = Rates(path, arguments.low, arguments.high, arguments.steps)
-    tested = rate_test(config, rates, arguments.seeds, arguments.vocabulary, log=log)
-    for line in [*notes(tested), "", *rate_sentences(tested)]:
+        path = rate_test.rate_of_group(config, arguments.group, arguments.vocabulary)
+    rates = rate_test.Rates(path, arguments.low, arguments.high, arguments.steps)
+    tested = rate_test.rate_test(config, rates, arguments.seeds, arguments.vocabulary, log=log)
+    for line in [*rate_test.notes(tested), "", *rate_test.rate_sentences(tested)]:
         show(line)
-    if pasted := yaml(tested):
+    if pasted := rate_test.yaml(tested):
         show(
             "\nA space to paste into an arm of a sweep, from the rate from which on a tenth of the"
         )
-        show(f"largest gain is reached to {upper_end(tested)}:\n")
+        show(f"largest gain is reached to {rate_test.upper_end(tested)}:\n")
         show("\n".join(pasted))
     _write_report(
         arguments,
-        lambda: make_rate_report(tested, f"Range test of {', '.join(arguments.files)}"),
+        lambda: rate_test.make_rate_report(tested, f"Range test of {', '.join(arguments.files)}"),
         f"--rate_path={path}",
         f"--low={arguments.low:g}",
         f"--high={arguments.high:g}",
@@ -323,11 +323,11 @@ def shadow(arguments: argparse.Namespace) -> int:
     runtime.keep_freed_memory()
     runtime.use_openblas_threads()  # as many as a new run has
     runtime.keep_compiled_programs()
-    from trainer.studies.shadow import shadow
-    from trainer.studies.shadow_report import (
+    from trainer.studies.shadow import (
         make_shadow_report,
         notes_on_groups,
         sentences,
+        shadow,
         table_of_groups,
     )
 

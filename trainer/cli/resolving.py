@@ -44,7 +44,7 @@ def make_program(
     # replaces that of the config, unless it is None. If `declared`, a data set that is not on this
     # machine is replaced by its declared shapes: the program can then be planned and compiled, but
     # not run. `devices` are those of a target; None for those that jax finds.
-    from trainer.engine.loading import load_located
+    from trainer.engine.program import load_located
 
     ignore_optimizer_warnings()  # the plan has each of them once
     return load_located(config, vocabulary, steps_per_call, declared, devices)

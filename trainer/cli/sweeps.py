@@ -23,8 +23,7 @@ from trainer.sweep.plan import Plan, plan_sweep
 from trainer.sweep.ray import RaySettings
 from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
-from trainer.sweep.status import Status, SweepReader, counts, progress_line, render
-from trainer.sweep.trial_text import describe_trial
+from trainer.sweep.status import Status, SweepReader, counts, describe_trial, progress_line, render
 from trainer.train import runtime
 
 if TYPE_CHECKING:  # it needs jax, which is imported once it is known for which devices

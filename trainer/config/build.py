@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from trainer.config import annotations, signatures, wording
+from trainer.config import signatures, wording
 from trainer.config.signatures import Function, Slot, TypeMismatch
 from trainer.config.tree import (
     Call,
@@ -172,7 +172,7 @@ class _Traversal:
         if isinstance(tree, Call):
             function = self.vocabulary.function(tree.name, self.config.sources[path])
             self._check_arguments(tree, function, path, None)
-            return slot.of_argument(function, str(key), annotations.takes_optimizer(slot.hint))
+            return slot.of_argument(function, str(key), signatures.takes_optimizer(slot.hint))
         try:
             if isinstance(tree, dict):
                 return slot.of_entry(key)
@@ -202,7 +202,7 @@ class _Traversal:
             raise ConfigError(type_mismatch(tree, slot), self.config.sources[path]) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
-        if slot.takes_dtype and value is not None and not annotations.exists(value):
+        if slot.takes_dtype and value is not None and not signatures.exists(value):
             raise TypeMismatch
         if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
@@ -243,24 +243,24 @@ class _Traversal:
         try:
             return self._leaf(key, slot, join(path, key))
         except TypeMismatch:
-            text = f"{slot.owner} takes {annotations.describe_annotation(slot.hint)} as a key of"
+            text = f"{slot.owner} takes {signatures.describe_annotation(slot.hint)} as a key of"
             text += f" {slot.argument!r}, and was given {describe(key)}."
             raise ConfigError(text, self.config.argument_source(join(path, key))) from None
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
-        is_factory = annotations.takes_optimizer(slot.hint)
+        is_factory = signatures.takes_optimizer(slot.hint)
         # An optimizer needs all required arguments now; another function may get some when called.
-        is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
+        is_waiting = call.partial and (not is_factory or signatures.takes_callable(slot.hint))
         function = self.vocabulary.function(call.name, self.config.sources[path])
         # A schedule may stand for any float of an optimizer, although no annotation says so.
-        is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
+        is_schedule = slot.in_factory and signatures.takes_float(slot.hint)
         if is_factory:
-            fits = annotations.returns_optimizer(slot.hint, function.returns)
+            fits = signatures.returns_optimizer(slot.hint, function.returns)
         elif call.partial:
-            fits = annotations.takes_function(slot.hint)
-            fits &= not annotations.returns_factory(slot.hint, function.returns)
+            fits = signatures.takes_function(slot.hint)
+            fits &= not signatures.returns_factory(slot.hint, function.returns)
         else:
-            fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
+            fits = is_schedule or signatures.takes_result(slot.hint, function.returns)
         if not fits:
             raise TypeMismatch
         values, mistakes = {}, _Mistakes()
@@ -339,7 +339,7 @@ def exception_text(error: BaseException) -> str:
     """Returns the message of an exception on one line, with its type unless a ValueError."""
     text = " ".join(str(error).split())
     if unknown := _UNKNOWN_DTYPE.search(text):
-        text = f"{text.rstrip('.')}. {annotations.dtype_advice(unknown[1])}"
+        text = f"{text.rstrip('.')}. {signatures.dtype_advice(unknown[1])}"
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
@@ -386,8 +386,8 @@ def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) ->
             f" constructor: !partial:{function.name} {{}} in YAML."
         )
     hint = slot.hint
-    called = annotations.takes_optimizer(hint) or annotations.accepts_anything(hint)
-    if called or not annotations.takes_function(hint):
+    called = signatures.takes_optimizer(hint) or signatures.accepts_anything(hint)
+    if called or not signatures.takes_function(hint):
         return f"{text}: add {them}."
     return (
         f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
@@ -397,10 +397,10 @@ def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) ->
 
 def type_mismatch(tree: Tree, slot: Slot) -> str:
     """Returns the message for a value that does not fit its argument, with advice."""
-    words = "a mask" if slot.takes_mask else annotations.describe_annotation(slot.hint)
+    words = "a mask" if slot.takes_mask else signatures.describe_annotation(slot.hint)
     words = "the name of a dtype" if slot.takes_dtype else words
     text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."
-    parts, anything = annotations.union_members(slot.hint), annotations.accepts_anything(slot.hint)
+    parts, anything = signatures.union_members(slot.hint), signatures.accepts_anything(slot.hint)
     if isinstance(tree, Call):
         if tree.name == "optim.optimizer":
             text += (
@@ -410,7 +410,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             )
         elif words == "a Group" and tree.name != "optim.group":
             text += f" Call optim.group to make a group, with {tree.name} as its optimizer."
-        elif tree.partial and not annotations.takes_optimizer(slot.hint):
+        elif tree.partial and not signatures.takes_optimizer(slot.hint):
             text += call_hint(tree)
     elif slot.takes_mask:
         text += (
@@ -418,19 +418,19 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             " parameters by path, use a group: optim.group(match, optimizer)."
         )
     elif slot.takes_dtype:
-        text += f" {annotations.dtype_advice(tree)}"
-    elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
+        text += f" {signatures.dtype_advice(tree)}"
+    elif isinstance(tree, str) and (near := nearest(tree, signatures.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and _is_number(tree) and not anything and {int, float} & {*parts}:
         text += " A number is written without quotes."
-    elif isinstance(tree, float) and annotations.takes_int(slot.hint) and tree.is_integer():
+    elif isinstance(tree, float) and signatures.takes_int(slot.hint) and tree.is_integer():
         text += f" Write it as {int(tree):_}." if abs(tree) < 1e15 else ""
     elif isinstance(tree, float) and slot.takes_steps and 0 < tree < 1:
         text += f" A share of the steps of the run is written with a sign, as in '{100 * tree:g}%'."
     elif isinstance(tree, str | float) and slot.takes_steps:
         text += " A number of steps may also be '5%', '3 epochs', '1_000 examples', '10M tokens'"
         text += " or '20 tokens/parameter'."
-    elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
+    elif isinstance(tree, str) and signatures.takes_int(slot.hint) and quantity(tree):
         text += (
             " Only numbers of steps have units: arguments that are named like warmup_steps, or"
             " annotated like Annotated[int, 'steps']."
@@ -446,9 +446,9 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += " An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}, in YAML."
     elif words == "a Space":
         text += " A value that all trials have is written under set, not under space."
-    elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
+    elif signatures.takes_optimizer(slot.hint) and signatures.takes_callable(slot.hint):
         text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
-    elif annotations.takes_function(slot.hint) or not any(map(annotations.is_scalar, parts)):
+    elif signatures.takes_function(slot.hint) or not any(map(signatures.is_scalar, parts)):
         text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
 

@@ -168,7 +168,7 @@ def load(
     paths = [reader.find_file(path) for path in paths]
     unused: Sequence[Unused] = ()
     if kinds[0] == "gin":
-        from trainer.config import gin_scopes
+        from trainer.config import gin_reader
 
         for path in paths:
             reader.gin(path, None)
@@ -176,7 +176,7 @@ def load(
             source = _binding_source(text, 1 if "\n" in text.strip() else 0)
             check_text(text, source)
             reader.gin_text(text, source, "", included_at=None)
-        root, unused = gin_scopes.resolve(reader.statements, Source(paths[0]), language)
+        root, unused = gin_reader.resolve(reader.statements, Source(paths[0]), language)
     elif bindings:
         raise ConfigError(
             "Gin's bindings change Gin files, and this config is YAML: use --set path=value, as in"

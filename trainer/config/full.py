@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.config import annotations, signatures
+from trainer.config import signatures
 from trainer.config.build import Builder
 from trainer.config.signatures import Slot, TypeMismatch
 from trainer.config.tree import Call, Config, Tree, join
@@ -55,7 +55,7 @@ class _Completion:
 
     def call(self, call: Call, slot: Slot, path: str) -> Call:
         function = self._function_of(call.name)
-        is_factory = annotations.takes_optimizer(slot.hint)
+        is_factory = signatures.takes_optimizer(slot.hint)
         kwargs = {
             name: self._tree(x, slot.of_argument(function, name, is_factory), join(path, name))
             for name, x in call.kwargs.items()
@@ -117,7 +117,7 @@ def _spelled(default: Any, slot: Slot) -> Tree:
         raise TypeMismatch
     misread = isinstance(default, float) and math.isnan(default)
     mask = slot.takes_mask and not (default is None or isinstance(default, bool))
-    dtype = slot.takes_dtype and default is not None and not annotations.exists(default)
+    dtype = slot.takes_dtype and default is not None and not signatures.exists(default)
     if misread or mask or dtype:
         raise TypeMismatch
     built = signatures.leaf(default, slot.hint, slot.default)

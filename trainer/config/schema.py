@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations
+from trainer.config import signatures
 from trainer.config.signatures import Function, Parameter, Slot
 from trainer.config.units import UNITS
 from trainer.config.vocabulary import CHALLENGE, RUN, SWEEP, Language, Vocabulary
@@ -122,7 +122,7 @@ class _Schemas:
         every += list(self._functions_of(["optax.contrib"]))
         kinds = {name: parts[name] for name in _KIND_OF.values() if name in parts}
         kinds[_OPTIMIZER] = [each for each in every if is_optimizer(each)]
-        kinds[_SCHEDULE] = [each for each in every if annotations.takes_callable(each.returns)]
+        kinds[_SCHEDULE] = [each for each in every if signatures.takes_callable(each.returns)]
         self._ours = [each for each in every if not each.name.startswith("optax.")]
         self.kinds = {
             name: functions + [each for each in self._of_user if _may_be(each, name)]
@@ -169,16 +169,16 @@ class _Schemas:
 
     def _options(self, slot: Slot, kind: str) -> Iterator[dict[str, Any]]:
         if slot.takes_dtype:
-            yield {"type": ["string", "null"], "examples": list(annotations.DTYPE_NAMES)}
+            yield {"type": ["string", "null"], "examples": list(signatures.DTYPE_NAMES)}
             return
-        if annotations.accepts_anything(slot.hint) or slot.takes_mask:
+        if signatures.accepts_anything(slot.hint) or slot.takes_mask:
             yield self._calls(kind) if kind else {}
             return
         if slot.takes_steps:
             yield {"$ref": "#/$defs/a_number_of_steps"}
-        if slot.in_factory and annotations.takes_float(slot.hint):
+        if slot.in_factory and signatures.takes_float(slot.hint):
             yield self._calls(_SCHEDULE)
-        for part in annotations.union_members(slot.hint):
+        for part in signatures.union_members(slot.hint):
             yield from self._member(part, slot, kind)
 
     def _member(self, part: Any, slot: Slot, kind: str) -> Iterator[dict[str, Any]]:
@@ -189,20 +189,20 @@ class _Schemas:
             return
         if part in _SCALARS:
             # The annotation of an array includes bool, but true is not a float.
-            others = annotations.union_members(slot.hint) if part in (bool, int) else ()
+            others = signatures.union_members(slot.hint) if part in (bool, int) else ()
             if float not in others:
                 yield _SCALARS[part]
-        elif annotations.is_literal(part):
+        elif signatures.is_literal(part):
             yield {"enum": list(typing.get_args(part))}
-        elif origin in annotations.LISTS:
+        elif origin in signatures.LISTS:
             yield self._list(here, kind)
-        elif origin in annotations.MAPPINGS or typing.is_typeddict(part):
+        elif origin in signatures.MAPPINGS or typing.is_typeddict(part):
             yield {"type": "object", "additionalProperties": self._value(here.of_entry(""), kind)}
         elif kind:
             yield self._calls(kind)
-        elif annotations.names_optimizer(part):
+        elif signatures.names_optimizer(part):
             yield self._calls(_OPTIMIZER)
-        elif float in annotations.union_members(slot.hint):
+        elif float in signatures.union_members(slot.hint):
             # A function in the place of a float is a schedule; optax also admits arrays.
             if origin is collections.abc.Callable:
                 yield self._calls(_SCHEDULE)
@@ -223,7 +223,7 @@ class _Schemas:
         """Returns the schema of a call whose result is of a class, or of any object."""
         # A protocol says what an object can do, and not whose result it is.
         known = inspect.isclass(kind) and kind is not collections.abc.Callable
-        if known and not annotations.is_protocol(kind):
+        if known and not signatures.is_protocol(kind):
             if fitting := [each for each in self._ours if _returns(each, kind)]:
                 return self._any_of(f"any_{kind.__name__}", fitting + self._of_user)
         # A function or an array, such as the dtype of a layer or its initializer.
@@ -257,7 +257,7 @@ class _Schemas:
 
 def is_optimizer(function: Function) -> bool:
     """Returns whether a function returns an optimizer; classes, such as optax's states, do not."""
-    return function.name == "optim.optimizer" or annotations.takes_optimizer(function.returns)
+    return function.name == "optim.optimizer" or signatures.takes_optimizer(function.returns)
 
 
 def _returns(function: Function, kind: type) -> bool:

@@ -318,8 +318,8 @@ class StepProgram:
 
 def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
     """Builds the program of a step, with the floats of the config as inputs, and lowers it."""
-    from trainer.engine.loading import load_located
     from trainer.engine.plan import make_plan
+    from trainer.engine.program import load_located
 
     program = load_located(config, vocabulary)
     plan = make_plan(program, config)

@@ -21,13 +21,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # pyright: ig
 from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.contracts import Batch
-from trainer.engine.data_fingerprint import digest_batch
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
+from trainer.engine.datasets import digest_batch
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.nonfinite import NONFINITE_FILE, count_not_finite, find_fault, read_events
-from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -36,7 +34,7 @@ from trainer.train.rollback import (
     read_rollbacks,
     rollback_target,
 )
-from trainer.train.trained import read_run
+from trainer.train.trained import check_fits, read_run, restore
 from trainer.workdir import code, fingerprint_differences, read_record
 
 

@@ -22,11 +22,11 @@ import jax
 from trainer import checkpoint, writers
 from trainer.checkpoint import digests
 from trainer.engine.contracts import Batch
-from trainer.engine.data_fingerprint import digest_batch
+from trainer.engine.datasets import digest_batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, STOPPED, UserError
-from trainer.train.loop_interface import Observer
+from trainer.train.loop import Observer
 
 FILE = "trace.jsonl"
 

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from clu import metrics as clu_metrics
 
+import optim
+from optim.checks import observations_read
 from trainer import protocols
 from trainer.config import Call, ConfigError, Source, Tree, wording
 from trainer.config.build import call_hint, exception_text
@@ -72,6 +74,20 @@ def check_data(data: Any, node: Tree, source: Source | None) -> None:
                 f"must have {protocols.members(protocols.Dataset)}; see trainer/protocols.py."
                 + (call_hint(call) if call and call.partial else ""),
                 source,
+            )
+
+
+def check_observations(model: Any, optimizer: optim.Optimizer) -> None:
+    """Raises GroupError if a part of the optimizer reads what the model does not observe."""
+    known = getattr(model, "observations", {})
+    for name, (group, part) in observations_read(optimizer.groups).items():
+        if why := known.get(name, "the model does not say that it observes it"):
+            raise optim.GroupError(
+                f"In group {group!r}, {part} reads {name!r} of the model's forward pass, but {why}."
+                " Choose another optimizer, or a model that observes it, such as models.gpt with"
+                " qk_norm=False.",
+                group,
+                "optimizer",
             )
 
 

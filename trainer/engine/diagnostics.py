@@ -21,8 +21,7 @@ from optim.doubts import DEPTHWISE, NO_MATRIX, ModelShapes
 from optim.dtypes import widen
 from optim.layouts import Layout, layouts, rules
 from optim.matrices import product, transpose
-from optim.paths import flatten
-from optim.patterns import did_you_mean
+from optim.paths import did_you_mean, flatten
 from trainer.engine.contracts import ComponentError
 
 Diagnostic = Literal[
@@ -43,7 +42,7 @@ NAMES: tuple[Diagnostic, ...] = get_args(Diagnostic)
 # They differentiate the batch once more.
 OF_HALVES = ("gradient_square", "gradient_noise", "noise_scale")
 ALL = tuple(name for name in NAMES if name not in OF_HALVES)
-_COUNTED = "clipped"  # from what every step returns, by `trainer.train.clipping`
+_COUNTED = "clipped"  # from what every step returns, by `trainer.train.pending`
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
 _POWER_STEPS, _STARTS = 20, 8
 _HALF_LIFE = 20  # rows after which a row counts half in a noise scale

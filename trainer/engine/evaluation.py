@@ -19,14 +19,13 @@ from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
-from trainer.engine.data_shards import eval_batches
+from trainer.engine.datasets import eval_batches, split_sizes
 from trainer.engine.examples import Examples, ExampleSums, collect_examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import stack
 from trainer.engine.flops import reading
+from trainer.engine.mesh import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses, with_ignored
-from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
-from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES
 

@@ -13,17 +13,22 @@ import optax
 
 import optim
 from trainer import models
-from trainer.config import Builder, Call, Config, ConfigError, Units
+from trainer.config import Builder, Call, Config, ConfigError, Units, leaves, wording
 from trainer.config.build import call_hint
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine import every
-from trainer.engine.contracts import calling, check_data, check_language, tokens_per_example
-from trainer.engine.data_shards import train_batches
+from trainer.engine.contracts import (
+    ComponentError,
+    calling,
+    check_data,
+    check_language,
+    tokens_per_example,
+)
+from trainer.engine.datasets import best_row, split_sizes, train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
 from trainer.engine.precision import Roles, in_roles, roles_of
-from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Batch, Dataset, Loss, Model
 from trainer.writers import check_names
 
@@ -44,6 +49,7 @@ else:  # the types that a config may pass; the builder reads these annotations
 _2_PERCENT: Any = "2%"
 _10_PERCENT: Any = "10%"
 _MOST_STEPS = 2**31 - 1  # State.step is int32
+_LARGEST = 2**63 - 1  # XLA stores sizes as int64
 _COUNTS = ("steps", "log_every", "save_every", "microbatches", "steps_per_call", "keep_latest")
 
 
@@ -353,3 +359,41 @@ def count_parameters(model: Model, data: Dataset) -> int:
     with calling("model"):
         params, _ = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), batch)
     return sum(x.size for x in jax.tree.leaves(params))
+
+
+def with_place(
+    error: Exception, config: Config | None, places: Sequence[str] = ("model",)
+) -> ConfigError:
+    """Returns an error as a ConfigError with the file and line of the mistake."""
+    # `config` is None if the experiment was not built from one. `places` are paths of it, of which
+    # the first that it has is at fault if the error names none.
+    for path, value in leaves(config.root) if config else ():
+        # Such an integer raises an error inside of jax that does not name it.
+        if isinstance(value, int) and value > _LARGEST:
+            text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
+            return ConfigError(text, config.sources[path] if config else None)
+    if isinstance(error, ComponentError):
+        places = _upwards(error.component)
+    elif isinstance(error, ConfigError):
+        return error
+    if isinstance(error, optim.GroupError):
+        argument = error.argument or "optimizer"
+        # Without groups, the optimizer's arguments are directly below `optimizer`.
+        places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
+        if argument == "states":
+            places = [*_upwards("precision.states"), *places]
+        places += _upwards(f"optimizer.{argument}")
+        # The most specific place that the config has.
+        places = sorted(places, key=lambda place: -place.count("."))
+    place = next((place for place in places if config and place in config.sources), None)
+    text = str(error)
+    if isinstance(error, optim.GroupError) and (line := wording.location(error)):
+        text = f"{text.rstrip('.')}{line}"
+    source = config.source_of_error(place, text) if config and place is not None else None
+    return ConfigError(text, source)
+
+
+def _upwards(path: str) -> list[str]:
+    """Returns a dotted path and its prefixes, the longest first."""
+    names = path.split(".")
+    return [".".join(names[:end]) for end in range(len(names), 0, -1)]

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from trainer.data.dtypes import narrow_dtype
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, check_batch, check_values, endless
-from trainer.engine.data_shards import check_shard
+from trainer.engine.datasets import check_shard
 from trainer.engine.experiment import Experiment
 
 _ALIGNMENT = 64  # bytes

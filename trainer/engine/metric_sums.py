@@ -12,7 +12,7 @@ from trainer.config import ConfigError, wording
 from trainer.config.build import exception_text
 from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, form_of
 from trainer.engine.examples import ExampleSums
-from trainer.engine.padding import size_of
+from trainer.engine.mesh import size_of
 
 
 class Losses(NamedTuple):

@@ -22,11 +22,10 @@ from trainer.config.vocabulary import RUN
 from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
-from trainer.engine.data_fingerprint import read_batch
+from trainer.engine.datasets import read_batch, split_sizes
 from trainer.engine.flops import reading
-from trainer.engine.padding import resized, size_of
+from trainer.engine.mesh import resized, size_of
 from trainer.engine.program import Program
-from trainer.engine.splits import split_sizes
 from trainer.engine.step import State, output_shapes
 from trainer.messages import plural
 

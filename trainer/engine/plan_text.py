@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from trainer.engine.explanation import Compiled, Explanation
-from trainer.engine.holdings import GRADIENTS, Held, Holdings
+from trainer.engine.explanation import GRADIENTS, Compiled, Explanation, Held, Holdings
 from trainer.engine.memory import in_words
 from trainer.engine.plan import Plan
 from trainer.messages import plural, printable, table

@@ -14,8 +14,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from optim.division import Axes
-from optim.paths import flatten, path_name
-from optim.patterns import SlowPattern, fullmatch, nearest_parameters
+from optim.paths import SlowPattern, flatten, fullmatch, nearest_parameters, path_name
 from trainer.config.wording import known_names, listing
 from trainer.engine.contracts import ComponentError
 from trainer.engine.mesh import AXES, replicated

@@ -25,9 +25,8 @@ from trainer.engine import metric_sums
 from trainer.engine.contracts import Batch, calling
 from trainer.engine.diagnostics import OF_HALVES, compute, compute_noise
 from trainer.engine.experiment import Experiment
-from trainer.engine.mesh import batch_axes, batch_parts
+from trainer.engine.mesh import batch_axes, batch_parts, size_of
 from trainer.engine.metric_sums import TrainMetrics, train_metrics, train_rows, with_ignored
-from trainer.engine.padding import size_of
 from trainer.engine.precision import in_precision, summed_apart
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples and
@@ -44,7 +43,7 @@ class State(NamedTuple):
     model_state: Any  # changed by the model without gradients, such as batch statistics
     opt_state: Any  # an `optim.OptimizerState`
     ema: Any  # moving average, in at least float32; an empty dict without `ema_decay`
-    hyperparams: Any  # floats of the config, [inputs], in the order of `inputs.Inputs.values`
+    hyperparams: Any  # floats of the config, [inputs], in the order of `program.Inputs.values`
     # "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
     # `rollback.Counters`; with "skip" also "skips", int32: how many steps in a row were skipped
     run_state: dict[str, Any]

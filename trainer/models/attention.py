@@ -11,8 +11,7 @@ from jax.typing import DTypeLike
 
 from optim.dtypes import widen
 from trainer.constraints import constrain, device, parts
-from trainer.models.initial import Initializer, matrix, zeros
-from trainer.models.layers import SAVED, Linear, RmsNorm, rows_times
+from trainer.models.layers import SAVED, Initializer, Linear, RmsNorm, matrix, rows_times, zeros
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 """The values of the argument `implementation` of `attend`."""

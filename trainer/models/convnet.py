@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.messages import check_positive
-from trainer.models.initial import convolution
-from trainer.models.layers import BatchNorm, Linear
+from trainer.models.layers import BatchNorm, Linear, convolution
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 

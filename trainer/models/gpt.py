@@ -25,8 +25,16 @@ from trainer.models.attention import (
     CausalAttention,
     rotary_angles,
 )
-from trainer.models.initial import Initializer, normal, scaled_matrix, zeros
-from trainer.models.layers import ACTIVATIONS, Block, Mlp, RmsNorm
+from trainer.models.layers import (
+    ACTIVATIONS,
+    Block,
+    Initializer,
+    Mlp,
+    RmsNorm,
+    normal,
+    scaled_matrix,
+    zeros,
+)
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Model, WidthScaling
 

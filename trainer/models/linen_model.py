@@ -8,9 +8,8 @@ import flax.linen as nn
 import jax
 from flax.traverse_util import flatten_dict
 
-from trainer.models.initial import one_draw
-from trainer.models.mode import call_mode, mode_attributes
-from trainer.models.model import Model, check_real, pick_inputs
+from trainer.models.layers import one_draw
+from trainer.models.model import Model, call_mode, check_real, mode_attributes, pick_inputs
 
 
 def from_linen(
@@ -25,7 +24,7 @@ def from_linen(
     become the model state, which changes only in training.
 
     Arguments of the module's `__call__` say whether it trains. Those with common names are passed
-    automatically (`trainer/models/mode.py` lists them): `train`, `training`,
+    automatically (`trainer/models/model.py` lists them): `train`, `training`,
     `is_training` and `enable_dropout` are True in training; `deterministic`,
     `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
     argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for
@@ -125,7 +124,7 @@ def _by_module(tree: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     """Converts a linen module of this package to a Model, initialized by one PRNG program."""
-    # All variables of the module must use initializers of `trainer.models.initial`. For `inputs`,
+    # All variables of the module must use initializers of `trainer.models.layers`. For `inputs`,
     # see `from_linen`.
     model = from_linen(module, inputs)
     # The modules of this package have mode arguments and no mode fields.

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from trainer.models.mode import KNOWN, Mode, call_mode, mode_attributes
-from trainer.models.model import Model, pick_inputs
+from trainer.models.model import KNOWN, Mode, Model, call_mode, mode_attributes, pick_inputs
 
 
 def from_nnx(

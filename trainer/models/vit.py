@@ -14,8 +14,7 @@ from trainer.logits.cross_entropy import wide
 from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import Qkv
-from trainer.models.initial import matrix, small
-from trainer.models.layers import Block, LayerNorm, Linear, Mlp
+from trainer.models.layers import Block, LayerNorm, Linear, Mlp, matrix, small
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, Model
 

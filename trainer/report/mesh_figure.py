@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainer.engine.holdings import BATCH, GRADIENTS, ROLES, HeldParameter, Holdings
+from trainer.engine.explanation import BATCH, GRADIENTS, ROLES, HeldParameter, Holdings
 from trainer.engine.memory import in_words
 from trainer.messages import plural, printable
 from trainer.report.figures.drawing import save_as

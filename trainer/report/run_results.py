@@ -15,7 +15,7 @@ from trainer.report.plots import Line, combine, read_points
 from trainer.report.results import MISSING, ReportGoal, Result, Workload, with_outcome
 from trainer.sweep.evidence import unlike_rows
 from trainer.sweep.status import best_runs
-from trainer.workdir.record import edited_files_of_run
+from trainer.workdir.folder import edited_files_of_run
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record

@@ -27,7 +27,7 @@ from trainer.config.units import Units
 from trainer.config.vocabulary import CHALLENGE
 from trainer.config.yaml_reader import read
 from trainer.engine import every
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.messages import UserError, joined, plural
 from trainer.report.panels.targets import NotJudgedError, judge, means
 from trainer.report.results import Workload

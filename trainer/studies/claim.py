@@ -16,31 +16,31 @@ from typing import Any, NamedTuple
 import trainer
 from trainer import config as configs
 from trainer.config.wording import listing
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.messages import UserError
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.results import Result
 from trainer.studies.claim_segments import (
+    FEWEST,
     Recomputed,
     Segment,
+    Tolerance,
     kept_by,
     process_conditions,
     recompute,
     segments_of,
 )
-from trainer.studies.claim_tolerance import FEWEST, Tolerance
 from trainer.sweep.code_changes import versions_in
-from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
-from trainer.sweep.kept_states import SEGMENTS, kept_steps
 from trainer.sweep.ledger import Ledger, began_late, files_in
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE
-from trainer.sweep.plan import Plan
+from trainer.sweep.plan import SEGMENTS, Plan, kept_steps
 from trainer.sweep.plan_file import check_vocabulary, read_plan
 from trainer.sweep.status import SweepReader
-from trainer.train.clipping import CLIPPED_FILE
+from trainer.sweep.wave import ConfigFiles
+from trainer.train.pending import CLIPPED_FILE
 from trainer.workdir import code
 from trainer.writers.files import read_regular, replace_file
 from trainer.writers.json_files import as_json, check_json, read_json

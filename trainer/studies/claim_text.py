@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.studies.claim import Checked
-from trainer.studies.claim_segments import ENDS, EXAMPLES, Recomputed
-from trainer.studies.claim_tolerance import (
+from trainer.studies.claim_segments import (
+    ENDS,
+    EXAMPLES,
     FACTOR,
     FEWEST,
     WIDEST,
+    Recomputed,
     Tolerance,
     caught,
     caught_by_tolerance,

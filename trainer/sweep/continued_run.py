@@ -13,7 +13,7 @@ from optim.paths import flatten
 from trainer import checkpoint
 from trainer.config import Builder, Config, ConfigError, Source, load, replace
 from trainer.engine.experiment import as_optimizer, units_of
-from trainer.engine.loading import load_located
+from trainer.engine.program import load_located
 from trainer.sweep.branch import Branch, PlannedBranch
 
 

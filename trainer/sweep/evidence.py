@@ -22,10 +22,9 @@ from trainer.sweep.code_changes import (
     fingerprint_of,
     versions_in,
 )
-from trainer.sweep.derivation import derive
+from trainer.sweep.extension import derive
 from trainer.sweep.folder import read_wave
 from trainer.sweep.halving import Halving, is_waiting
-from trainer.sweep.kept_states import SEGMENTS
 from trainer.sweep.ledger import (
     CHECKPOINTS,
     CHOICES,
@@ -41,7 +40,7 @@ from trainer.sweep.ledger import (
     results_in,
 )
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
-from trainer.sweep.plan import Plan, Trial
+from trainer.sweep.plan import SEGMENTS, Plan, Trial
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import not_chosen_again, wrong_points
 from trainer.workdir.fingerprint import environment

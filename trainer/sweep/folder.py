@@ -11,8 +11,11 @@ import hashlib
 import json
 import math
 import os
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,15 +28,13 @@ from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import FINAL_FILE, choose_winners, final_trials, read_choices
 from trainer.sweep.halving import Halving, waiting_folder
 from trainer.sweep.ledger import CUTS_FILE, POINTS_FILE, LedgerWriter, trial_event
-from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.points import choose_points
 from trainer.sweep.presence import Presence
-from trainer.sweep.removal import clean, remove_set_aside, set_aside, set_aside_result
 from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
-from trainer.writers.files import paths_below, replace_file
+from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync
 from trainer.writers.json_files import DamagedFile, damaged, read_json
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
@@ -83,6 +84,93 @@ class WaveClaim:
         self.lock.close()
         with contextlib.suppress(OSError):
             self.presence.announce(None)
+
+
+# How wide a wave may be, and which trials cannot be computed in their waves.
+
+MOST_ERRORS = 3  # errors of a trial's own code before it counts as failed
+
+# A wave's folder and files take time, of which each of 16 trials has a small share; only short
+# trials gain from wider waves.
+_USEFUL_OPERATIONS = 2**38  # FLOPs of a wave: about a minute on two cores
+_USEFUL, _MOST = 16, 64  # trials
+
+
+class _Content(TypedDict):
+    widths: NotRequired[dict[str, int]]
+    alone: NotRequired[list[str]]
+    faults: NotRequired[dict[str, int]]
+
+
+def useful_width(operations: int) -> int:
+    """Returns the number of trials, with so many FLOPs each, beyond which a wave gains nothing."""
+    return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // max(1, operations)))
+
+
+def wave_width(trials: int, *most: int) -> int:
+    """Returns the width of waves if trials are divided into as few as possible, of equal widths.
+
+    `most` are upper bounds of the width, at least one.
+
+    Example:
+        >>> wave_width(32, 64, 23)
+        16
+    """
+    waves = math.ceil(trials / max(1, min(most)))
+    return math.ceil(trials / waves)
+
+
+class Limits:
+    """Trials that cannot be computed in their waves, as was learned, in waves/limits.json."""
+
+    # `exclusive` keeps other workers from the file.
+
+    def __init__(self, path: Path, exclusive: Callable[[], AbstractContextManager[None]]):
+        self.path, self._exclusive = path, exclusive
+
+    def read(self) -> dict[str, Any]:
+        """Returns the limits; empty ones if the file is missing or damaged."""
+        # "widths" is index of a program, as text -> the most trials of a wave; "alone" are the
+        # folders of trials that are computed as runs of their own; "faults" is folder of a trial ->
+        # number of errors.
+        empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
+        # The limits of a lost file are learned again.
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            return empty | read_json(self.path, _Content, "remove it.")
+        return empty
+
+    def halve_width(self, program: int, width: int) -> None:
+        """Makes later waves of a program at most half as wide as one that cannot be computed."""
+        # The width of that one is at least 2.
+        with self._changing() as limits:
+            limits["widths"][str(program)] = width // 2
+
+    def compute_alone(self, folder: str) -> None:
+        """Lets a trial be computed as a run of its own, after a rollback in its wave."""
+        with self._changing() as limits:
+            limits["alone"].append(folder)
+
+    def has_failed(self, folder: str) -> bool:
+        """Counts an error of a trial; returns whether it has failed for good."""
+        with self._changing() as limits:
+            count = limits["faults"][folder] = limits["faults"].get(folder, 0) + 1
+        return count >= MOST_ERRORS
+
+    def forget_faults(self, folders: Collection[str]) -> None:
+        """Forgets the errors of trials that are to be computed again."""
+        with self._changing() as limits:
+            for folder in folders:
+                limits["faults"].pop(folder, None)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """Yields the limits, and writes what the caller makes of them."""
+        with self._exclusive():
+            limits = self.read()
+            yield limits
+            if self.path.is_dir():
+                remove_set_aside(set_aside(self.path))
+            replace_file(self.path, json.dumps(limits).encode())
 
 
 class SweepFolder:
@@ -441,3 +529,44 @@ class SweepFolder:
 
 def _opened(file: Path) -> BinaryIO:
     return open(os.open(file, os.O_RDWR | os.O_CLOEXEC), "r+b", buffering=0)
+
+
+# The folders of waves are removed so that a process that is killed meanwhile does no harm.
+
+_REMOVED = ".removed-"
+
+
+def set_aside(file: Path) -> Path:
+    """Removes waves/NAME.json, whatever it is, and renames the folder; needs the sweep's lock."""
+    # Returns a folder for `remove_set_aside`, which may be called after the lock is released,
+    # because it may take long. If this process is killed meanwhile, what is left is not mistaken
+    # for a wave.
+    removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(file.with_suffix(""), removed / file.stem)
+    if file.is_dir() and not file.is_symlink():
+        os.rename(file, removed / file.name)
+    file.unlink(missing_ok=True)
+    sync(file.parent)
+    return removed
+
+
+def set_aside_result(folder: Path, waves: Path) -> Path:
+    """Takes the folder of a trial out of the sweep, which must be locked; as `set_aside` does."""
+    removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=waves))
+    os.rename(folder, removed / folder.name)
+    sync(folder.parent)
+    return removed
+
+
+def remove_set_aside(folder: Path) -> None:
+    """Removes what `set_aside` returned, as far as possible."""
+    with contextlib.suppress(OSError):  # `ignore_errors` does not ignore all of them
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean(waves: Path) -> None:
+    """Removes what workers that were killed have left in waves/; the sweep must be locked."""
+    remove_temporaries(waves)
+    for removed in waves.glob(f"{_REMOVED}*"):
+        remove_set_aside(removed)  # perhaps at the same time as a worker that is alive

@@ -10,11 +10,10 @@ from trainer.config.wording import brief, listing
 from trainer.engine.memory import Memory
 from trainer.messages import duration, joined, plural, printable, table
 from trainer.sweep.confounders import ComparedArm, Differences, arm_differences, named_by
+from trainer.sweep.folder import useful_width, wave_width
 from trainer.sweep.halving import program_steps
-from trainer.sweep.kept_states import kept_line
 from trainer.sweep.ladder import rung_of, split_name
-from trainer.sweep.limits import useful_width, wave_width
-from trainer.sweep.plan import Plan
+from trainer.sweep.plan import Plan, kept_line
 from trainer.sweep.plan_file import revision_of
 from trainer.sweep.programs import ProgramCost, most_side_by_side
 from trainer.sweep.reading import Definition

@@ -32,20 +32,18 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
-from trainer.engine.experiment import Experiment, build_experiment
+from trainer.engine.datasets import LOOKED_FOR, split_sizes, wrong_mode
+from trainer.engine.experiment import Experiment, build_experiment, with_place
 from trainer.engine.explanation import Elsewhere, explain, with_compiled
-from trainer.engine.loading import load_located
-from trainer.engine.plan import find_matrices, make_plan, with_place
-from trainer.engine.program import Program
-from trainer.engine.splits import LOOKED_FOR, split_sizes, wrong_mode
+from trainer.engine.plan import find_matrices, make_plan
+from trainer.engine.program import Program, load_located
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.ablation import parts_needed
 from trainer.sweep.confounders import unlike_loss
 from trainer.sweep.definition import Goal
 from trainer.sweep.halving import planned_steps
-from trainer.sweep.kept_states import check_kept
 from trainer.sweep.ladder import rung_of
-from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
+from trainer.sweep.plan import Plan, SharedProgram, Trial, check_kept, refuse_unequal
 from trainer.sweep.reading import ArmConfig, Definition
 from trainer.sweep.warning_text import merge_warnings
 from trainer.train.continuation import begin_with

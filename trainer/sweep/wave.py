@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,36 +33,33 @@ from trainer.checkpoint import (
     check_not_lost,
     misfits,
 )
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, Source, Tree, file_text, full_text, replace
+from trainer.config.yaml_writer import scalar_text
 from trainer.engine import every
 from trainer.engine.contracts import Batch, ComponentError
+from trainer.engine.datasets import split_sizes
 from trainer.engine.examples import Examples
 from trainer.engine.experiment import Experiment
-from trainer.engine.loading import load_located
-from trainer.engine.program import Program
-from trainer.engine.splits import split_sizes
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, plural
-from trainer.sweep.config_files import ConfigFiles
-from trainer.sweep.folder import SweepFolder, WaveClaim
+from trainer.sweep.folder import MOST_ERRORS, SweepFolder, WaveClaim
 from trainer.sweep.halving import waiting_folder
-from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode_examples
 from trainer.sweep.plan import Trial
 from trainer.sweep.programs import is_number
-from trainer.train.restoring import restore_of, to_save
 from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
 from trainer.train.signals import StopSignals
+from trainer.train.trained import restore_of, to_save
 from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, check_files, fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
-from trainer.workdir.folder import NAMES
-from trainer.workdir.record import now
+from trainer.workdir.folder import NAMES, now
 from trainer.writers import Reporter, files, is_console
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import lines_of, sync_rows
@@ -78,6 +76,59 @@ _ADVICE = "remove the folder of the wave, and its trials are computed again."
 _BETWEEN_REPORTS = 2.0  # seconds
 # What the record of a trial leaves out of that of its wave: it has paths of the machine.
 _OF_THE_MACHINE = ("command", "config_files")
+
+# Printable ASCII that YAML does not quote, and that no config has.
+_MARK = "lockstep-value-{}-of-a-trial"
+_WORD = re.compile(r"[\w./%+-]+", re.ASCII)
+_MARKED = re.compile(r"lockstep-value-(\d+)-of-a-trial")
+
+_FILES: dict[str, Callable[[Config, Sequence[str]], str]] = {
+    "config.yaml": lambda config, _: file_text(config.root),
+    "config_full.yaml": full_text,
+}
+
+
+class ConfigFiles:
+    """Writes the files of trials."""
+
+    def __init__(self, vocabulary: Sequence[str] = ()):
+        self._vocabulary = vocabulary
+        # By arm and paths: the arm's config, and name -> texts and, between them, places of values.
+        self._templates: dict[tuple[str, ...], tuple[Config, dict[str, list[str]]]] = {}
+
+    def write(self, trial: Trial, folder: Path) -> None:
+        """Writes the files of a trial into `folder`."""
+        for name, text in self.texts(trial).items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    def texts(self, trial: Trial) -> dict[str, str]:
+        """Returns the content of a trial's files by their names."""
+        values = {**trial.values, "seed": trial.seed}
+        if not all(map(_is_plain, values.values())):
+            return {name: text(trial.config, self._vocabulary) for name, text in _FILES.items()}
+        key = (trial.arm, *values)
+        base, template = self._templates.get(key, (None, {}))
+        if base is not trial.base:  # it has none yet, or was read again after an extension
+            marks = {path: _MARK.format(index) for index, path in enumerate(values)}
+            marked = replace(trial.base, marks, Source("a trial"))
+            texts = {name: text(marked, self._vocabulary) for name, text in _FILES.items()}
+            template = {name: _MARKED.split(text) for name, text in texts.items()}
+            self._templates[key] = trial.base, template
+        plain = [scalar_text(value) for value in values.values()]
+        return {
+            # Parts with an odd index are indices of `plain`.
+            name: "".join(
+                plain[int(part)] if index % 2 else part for index, part in enumerate(parts)
+            )
+            for name, parts in template.items()
+        }
+
+
+def _is_plain(value: Tree) -> bool:
+    """Returns whether a value is written in the same way wherever it stands in a config."""
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    return value is None or isinstance(value, bool | int | float)
 
 
 @dataclass(frozen=True)

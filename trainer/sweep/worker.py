@@ -20,20 +20,23 @@ from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import Call, wording
 from trainer.config.wording import listing
 from trainer.data.shards import DataChanged
-from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.code_changes import DATA, CodeChanged, changed_hashes, code_or_data, import_code
-from trainer.sweep.config_files import ConfigFiles
-from trainer.sweep.faults import damage_in, is_disk_error, is_out_of_memory, is_takeover
 from trainer.sweep.folder import SweepFolder, WaveClaim
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.programs import most_side_by_side
-from trainer.sweep.wave import Prepared, Setting, Wave, run_alone
-from trainer.sweep.wave_runner import WaveRunner
+from trainer.sweep.wave import ConfigFiles, Prepared, Setting, Wave, run_alone
+from trainer.sweep.wave_runner import (
+    WaveRunner,
+    damage_in,
+    is_disk_error,
+    is_out_of_memory,
+    is_takeover,
+)
 from trainer.train.signals import StopSignals
 from trainer.train.warm_start import CannotBegin
 from trainer.train.watchdog import SlowLines

@@ -19,14 +19,13 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError
 from trainer.checkpoint.reading import place_on_devices
 from trainer.config import Config, ConfigError
-from trainer.engine.loading import load_located
+from trainer.engine.experiment import with_place
 from trainer.engine.mesh import ambient
-from trainer.engine.plan import with_place
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load_located
 from trainer.engine.step import State, shadow_step
 from trainer.messages import plural
-from trainer.train.restoring import restore_of, to_save, with_hyperparams
 from trainer.train.rollback import Counters, counters_of
+from trainer.train.trained import restore_of, to_save, with_hyperparams
 from trainer.train.warm_start import WarmStart, count_warm_starts, located, put, with_counts
 
 Read = TypeVar("Read")

@@ -1,32 +1,33 @@
 """Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order.
 
 Start with `Loop._blocks`. `Boundaries` says where a block must end and what follows it, and
-`Loop.save` saves no state that is ahead of what the files of the run say.
+`Loop.save` saves no state that is ahead of what the files of the run say. What the loop needs of
+its caller, a run or a wave of trials, comes first, and the calls of the config's `hooks`.
 """
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+from trainer.config import wording
+from trainer.config.build import exception_text
 from trainer.engine import every
+from trainer.engine.block import Block, Computed
 from trainer.engine.contracts import Batch
 from trainer.engine.diagnostics import names_computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
+from trainer.hooks import HookContext
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train.batch_prefetcher import BatchPrefetcher
-from trainer.train.clipping import ClippedSteps
-from trainer.train.hooks import At, Hooks, called_at
-from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import Log, NonFiniteLog, Write, advise, describe_fault, fault_at_end
-from trainer.train.pending import CheckedBlock, PendingBlocks
-from trainer.train.restoring import to_save
+from trainer.train.nonfinite import NonFiniteLog, Write, advise, describe_fault, fault_at_end
+from trainer.train.pending import CheckedBlock, ClippedSteps, PendingBlocks
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -36,10 +37,108 @@ from trainer.train.rollback import (
     counters_of,
     rollback_target,
 )
-from trainer.train.rows import Results
-from trainer.train.stopwatch import Clock, Stopwatch, Utilization
+from trainer.train.rows import Clock, Ended, Results, Stopwatch, Utilization
+from trainer.train.trained import to_save
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
+from trainer.writers.base import Log
+
+
+class Consensus(Protocol):
+    """Decides when to stop and to save, as `StopSaveConsensus` of a run and `WaveConsensus`."""
+
+    @property
+    def stop(self) -> str | None: ...  # noqa: D102
+    def sync(self, after: str = "block") -> None: ...  # noqa: D102
+    def save_now(self) -> bool: ...  # noqa: D102
+    def record_save(self, delay: float) -> None: ...  # noqa: D102
+
+
+class StateKeeper(Protocol):
+    """Keeps states; see `checkpoint.Checkpoints`."""
+
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
+    def latest(self) -> int | None: ...  # noqa: D102
+    def save(self, step: int, state: Any, *, metric: float | None = None) -> bool: ...  # noqa: D102
+    def record_metric(self, step: int, metric: float) -> None: ...  # noqa: D102
+    def wait(self) -> None: ...  # noqa: D102
+    def prune(self) -> None: ...  # noqa: D102
+
+
+class Halted(NamedTuple):
+    """A step was not finite, and the run must end."""
+
+    why: str  # the error message
+    step: int
+    replays: bool = False  # whether a replay of the step, from a checkpoint before it, tells more
+
+    def ended(self) -> Ended:
+        """Returns how the run ends, if it does not continue elsewhere."""
+        return Ended("diverged", FAILED, self.step, self.why)
+
+
+Observer = Callable[[int, Sequence[Batch], State], None]
+"""Called after a block with its last step, its batches and the state after it."""
+
+Blocks = Generator[Block, Computed, Ended | RollbackTarget | Halted]
+"""Yields the blocks to compute, and is sent what was computed."""
+
+At = Literal["log", "evaluation"]
+
+
+def called_at(hooks: Sequence[Any], at: At) -> bool:
+    """Returns whether any hook is called at log steps ("log") or after evaluations."""
+    # A hook without an attribute `at` is called at log steps.
+    return any(getattr(hook, "at", "log") == at for hook in hooks)
+
+
+class Hooks:
+    """The hooks of a run; `fence` is called before a file in its folder is written."""
+
+    def __init__(self, program: Program, folder: Path, log: Log, fence: Callable[[], None]):
+        self._program = program
+        self._folder, self._log, self._fence = folder, log, fence
+        self._hooks: Sequence[Any] = program.experiment.hooks
+        self._functions: list[Callable[..., object]] = []
+
+    def bind(self, kept: int) -> None:
+        """Binds the hooks that ask for it to the run, whose results up to the step `kept` stay."""
+        context = HookContext(
+            self._program.experiment, self._program.mesh, self._folder, kept, self._log, self._fence
+        )
+        self._functions = [
+            self._try(index, hook.bind, "cannot begin", context) if hasattr(hook, "bind") else hook
+            for index, hook in enumerate(self._hooks)
+        ]
+
+    def call(self, at: At, step: int, metrics: Mapping[str, float], state: State) -> None:
+        """Calls every hook of that time, until one raises; UserError then names it."""
+        # Each hook receives a copy of `metrics`. The next step reuses the memory of `state`, so
+        # that a hook must copy what it keeps, for example with `jax.device_get`.
+        if at == "log":
+            given: tuple[Any, ...] = (state.params,)
+        else:
+            given = (self._program.evaluation.params(state), state.model_state)
+        for index, hook in enumerate(self._hooks):
+            if called_at([hook], at):
+                function, doing = self._functions[index], f"failed after step {step}"
+                self._try(index, function, doing, step, dict(metrics), *given)
+
+    def _try(self, index: int, function: Callable[..., Any], doing: str, *given: Any) -> Any:
+        try:
+            return function(*given)
+        except Exception as error:  # whatever a user's function raises
+            text = f"{exception_text(error)}{wording.location(error)}"
+            name = f"hooks[{index}], {_hook_name(self._hooks[index])}"
+            raise UserError(f"{name}, {doing}: {text}") from error
+
+
+def _hook_name(hook: Any) -> str:
+    while isinstance(hook, partial):
+        hook = hook.func
+    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    return f"{getattr(hook, '__module__', None) or type(hook).__module__}.{name}"
 
 
 class Records:

@@ -13,8 +13,7 @@ import numpy as np
 
 from trainer.data.dtypes import changed_values, narrow_dtype
 from trainer.engine.contracts import Batch
-from trainer.engine.data_fingerprint import digest_batch
-from trainer.engine.data_shards import WHOLE
+from trainer.engine.datasets import WHOLE, digest_batch
 from trainer.engine.experiment import Experiment
 from trainer.engine.metric_sums import compute_losses, with_ignored
 from trainer.engine.program import Program

@@ -19,34 +19,30 @@ from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config, wording
 from trainer.engine.contracts import ComponentError
-from trainer.engine.experiment import Experiment
+from trainer.engine.datasets import split_sizes
+from trainer.engine.experiment import Experiment, with_place
 from trainer.engine.mesh import data_shard
-from trainer.engine.plan import Plan, located_fingerprint, make_plan, with_place
+from trainer.engine.plan import Plan, located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan, steps_text
 from trainer.engine.program import Program
-from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
-from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.continuation import Continuation, begin_with
-from trainer.train.hooks import Hooks
-from trainer.train.loop import Loop, Records, Services
-from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
-from trainer.train.multihost import StopSaveConsensus
+from trainer.train.loop import Blocks, Halted, Hooks, Loop, Observer, Records, Services
+from trainer.train.multihost import AutosavePolicy, StopSaveConsensus, was_killed
 from trainer.train.nonfinite import fault_at_end, replay_command
 from trainer.train.profile import Advance, Profile
-from trainer.train.restoring import check_fits, restore, to_save
 from trainer.train.rollback import RollbackTarget
-from trainer.train.rows import MetricsError, Rows
+from trainer.train.rows import Ended, MetricsError, Rows
 from trainer.train.signals import StopSignals
 from trainer.train.stuck_parameters import StuckParameters
-from trainer.train.trained import tokenizer_text
+from trainer.train.trained import check_fits, restore, to_save, tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
 from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
-from trainer.workdir.record import is_untouched
+from trainer.workdir.folder import is_untouched
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary

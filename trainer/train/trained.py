@@ -1,4 +1,8 @@
-"""Reads what a run has learned: the parameters of one of its checkpoints, and its tokenizer."""
+"""Restores a state from a checkpoint, and reads what a run has learned: parameters and tokenizer.
+
+The hyperparameters are not saved: they are those of the config, so that a run that continues with a
+changed learning rate uses it.
+"""
 
 import math
 import tempfile
@@ -11,17 +15,61 @@ import jax
 from optim.bound import may_keep_averages
 from trainer import checkpoint, writers
 from trainer import config as configs
-from trainer.checkpoint import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint, misfits
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
-from trainer.engine.loading import load_located
+from trainer.engine.mesh import replicated
+from trainer.engine.program import Program, load_located
+from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
-from trainer.train.restoring import restore_of
 from trainer.workdir import check_files
-from trainer.workdir.record import TOKENIZER_FILE, check_tokenizer
+from trainer.workdir.folder import TOKENIZER_FILE, check_tokenizer
 from trainer.writers.lines import PREFIXES
+
+
+def to_save(state: State) -> State:
+    """Returns what a checkpoint saves of a state, also an abstract one: all but hyperparameters."""
+    return state._replace(hyperparams=())
+
+
+def restore(program: Program, checkpoints: Checkpoints, step: int | None = None) -> State:
+    """Reads the checkpoint of a step, or the newest intact one, onto the program's devices."""
+    # The state has the program's hyperparameters. Raises CheckpointError if there is no such
+    # checkpoint, it is damaged, or its leaves are not those of the program.
+    return with_hyperparams(program, checkpoints.restore(to_save(program.abstract_state()), step))
+
+
+def restore_of(program: Program, folder: Path, step: int) -> State:
+    """Reads a checkpoint of the run in a folder, which is not changed; see `restore`."""
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        return restore(program, checkpoints, step)
+
+
+def with_hyperparams(program: Program, saved: State) -> State:
+    """Adds the hyperparameters of a program to a state without them, on the program's devices."""
+    packed = jax.device_put(program.inputs.pack(), replicated(program.mesh))
+    return saved._replace(hyperparams=packed)
+
+
+def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
+    """Raises UserError if this program or version cannot continue a checkpoint."""
+    # `may_differ` tells that the config may not be the run's, so that each leaf is compared.
+    wrong = misfits(workdir, step, to_save(program.abstract_state()))
+    # `hyper` was a field of the state before the floats of the optimizer were inputs.
+    if any(line.startswith("hyper/") for line in wrong):
+        raise UserError(
+            f"The run in {workdir} was begun by an earlier version of Lockstep, and this version "
+            "cannot read its checkpoints. Finish it with that version, or start again in another "
+            "--workdir."
+        )
+    if wrong and may_differ:
+        raise UserError(
+            f"The run in {workdir} cannot continue with this config: its checkpoint of step "
+            f"{step} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
+            "Start in another --workdir; experiment.warm_start can take over its parameters."
+        )
 
 
 class Trained(NamedTuple):
@@ -168,7 +216,7 @@ def choose_step(folder: Path, config: Config, step: str | int) -> tuple[int, flo
                 f"there are {there}."
             )
         sign = -1 if config.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
-        # The first of equal ones, which `checkpoint.commit.Retention` keeps and summary.json names.
+        # The first of equal ones, which `Retention` of checkpoints keeps and summary.json names.
         step = min(finite, key=lambda number: (sign * finite[number], number))
     elif isinstance(step, str):
         raise UserError(

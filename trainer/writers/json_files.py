@@ -141,10 +141,7 @@ def _read(value: Any, kind: Any, place: str, within_range: bool = True) -> Any:
         kind = float
     if (plain := _plain(kind)) not in _NAMES:
         return value
-    if _kind_of(value, kind) is not plain:
-        raise _mistake(value, (kind,), place)
-    if within_range:
-        _check_range(value, plain, place)
+    _check(value, kind, place, within_range)
     if plain is list and options or _is_named_tuple(kind):
         kinds = [each.kind for each in _fields(kind)] if not options else options
         if origin is not tuple and options or options[-1:] == (Ellipsis,):
@@ -167,14 +164,19 @@ def _read(value: Any, kind: Any, place: str, within_range: bool = True) -> Any:
     return float(value) if plain is float else value
 
 
-def _check_range(value: Any, plain: type, place: str) -> None:
-    """Raises ValueError for a number that is too large, and for a text that cannot be printed."""
+def _check(value: Any, kind: Any, place: str, within_range: bool) -> None:
+    """Raises ValueError for another type, a number that is too large, or half a surrogate pair."""
+    plain = _plain(kind)
+    if _kind_of(value, kind) is not plain:
+        raise _mistake(value, (kind,), place)
+    if not within_range:
+        return
     # A comparison, because an integer may be too large to become a float.
     finite = plain is not float or abs(value) <= sys.float_info.max
     if plain is int and not -(2**63) <= value < 2**63 or not finite:
         raise ValueError(f"{place or 'its content'} is a number out of range")
     if plain is str:
-        value.encode()  # half of a surrogate pair raises ValueError
+        value.encode()
 
 
 def _plain(kind: Any) -> type:

@@ -31,7 +31,7 @@ class _Entry(TypedDict):
     restored: NotRequired[int | None]
     rows: NotRequired[_Rows | None]
     lost_rows: NotRequired[list[str]]
-    results: NotRequired[dict[str, Any] | None]  # see trainer.workdir.record
+    results: NotRequired[dict[str, Any] | None]  # see trainer.workdir.folder
     wave: NotRequired[str]
     trials: NotRequired[int]  # of the wave
     load: NotRequired[float | None]
