@@ -257,6 +257,37 @@ def extended(folder: Path, text: str) -> None:
     assert main(["sweep", "extend", str(folder), f"--config={file}"]) == 0
 
 
+def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_path, capsys):
+    """A verdict said "best of 64 trials" of 3 that had run, and judged what 3 trials may not."""
+    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
+    before = report(capsys, folder, "--formats=markdown").split("\n")[0]
+    assert read_sweep_results(folder).points_of_search("adamw") == 3
+    extended(folder, SWEEP.replace("trials: 3", "trials: 64"))
+    capsys.readouterr()
+    first, *notes = report(capsys, folder, "--formats=markdown").split("\nNote: ")
+    assert first == before and notes[1].startswith("The sweep was extended. Until the new trials")
+    assert read_sweep_results(folder).points_of_search("adamw") == 3
+    methods = " ".join((folder / "report" / "report.md").read_text().split())
+    assert "with 3 points for each arm" in methods and "every arm 1 with 3 trials" in methods
+
+
+def test_the_trials_of_an_extension_do_not_count_without_final_runs_either(tmp_path, capsys):
+    text = SWEEP.replace("final: {seeds: 4}", "final: null").replace("trials: 3", "trials: 2")
+    (tmp_path / "base.yaml").write_text(LONGER)
+    (tmp_path / "sweep.yaml").write_text(text)
+    folder = tmp_path / "sweep"
+    assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={folder}") == 0
+    winners = read_sweep_results(folder).winners
+    extended(folder, text.replace("trials: 2", "trials: 4"))
+    (done,) = (folder / "trials/adamw/0001").iterdir()
+    shutil.copytree(done, folder / "trials/adamw/0002" / done.name)  # one of the new ones
+    found = read_sweep_results(folder)
+    assert {found.points_of_search(arm) for arm in found.arms} == {2}
+    assert found.winners == winners and len(found.later) == 4
+    capsys.readouterr()
+    assert "the winners are those of before" in report(capsys, folder, "--formats=markdown")
+
+
 def test_what_a_verdict_means_is_not_chosen_after_the_results(computed, tmp_path, capsys):
     """A later `relevant` made arms equivalent, and a later `differs` hid a warning."""
     folder = Path(shutil.copytree(computed, tmp_path / "sweep"))

@@ -149,6 +149,16 @@ def test_every_command_reads_a_ladder(computed, capsys):
     assert "adamw@4x" in printed(capsys, "sweep", "show", computed, "final/adamw@4x/10000")
 
 
+@pytest.mark.parametrize("rule", ["fixed", "{optimizer.learning_rate: -0.5}"])
+def test_the_waves_of_a_rung_that_is_not_searched_are_of_winners(folder, capsys, rule):
+    text = SWEEP.replace("{optimizer.learning_rate: -0.5}", rule).replace("  retuned: [2x]\n", "")
+    (folder / "sweep.yaml").write_text(text)
+    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--dry_run"]) == 0
+    rows = capsys.readouterr().out.partition("\nprogram  waves  ")[2].splitlines()[1:7]
+    widths = [int(row.split()[2]) for row in rows]
+    assert sorted(widths) == [3, 3, 3, 3, 12, 12]  # 3 searches, of 4 trials on the lowest rung
+
+
 @pytest.mark.long
 def test_a_value_of_the_rule_that_was_edited_is_found(computed, tmp_path, capsys):
     sweep = Path(shutil.copytree(computed, tmp_path / "sweep"))

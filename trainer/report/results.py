@@ -172,6 +172,9 @@ class Workload:
     finals: tuple[Result, ...]  # what is compared: winners on fresh seeds, or single runs
     spaces: Mapping[str, ArmSpace]
     winners: Mapping[tuple[str, int], int]  # arm and search -> its best point, if it has one
+    # the trials that an extension has added since the winners were chosen, which does not count
+    # them until all have ended
+    later: frozenset[str] = frozenset()
     revisions: tuple[Revision, ...] = ()
     completed: int = 0  # the last revision of which all runs have ended; 0 if none has
     searches: int = 1  # how many independent searches each arm has
@@ -260,8 +263,8 @@ class Workload:
         return sorted(found, key=lambda run: run.seed)
 
     def trials_of(self, arm: str) -> list[Result]:
-        """Returns the runs of an arm's search."""
-        return [run for run in self.trials if run.arm == arm]
+        """Returns the runs of an arm's search among which its winners were chosen, or will be."""
+        return [run for run in self.trials if run.arm == arm and run.name not in self.later]
 
     def points_of_search(self, arm: str) -> int:
         """Returns the number of points of each search of an arm; 0 for single runs."""

@@ -46,8 +46,11 @@ def read_sweep_results(
     so_far = {**_waiting(reader, status), **status.outcomes}
     trials = tuple(_result(reader, so_far.get(trial.folder), trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
-    winners = _winners(plan, status, choices)
     finals = tuple(_finals(reader, status, choices))
+    completed = _completed(plan, choices, trials, finals)
+    chosen = choices[-1].revision if choices else completed
+    until = trials_until(plan, chosen) if chosen else plan.trials
+    winners = _winners(plan, {x.folder: status.outcomes.get(x.folder) for x in until}, choices)
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     _check_metric(folder, metric or plan.goal.metric, (*trials, *finals), plan.goal.metric)
@@ -66,15 +69,16 @@ def read_sweep_results(
         finals=finals,
         spaces=_spaces(plan.revisions[-1]),
         winners=winners,
+        later=frozenset(trial.folder for trial in plan.trials[len(until) :]),
         revisions=revisions,
-        completed=_completed(plan, choices, trials, finals),
+        completed=completed,
         searches=searches,
         units=tuple(range(searches) if searches > 1 else plan.final_seeds or plan.seeds),
         looks=plan.looks,
         skewed=plan.skewed,
         replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
-        missing=tuple(_missing(reader, status, trials, finals)),
+        missing=tuple(_missing(reader, status, trials, finals, len(until) < len(trials))),
         faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
         code=versions_in(evidence.ledger),
         again=evidence.again,
@@ -168,11 +172,13 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
     )
 
 
-def _winners(plan: Plan, status: Status, choices: Sequence[Choice]) -> dict[tuple[str, int], int]:
+def _winners(
+    plan: Plan, outcomes: Mapping[str, Summary | None], choices: Sequence[Choice]
+) -> dict[tuple[str, int], int]:
     """Returns the winner of each search: that of the last choice, or the best point so far."""
     if choices:
         return {key: number for key, number in choices[-1].winners.items() if number is not None}
-    ranked = rank(plan, status.outcomes)
+    ranked = rank(plan, outcomes)
     best = {key: next(iter(points.items()), (0, math.inf)) for key, points in ranked.items()}
     return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
 
@@ -352,7 +358,11 @@ def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
 
 
 def _missing(
-    reader: SweepReader, status: Status, trials: tuple[Result, ...], finals: tuple[Result, ...]
+    reader: SweepReader,
+    status: Status,
+    trials: tuple[Result, ...],
+    finals: tuple[Result, ...],
+    extended: bool,
 ) -> Iterator[str]:
     """Yields sentences about the runs that an unfinished sweep lacks, and about damaged files."""
     if counts := Counter(run.arm for run in trials if run.end == "missing"):
@@ -361,7 +371,8 @@ def _missing(
             f"The search is not complete: no result yet of {plural(counts.total(), 'trial')} of"
             f" {len(trials):,} ({listed})."
         )
-    if (seeds := len(reader.plan.final_seeds)) and status.final is None and finals:
+    seeds = len(reader.plan.final_seeds)
+    if extended or (seeds and status.final is None and finals):
         yield (
             "The sweep was extended. Until the new trials have ended, the winners are those of"
             " before, with the runs of before."

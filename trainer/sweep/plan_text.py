@@ -202,7 +202,9 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
         else ("program", "waves", "trials of a wave", "memory", "trials that fit")
     ]
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
-        names = (plan.by_name[name].arm for name in program.trials)
+        names = [plan.by_name[name].arm for name in program.trials]
+        # A rung of a ladder that is not searched has the runs of winners only.
+        names = names or [*program.arms] * len(plan.final_seeds) * len(plan.offsets)
         # Arms of a branch share waves.
         arms = collections.Counter(arm if plan.branch is None else "" for arm in names)
         room = None if memory is None else memory.limit

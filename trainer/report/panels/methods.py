@@ -250,9 +250,9 @@ def _common(workload: Workload, arms: Sequence[str], key: str) -> str:
 def _search(workload: Workload) -> list[str]:
     if not workload.trials:
         return []
-    first = [run for run in workload.trials if run.search == 0]
-    counts = {arm: len({r.number for r in first if r.arm == arm}) for arm in workload.arms}
-    seeds = len({run.seed for run in first})
+    every = [run for arm in workload.arms for run in workload.trials_of(arm)]
+    counts = {arm: workload.points_of_search(arm) for arm in workload.arms}
+    seeds = len({run.seed for run in every if run.search == 0})
     methods = list(dict.fromkeys(space.method for space in workload.spaces.values()))
     each = set(counts.values())
     many = (
