@@ -257,6 +257,21 @@ def extended(folder: Path, text: str) -> None:
     assert main(["sweep", "extend", str(folder), f"--config={file}"]) == 0
 
 
+def test_winners_of_the_test_split_are_said_to_be_so(tmp_path, capsys):
+    """A verdict said that no run had another split, where the file had chosen this one."""
+    (tmp_path / "base.yaml").write_text(LONGER)
+    text = SWEEP.replace("target: 0.2", "select_on: test").replace("s: 3", "s: 2")
+    (tmp_path / "sweep.yaml").write_text(text)
+    file = f"--config={tmp_path / 'sweep.yaml'}"
+    assert main(["sweep", file, "--check"]) == 0
+    said = capsys.readouterr().out
+    assert "warning (adamw, sgd): The goal has select_on: test, so that values of winners" in said
+    assert runs.sweep(file, f"--workdir={tmp_path / 'sweep'}") == 0
+    capsys.readouterr()
+    found = report(capsys, tmp_path / "sweep", "--formats=markdown")
+    assert "because the file says `select_on: test`, although runs have a validation split" in found
+
+
 def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_path, capsys):
     """A verdict said "best of 64 trials" of 3 that had run, and judged what 3 trials may not."""
     folder = Path(shutil.copytree(computed, tmp_path / "sweep"))

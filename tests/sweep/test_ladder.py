@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -154,9 +155,9 @@ def test_the_waves_of_a_rung_that_is_not_searched_are_of_winners(folder, capsys,
     text = SWEEP.replace("{optimizer.learning_rate: -0.5}", rule).replace("  retuned: [2x]\n", "")
     (folder / "sweep.yaml").write_text(text)
     assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--dry_run"]) == 0
-    rows = capsys.readouterr().out.partition("\nprogram  waves  ")[2].splitlines()[1:7]
+    rows = re.split(r"\nprogram +waves .*\n", capsys.readouterr().out)[1].splitlines()[:5]
     widths = [int(row.split()[2]) for row in rows]
-    assert sorted(widths) == [3, 3, 3, 3, 12, 12]  # 3 searches, of 4 trials on the lowest rung
+    assert sorted(widths) == [3, 3, 3, 12, 12]  # 3 searches, of 4 trials on the lowest rung
 
 
 @pytest.mark.long

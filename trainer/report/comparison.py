@@ -20,6 +20,7 @@ from trainer.report.run_results import read_runs
 from trainer.report.sweep_results import on_rungs, read_sweep_results
 from trainer.report.verdict import verdict
 from trainer.sweep.warning_text import by_sentence
+from trainer.writers.lines import PREFIXES
 
 
 class _WorkloadPart(NamedTuple):
@@ -113,9 +114,12 @@ def _verdict_block(parts: Sequence[_WorkloadPart], sentences: tuple[str, ...]) -
         found = by_sentence(part.workload.warnings, part.workload.arms)
         warnings += [f"{name}The plan of {joined(x)} warns: {text}" for text, x in found.items()]
         if goal.report_on == goal.select_on and part.workload.trials and standings(part.workload):
+            why, row = "no run has another", PREFIXES["validation"] + goal.metric
+            if goal.selected != row and row in part.workload.finals[0].summary.metrics:
+                why = "the file says `select_on: test`, although runs have a validation split"
             warnings.append(
                 f"{name}The values are those of the {goal.select_on} split, on which the winners"
-                " were selected as well, because no run has another."
+                f" were selected as well, because {why}."
             )
     goals = {(each.goal.metric, each.goal.better) for each in workloads}
     splits = {each.goal.report_on for each in workloads}

@@ -500,7 +500,8 @@ def _placed_in_sweep_file(arm: ArmConfig, who: str) -> Iterator[None]:
 
 def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
     """Raises ConfigError if an arm lacks the goal's metric, or its data set lacks the split."""
-    # Returns a sentence if the best trial by the goal is probably the worst.
+    # Returns sentences if the best trial by the goal is probably the worst, or if it is chosen on
+    # the test split although there is another.
     places = [arm.sweep.sources.get(x) for x in ("goal.metric", "goal.select_on", "goal")]
     known = ["loss", *experiment.metrics]
     if goal.metric not in known:
@@ -521,11 +522,18 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
             f" data set a {goal.select_on} split{how}.",
             next(filter(None, places[1:]), arm.source()),
         )
+    found = []
+    if goal.select_on == "test" and "validation" in splits:
+        found.append(
+            "The goal has select_on: test, so that values of winners on the test split are better"
+            " than on other data. The data set has a validation split: leave select_on out."
+        )
     if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is None:
-        return []
+        return found
     return [
+        *found,
         f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric} are"
-        f" better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in Gin)."
+        f" better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in Gin).",
     ]
 
 
