@@ -249,6 +249,17 @@ def test_a_winner_that_changes_begins_a_new_pair():
     assert new.p == pytest.approx(5 * 2 / e)
 
 
+def test_it_is_said_why_a_new_winner_has_no_test():
+    """It said that there is no test with 4 units, which had decided before the extension."""
+    values = {"a": [0.0, 0.1, 0.05, 0.02], "b": [1.0, 1.02, 0.98, 1.1]}
+    assert "a is better than b" in judged(workload(values, **revisions(4)))
+    text = judged(workload(values, **revisions(4, 4, revision_2=("a",))))
+    assert text.startswith(
+        "Not decided: 4 seeds of each arm cannot decide anything; with 1 pair of arms it takes at"
+        " least 6, because winners or arms are new since results were known."
+    )
+
+
 def test_an_arm_that_was_added_after_results_is_judged_by_e_values():
     a, b = [0.0, 0.1, 0.05, 0.02, 0.03, 0.07], [1.0, 1.02, 0.98, 1.1, 1.05, 0.95]
     values = {"a": a, "b": b, "c": [2.0, 2.1, 2.2, 2.0, 1.9, 2.1]}

@@ -172,14 +172,16 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
     planned = [*itertools.takewhile(lambda each: not compared_known(each, in_order), until)][-1][-1]
     before, now, first_units = map(planned_units, (stored.revisions[-1], revision, planned))
     arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
-    if arms < 2 or now <= before or planned is revision or stored.looks == "any":
+    if arms < 2 or planned is revision or stored.looks == "any":
         return []
+    pairs = number_of_pairs(arms, revision.get("ablated", ""))
+    if now <= before:
+        return _power_of_new_winners(stored, revision, plural(now, noun), now, pairs)
     if stored.skewed:
         return [
             f"power: with skewed: true, only the {plural(first_units, noun)} of the plan are"
             " judged, and the added ones change no verdict."
         ]
-    pairs = number_of_pairs(arms, revision.get("ablated", ""))
     first = _effect(first_units, decide.looks_of_plan(first_units), pairs)
     later = _effect(now, decide.Looks(None, (now,)), pairs)
     finds, unit = "cannot decide anything", f" {_DEVIATIONS}"
@@ -198,6 +200,24 @@ def power_of_extension(folder: Path, stored: Plan, revision: Mapping[str, Any]) 
             f" {2 * first_units:,}, or start a fresh sweep."
         )
     return [text]
+
+
+def _power_of_new_winners(
+    stored: Plan, revision: Mapping[str, Any], units: str, now: int, pairs: int
+) -> list[str]:
+    """Returns a sentence if so few units decide nothing about new winners or arms."""
+    added = {arm for arm, *_ in revision["trials"]}
+    again = bool(added & stored.arms.keys())  # their winners may change
+    looks = decide.looks_after_change(1, (now,)) if again else decide.Looks(None, (now,))
+    fewest = decide.fewest_units(looks.later_level / pairs)
+    if not added or now >= fewest or stored.skewed:
+        return []
+    whose = "an arm with another winner than before" if again else "an arm that is added"
+    return [
+        f"power: {units} cannot decide anything about {whose}, because the results of others are"
+        f" known: with {plural(pairs, 'pair')} of arms it takes at least {fewest}. What is decided"
+        f" now may be decided no more. Extend to {fewest} at once, or start a fresh sweep."
+    ]
 
 
 def _noun(searches: int, final_seeds: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from trainer.report.pairs import (
     EarlierLook,
     Pair,
     Standing,
+    looks_of,
     reason_not_to_judge,
     standings,
 )
@@ -490,12 +491,16 @@ def _progress(workload: Workload, ordered: Sequence[Standing]) -> str:
     if ended != total and workload.revisions:
         noun = plural(total, workload.unit).partition(" ")[2]
         return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
-    first = decide.looks_of_file(workload.looks, 2, workload.skewed)
+    level, how = decide.looks_of_file(workload.looks, 2, workload.skewed).level, ""
+    taken = [looks_of(workload, pair, ended) for pair in itertools.combinations(workload.arms, 2)]
+    later = [looks.later_level for looks in taken if looks is not None and not looks.planned]
+    if later and workload.looks == "planned":
+        level, how = min(later), ", because winners or arms are new since results were known"
     units = plural(ended or 1, workload.unit)
-    fewest = decide.fewest_units(first.level / workload.comparisons)
+    fewest = decide.fewest_units(level / workload.comparisons)
     if ended < fewest:
         return (
             f"Not decided: {units} of each arm cannot decide anything; with"
-            f" {plural(workload.comparisons, 'pair')} of arms it takes at least {fewest}."
+            f" {plural(workload.comparisons, 'pair')} of arms it takes at least {fewest}{how}."
         )
     return f"Not decided: there is no test with {units}."

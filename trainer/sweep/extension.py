@@ -130,7 +130,9 @@ def make_extension(
     if lines:
         raise UserError(
             f"The sweep in {folder} cannot be extended to this file, which changes what was"
-            " planned:\n" + indented(lines) + "Put these back and only add to the file, or start"
+            " planned:\n"
+            + indented([*dict.fromkeys(lines)])
+            + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
     content, last = plan.content(), stored.revisions[-1]
@@ -190,7 +192,10 @@ def _changes(stored: Plan, plan: Plan) -> list[str]:
         if key in fixed or not set(last[key]) <= set(content[key]):
             lines.append(f"{key.replace('_', ' ')}: {text}")
     if plan.offsets[: len(stored.offsets)] != stored.offsets:
-        lines.append(f"searches: {len(stored.offsets)} -> {len(plan.offsets)}")
+        both = ((last["arms"][name], content["arms"].get(name, {})) for name in stored.arms)
+        methods = [text for arms in both for text in changed(*arms, ("method",)).values()]
+        counts = f"searches: {len(stored.offsets)} -> {len(plan.offsets)}"
+        lines += [f"method: {text}" for text in dict.fromkeys(methods)] or [counts]
     entries = changed(last, content, ("checkpoints", "vmap", "looks", "skewed", "segments"))
     of_goal = changed(last["goal"], content["goal"], ("metric", "mode", "select_on"))
     lines += [f"{key}: {text}" for key, text in entries.items()]
