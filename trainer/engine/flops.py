@@ -11,7 +11,7 @@ import jax
 from jax.interpreters import partial_eval
 
 from optim.tracing import equations, inner_jaxprs
-from trainer.logits.cross_entropy import AGAIN
+from trainer.logits import AGAIN
 
 # The products of attention in a call of `jax.nn.dot_product_attention(implementation="cudnn")`,
 # which has no jaxpr inside.
