@@ -22,7 +22,6 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import changed_hashes, note_code
-from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
 from trainer.sweep.ledger import Ledger, LedgerWriter, known_results, read_ledger, results_in
 from trainer.sweep.plan import (
@@ -53,6 +52,7 @@ from trainer.sweep.plan_file import (
 )
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import AbsentArm, ArmConfig, Definition, read_sweep
+from trainer.sweep.spaces import canonical, encoded
 from trainer.sweep.tuned import tuned_line
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.fingerprint import indented
