@@ -20,7 +20,7 @@ from trainer.cli.optimizers import space_block
 from trainer.config import Builder, gin_writer, load, yaml_writer
 from trainer.config.schema import is_optimizer
 from trainer.config.vocabulary import Vocabulary
-from trainer.engine.optimizer_cost import KERNEL, follows_schedules, measure_optimizer, measure_part
+from trainer.engine.flops import KERNEL, follows_schedules, measure_optimizer, measure_part
 from trainer.messages import UserError
 
 # Of optax itself: optimistic_adam is deprecated, and the seed that contrib.dpsgd takes.

@@ -410,7 +410,7 @@ trainer.report.document trainer.report.figures trainer.report.figures.style trai
 trainer.report.formats.latex trainer.report.formats.markdown trainer.report.html
 trainer.report.panels trainer.report.statistics trainer.report.wording trainer.studies trainer.sweep
 trainer.sweep.ablation trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders
-trainer.sweep.encoding trainer.sweep.ladder trainer.sweep.launcher_settings trainer.sweep.local
+trainer.sweep.ladder trainer.sweep.launcher_settings trainer.sweep.local
 trainer.sweep.ray trainer.sweep.slurm trainer.sweep.spaces
 trainer.sweep.tuned trainer.sweep.warning_text trainer.train trainer.train.peers
 trainer.train.runtime trainer.train.signals trainer.train.watchdog
@@ -495,13 +495,13 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 # What `python -m tests.house_measures` prints. Bounds go down with it, never up.
 BOUNDS = {
-    "lines": 68_617,
+    "lines": 68_486,
     "functions over 60 lines": 1,
     "functions over 40 lines": 73,
     "classes over 300 lines": 1,
     "most parameters of a constructor": 14,
     "public names of two modules": 29,
-    "functions of at most 6 lines used once": 212,
+    "functions of at most 6 lines used once": 211,
 }
 
 

@@ -18,8 +18,7 @@ from tests.token_cases import KERNEL, SOFT_CAP, TEST, TRAIN, VOCABULARY, Z_LOSS
 from trainer import data, losses, metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.flops import count_flops
-from trainer.logits import ChunkedLogits
-from trainer.logits.cross_entropy import Head
+from trainer.logits import ChunkedLogits, Head
 from trainer.train.nonfinite import find_fault
 
 FEATURES, COUNTS = TRAIN["x"], TRAIN["mask"] > 0

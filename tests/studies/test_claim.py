@@ -30,10 +30,10 @@ from trainer.studies.claim import (
 )
 from trainer.studies.claim_segments import Recomputed, Segment, caught, recompute, row_differences
 from trainer.studies.claim_text import claim_sentences
-from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import file_digest
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.spaces import canonical
 from trainer.sweep.status import SweepReader
 from trainer.workdir import code
 

@@ -28,11 +28,11 @@ from trainer.config import load
 from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
-from trainer.sweep.encoding import canonical
 from trainer.sweep.plan import Plan, SharedProgram, plan_sweep
 from trainer.sweep.plan_file import check_same, digest_of, read_plan, write_plan
 from trainer.sweep.programs import find_programs
 from trainer.sweep.reading import Definition
+from trainer.sweep.spaces import canonical
 from trainer.workdir import folder as workdir
 
 TREES = """base: base.yaml

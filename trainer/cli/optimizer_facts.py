@@ -34,8 +34,8 @@ from trainer.config.tree import functions, walk
 from trainer.config.vocabulary import Vocabulary
 from trainer.config.wording import cause, listing, nearest
 from trainer.config.yaml_reader import read
-from trainer.engine import optimizer_cost
-from trainer.engine.optimizer_cost import Cost
+from trainer.engine import flops
+from trainer.engine.flops import Cost
 from trainer.messages import UserError, joined
 
 PARTS = "Parts of optim.chain"
@@ -150,10 +150,10 @@ class Facts:
             if self.recipe is None:
                 return None
             if not self.is_part:
-                return optimizer_cost.measure_optimizer(self.recipe)
+                return flops.measure_optimizer(self.recipe)
             recipes = recipes_within(self.recipe)
             part = next(each for each in recipes if each.func is self.function.call)
-            return optimizer_cost.measure_part(part)
+            return flops.measure_part(part)
         except Exception as error:
             if self.family not in self._packages:
                 raise
@@ -164,7 +164,7 @@ class Facts:
         """Returns which of its float arguments can follow a schedule; {} without an example."""
         if self.cost is None or self.recipe is None:
             return {}
-        return optimizer_cost.follows_schedules(self.recipe, self.function.call)
+        return flops.follows_schedules(self.recipe, self.function.call)
 
     @cached_property
     def inside(self) -> list[str]:

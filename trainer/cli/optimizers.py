@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(packages: Sequence[str]) -> Iterator[str]:
     from trainer.cli.optimizer_facts import families
-    from trainer.engine.optimizer_cost import KERNEL
+    from trainer.engine.flops import KERNEL
 
     yield from textwrap.wrap(
         "State is in bytes, and FLOPs are those of an update, each for one element of a float32"
@@ -149,7 +149,7 @@ def _composition(given: "Published") -> Iterator[str]:
 
 
 def _costs(facts: "Facts") -> Iterator[str]:
-    from trainer.engine.optimizer_cost import KERNEL
+    from trainer.engine.flops import KERNEL
 
     if facts.cost is None:
         yield from _wrapped(f"State and FLOPs: not known: {_why_no_config(facts)}.", "  ", first="")

@@ -26,17 +26,7 @@ from typing import Any
 
 from gin import config_parser
 
-from trainer.config import wording
-from trainer.config.nodes import (
-    MAX_DEPTH,
-    Budget,
-    Node,
-    check_argument,
-    check_key,
-    check_leaf,
-    is_name,
-    plain,
-)
+from trainer.config import nodes, wording
 from trainer.config.tree import Call, ConfigError, Key, Source, Unused
 from trainer.config.vocabulary import LANGUAGES, Language
 from trainer.config.wording import known_names, listing, nearest
@@ -58,7 +48,7 @@ class Reference:
 class Pairs:
     """The items of a dict before its keys, which may be macros, are resolved."""
 
-    items: tuple[tuple[Node, Node], ...]
+    items: tuple[tuple[nodes.Node, nodes.Node], ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class Binding:
     scopes: tuple[str, ...]
     name: str
     argument: str
-    value: Node  # of leaves, References, lists of Nodes, and Pairs
+    value: nodes.Node  # of leaves, References, lists of Nodes, and Pairs
     source: Source
     # each file, include, end of an include, and option begins a new section; a binding overrides
     # those of earlier sections
@@ -138,8 +128,8 @@ class _Parser(config_parser.ConfigParser):
     def parse_value(self) -> _Located:
         line = _line(self)
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise SyntaxError(f"values are nested deeper than {MAX_DEPTH} levels")
+        if self._depth > nodes.MAX_DEPTH:
+            raise SyntaxError(f"values are nested deeper than {nodes.MAX_DEPTH} levels")
         value = super().parse_value()
         self._depth -= 1
         return _Located(value, line)
@@ -191,7 +181,7 @@ def _statement(statement: Any, source: Source) -> Binding | Include | BlockHead:
             scopes, name, argument = (*scopes, name), MACRO, "value"
         elif name == "macro":
             name = MACRO
-        check_argument(argument, at)
+        nodes.check_argument(argument, at)
         return Binding(scopes, name, argument, _node(located, source), at)
     if isinstance(statement, config_parser.IncludeStatement):
         return Include(statement.filename, at)
@@ -205,7 +195,7 @@ def _statement(statement: Any, source: Source) -> Binding | Include | BlockHead:
     )
 
 
-def _node(located: _Located, source: Source) -> Node:
+def _node(located: _Located, source: Source) -> nodes.Node:
     value, at = located.value, source.below(located.line - 1)
     while isinstance(value, _Located):  # a value in parentheses
         value = value.value
@@ -215,10 +205,10 @@ def _node(located: _Located, source: Source) -> Node:
         items = value.items()
         value = Pairs(tuple((_node(key, source), _node(item, source)) for key, item in items))
     elif not isinstance(value, Reference):
-        check_leaf(value, at)
-    elif not is_name(value.name):
+        nodes.check_leaf(value, at)
+    elif not nodes.is_name(value.name):
         raise ConfigError(f"{value.name[:60]!r} is not the name of a function.", at)
-    return Node(value, at)
+    return nodes.Node(value, at)
 
 
 Scope = tuple[str, ...]
@@ -226,7 +216,7 @@ Calls = Mapping[str, set[Scope]]
 """The scopes in which each function is called. The key MACRO has the macros that are read."""
 
 
-def references_in(value: Node) -> Iterator[Reference]:
+def references_in(value: nodes.Node) -> Iterator[Reference]:
     """Yields the references and macros in the value of a binding, also inside lists and dicts."""
     if isinstance(value.value, Reference):
         yield value.value
@@ -312,7 +302,7 @@ _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 def resolve(
     statements: Sequence[Binding | BlockHead], where: Source, language: Language
-) -> tuple[Node, list[Unused]]:
+) -> tuple[nodes.Node, list[Unused]]:
     """Returns the tree of the statements, and the bindings that have no effect on it."""
     # `where` is the place to name if the root has no binding.
     table = BindingTable([x for x in statements if isinstance(x, Binding)], language.root)
@@ -343,13 +333,13 @@ class _Resolver:
 
     def __init__(self, table: BindingTable):
         self.table = table
-        self._budget = Budget()
+        self._budget = nodes.Budget()
         self._open: list[tuple[Scope, str]] = []
         self.read: set[int] = set()  # the ids of the bindings that were read
         self.called: dict[str, set[Scope]] = {}  # the scopes in which each function was called
         self.where: dict[str, Source] = {}  # where each function was called first
 
-    def resolve(self, where: Source) -> Node:
+    def resolve(self, where: Source) -> nodes.Node:
         root = self.table.root
         own = (each.source for each in self.table.in_force if each.name == root)
         return self._call(Reference((), root, True), (), (), next(own, where), 0)
@@ -365,7 +355,7 @@ class _Resolver:
 
     def _call(
         self, reference: Reference, scope: Scope, caller: Scope, source: Source, depth: int
-    ) -> Node:
+    ) -> nodes.Node:
         """Resolves a reference in the scope `scope`, which is an argument of a call in `caller`."""
         self._budget.spend(depth, source)
         scope = reference.scopes or (scope if reference.evaluate else caller)
@@ -385,14 +375,14 @@ class _Resolver:
             kwargs = {}
             for argument, binding in self._bound(reference.name, scope).items():
                 value = self._value(binding.value, scope, scope, depth + 1)
-                kwargs[argument] = Node(value.value, value.source, binding.source)
-            node = Node(Call(reference.name, kwargs, not reference.evaluate), source)
+                kwargs[argument] = nodes.Node(value.value, value.source, binding.source)
+            node = nodes.Node(Call(reference.name, kwargs, not reference.evaluate), source)
         self._open.pop()
         return node
 
     def _macro(
         self, reference: Reference, scope: Scope, caller: Scope, source: Source, depth: int
-    ) -> Node:
+    ) -> nodes.Node:
         name = "/".join(scope)
         if not reference.evaluate:
             raise ConfigError(f"A macro is read with %{name}, not with @.", source)
@@ -409,32 +399,32 @@ class _Resolver:
             source,
         )
 
-    def _value(self, node: Node, scope: Scope, caller: Scope, depth: int) -> Node:
+    def _value(self, node: nodes.Node, scope: Scope, caller: Scope, depth: int) -> nodes.Node:
         value = node.value
         if isinstance(value, Reference):
             return self._call(value, scope, caller, node.source, depth)
         self._budget.spend(depth, node.source)
         if isinstance(value, list):
             items = [self._value(item, scope, caller, depth + 1) for item in value]
-            return Node(items, node.source)
+            return nodes.Node(items, node.source)
         if isinstance(value, Pairs):
-            return Node(self._dict(value, scope, caller, depth), node.source)
+            return nodes.Node(self._dict(value, scope, caller, depth), node.source)
         return node
 
-    def _dict(self, pairs: Pairs, scope: Scope, caller: Scope, depth: int) -> dict[Key, Node]:
-        items: dict[Key, Node] = {}
+    def _dict(self, pairs: Pairs, scope: Scope, caller: Scope, depth: int) -> dict[Key, nodes.Node]:
+        items: dict[Key, nodes.Node] = {}
         for key_node, value_node in pairs.items:
             # Compared once resolved: a key may be a macro, and two macros may have the same value.
             key = self._value(key_node, scope, caller, depth + 1).value
             at = key_node.source
-            check_key(plain(Node(key, at)), at)
+            nodes.check_key(nodes.plain(nodes.Node(key, at)), at)
             if key in items:
                 first = items[key].argument_source
                 raise ConfigError(
                     f"The key {key!r} is given twice; the first is at {first}. Remove one.", at
                 )
             value = self._value(value_node, scope, caller, depth + 1)
-            items[key] = Node(value.value, value.source, at)
+            items[key] = nodes.Node(value.value, value.source, at)
         return items
 
 

@@ -42,7 +42,7 @@ NAMES: tuple[Diagnostic, ...] = get_args(Diagnostic)
 # They differentiate the batch once more.
 OF_HALVES = ("gradient_square", "gradient_noise", "noise_scale")
 ALL = tuple(name for name in NAMES if name not in OF_HALVES)
-_COUNTED = "clipped"  # from what every step returns, by `trainer.train.pending`
+COUNTED = "clipped"  # from what every step returns, by `trainer.train.pending`
 _OF_MATRICES = ("spectral_norm", "stable_rank", "rotation")
 _POWER_STEPS, _STARTS = 20, 8
 _HALF_LIFE = 20  # rows after which a row counts half in a noise scale
@@ -83,12 +83,7 @@ def names_computed(asked: Sequence[str] | str) -> tuple[str, ...]:
         >>> names_computed(["rotation", "clipped"])
         ('rotation',)
     """
-    return tuple(name for name in (ALL if asked == "all" else asked) if name != _COUNTED)
-
-
-def counts_clipped(asked: Sequence[str] | str, clip_norm: Any) -> bool:
-    """Returns whether the share of clipped steps is asked for, of an optimizer that clips."""
-    return clip_norm is not None and (asked == "all" or _COUNTED in asked)
+    return tuple(name for name in (ALL if asked == "all" else asked) if name != COUNTED)
 
 
 def check_matrices(asked: Sequence[str] | str, found: Mapping[str, Layout]) -> None:

@@ -17,14 +17,7 @@ from trainer.config import Builder, Call, Config, ConfigError, Units, leaves, wo
 from trainer.config.build import call_hint
 from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
-from trainer.engine import every
-from trainer.engine.contracts import (
-    ComponentError,
-    calling,
-    check_data,
-    check_language,
-    tokens_per_example,
-)
+from trainer.engine import contracts, every
 from trainer.engine.datasets import best_row, split_sizes, train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
@@ -210,7 +203,7 @@ class Experiment:
             raise ValueError(f"loss must be a function of (outputs, batch), got {self.loss!r}.")
         # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
-        check_language(self.model, self.data)
+        contracts.check_language(self.model, self.data)
         object.__setattr__(self, "optimizer", in_roles(as_optimizer(self.optimizer), self.roles))
         if self.ema_decay is not None and self.optimizer.readout is not None:
             raise ValueError(
@@ -338,10 +331,10 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
 def units_of(config: Config, data: Any, parameters: Callable[[], int]) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'."""
     # `parameters` counts those of the model, if a unit needs that.
-    check_data(data, config.root.kwargs["data"], config.sources.get("data"))
+    contracts.check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.
-    tokens = tokens_per_example(data)
+    tokens = contracts.tokens_per_example(data)
     without_total = Units(None, data.batch_size, data.num_examples, tokens, parameters)
     source = config.sources.get("steps")
     total = None if configured is None else without_total.steps(configured, source)
@@ -356,7 +349,7 @@ def units_of(config: Config, data: Any, parameters: Callable[[], int]) -> Units:
 def count_parameters(model: Model, data: Dataset) -> int:
     """Returns how many parameters a model has for the batches of a data set; nothing is drawn."""
     batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in data.element_spec.items()}
-    with calling("model"):
+    with contracts.calling("model"):
         params, _ = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), batch)
     return sum(x.size for x in jax.tree.leaves(params))
 
@@ -372,7 +365,7 @@ def with_place(
         if isinstance(value, int) and value > _LARGEST:
             text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
             return ConfigError(text, config.sources[path] if config else None)
-    if isinstance(error, ComponentError):
+    if isinstance(error, contracts.ComponentError):
         places = _upwards(error.component)
     elif isinstance(error, ConfigError):
         return error

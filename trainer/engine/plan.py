@@ -25,19 +25,13 @@ from optim.factories import bound, evaluate, instantiate, map_floats, name_of, t
 from optim.layouts import Layout
 from optim.paths import flatten, fullmatch
 from trainer.config import Config
-from trainer.engine import plan_learning
+from trainer.engine import datasets, plan_learning
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import (
     ComponentError,
     calling,
     check_observations,
     tokens_per_example,
-)
-from trainer.engine.datasets import (
-    data_fingerprint,
-    describe_fingerprint,
-    ranking_warnings,
-    split_sizes,
 )
 from trainer.engine.diagnostics import OF_HALVES, names_computed
 from trainer.engine.every import describe_changes
@@ -360,10 +354,10 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         batch_size=experiment.data.batch_size,
         evaluations=describe_changes(experiment.eval_every),
         tokens=tokens_per_example(experiment.data),
-        examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
+        examples={"train": experiment.data.num_examples, **datasets.split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         classes=found.classes,
-        fingerprint=describe_fingerprint(experiment.data),
+        fingerprint=datasets.describe_fingerprint(experiment.data),
         mode=mode,
         schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},
         hyperparameters=hyperparameters,
@@ -383,7 +377,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
             *plan_learning.rate_warnings(sampled),
             *plan_learning.step_warnings(program, config),
             *plan_learning.mask_warnings(program, first),
-            *ranking_warnings(experiment),
+            *datasets.ranking_warnings(experiment),
             *([] if here else _unchecked(optimizer, state.params)),
             *(unrepeatable(program.mesh) if here else ()),
         ],
@@ -480,7 +474,7 @@ def _bytes(tree: Any) -> int:
 def located_fingerprint(program: Program, config: Config) -> str:
     """Returns the fingerprint of a program's data; raises ConfigError with file and line."""
     try:
-        return data_fingerprint(program.experiment.data)
+        return datasets.data_fingerprint(program.experiment.data)
     except ComponentError as error:
         raise with_place(error, config) from error
 

@@ -14,8 +14,7 @@ from jax.typing import DTypeLike
 from optim.dtypes import widen
 from trainer.config.wording import known_names
 from trainer.constraints import constrain
-from trainer.logits import SOFT_CAPS, ChunkedLogits
-from trainer.logits.cross_entropy import wide
+from trainer.logits import SOFT_CAPS, ChunkedLogits, wide
 from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from optim.dtypes import widen
 from trainer.constraints import constrain
-from trainer.logits.cross_entropy import wide
+from trainer.logits import wide
 from trainer.messages import check_positive
 from trainer.models import layers
 from trainer.models.attention import Qkv

@@ -30,6 +30,8 @@ from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import Summary, read_outcome, read_summary
 
+_Runs = tuple[Result, ...]
+
 
 def read_sweep_results(
     folder: Path,
@@ -46,13 +48,7 @@ def read_sweep_results(
     so_far = {**_waiting(reader, status), **status.outcomes}
     trials = tuple(_result(reader, so_far.get(trial.folder), trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
-    finals = tuple(_finals(reader, status, choices))
-    completed = _completed(plan, choices, trials, finals)
-    chosen = choices[-1].revision if choices else completed
-    until = trials_until(plan, chosen) if chosen else plan.trials
-    winners = _winners(plan, {x.folder: status.outcomes.get(x.folder) for x in until}, choices)
-    if not plan.final_seeds:
-        finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
+    completed, until, winners, finals = _compared(reader, status, choices, trials)
     _check_metric(folder, metric or plan.goal.metric, (*trials, *finals), plan.goal.metric)
     goal, searches = _goal(plan, finals, target, metric, better), len(plan.offsets)
     # Most digests are taken from the ledger, so that few files are read.
@@ -170,6 +166,19 @@ def _on_rung(workload: Workload, ladder: PlannedLadder, suffix: str) -> Workload
             if run.end == "failed"
         ),
     )
+
+
+def _compared(
+    reader: SweepReader, status: Status, choices: Sequence[Choice], trials: Sequence[Result]
+) -> tuple[int, Sequence[Trial], dict[tuple[str, int], int], tuple[Result, ...]]:
+    """Returns the last complete revision, the trials before it, the winners and their runs."""
+    plan, finals = reader.plan, tuple(_finals(reader, status, choices))
+    completed = _completed(plan, choices, trials, finals)
+    until = trials_until(plan, choices[-1].revision if choices else completed) or plan.trials
+    winners = _winners(plan, {x.folder: status.outcomes.get(x.folder) for x in until}, choices)
+    if not plan.final_seeds:
+        finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
+    return completed, until, winners, finals
 
 
 def _winners(
@@ -358,11 +367,7 @@ def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
 
 
 def _missing(
-    reader: SweepReader,
-    status: Status,
-    trials: tuple[Result, ...],
-    finals: tuple[Result, ...],
-    extended: bool,
+    reader: SweepReader, status: Status, trials: _Runs, finals: _Runs, extended: bool
 ) -> Iterator[str]:
     """Yields sentences about the runs that an unfinished sweep lacks, and about damaged files."""
     if counts := Counter(run.arm for run in trials if run.end == "missing"):

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Tree
-from trainer.sweep.encoding import decoded
-from trainer.sweep.spaces import of_record
+from trainer.sweep.spaces import decoded, of_record
 
 
 def search_seed(seed: int, search: int, attempt: int = 0) -> int:

@@ -22,7 +22,6 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import changed_hashes, note_code
-from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import FINAL_FILE, ArmSearch
 from trainer.sweep.ledger import Ledger, LedgerWriter, known_results, read_ledger, results_in
 from trainer.sweep.plan import (
@@ -53,6 +52,7 @@ from trainer.sweep.plan_file import (
 )
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import AbsentArm, ArmConfig, Definition, read_sweep
+from trainer.sweep.spaces import canonical, encoded
 from trainer.sweep.tuned import tuned_line
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.fingerprint import indented
@@ -130,9 +130,7 @@ def make_extension(
     if lines:
         raise UserError(
             f"The sweep in {folder} cannot be extended to this file, which changes what was"
-            " planned:\n"
-            + indented([*dict.fromkeys(lines)])
-            + "Put these back and only add to the file, or start"
+            " planned:\n" + indented(lines) + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
     content, last = plan.content(), stored.revisions[-1]
@@ -166,7 +164,7 @@ def added_trials(stored: Plan, definition: Definition, plan: Plan) -> tuple[list
             trial = Trial(arm.name, number, seed, values, plan.arms[arm.name].config, search=search)
             if trial.name not in stored.by_name:
                 added.append(trial)
-    return added, lines
+    return added, list(dict.fromkeys(lines))
 
 
 def _points(plan: Plan, search: ArmSearch) -> _Points:

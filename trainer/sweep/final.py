@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypedDict
 
 from trainer.config import Tree
 from trainer.config.wording import brief, listing
-from trainer.sweep.encoding import decoded, encoded
 from trainer.sweep.plan import ArmSearch, Plan, Trial, point_name, searches_of, seed_of_search
+from trainer.sweep.spaces import decoded, encoded
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
 from trainer.writers.summary import Summary

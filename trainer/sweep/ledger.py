@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.messages import plural
-from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.plan import searches_of
+from trainer.sweep.spaces import canonical
 from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 

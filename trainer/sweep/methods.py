@@ -18,8 +18,7 @@ from trainer.config import Tree
 from trainer.config.wording import listing
 from trainer.messages import plural
 from trainer.sweep.asked import Asks, scrambled, search_seed
-from trainer.sweep.encoding import encoded
-from trainer.sweep.spaces import Space
+from trainer.sweep.spaces import Space, encoded
 
 __all__ = [
     "cmaes",

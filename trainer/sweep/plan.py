@@ -20,10 +20,10 @@ from trainer.messages import plural
 from trainer.sweep.asked import Asks, search_seed
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.definition import Goal
-from trainer.sweep.encoding import PENDING, canonical, encoded
 from trainer.sweep.ladder import PlannedLadder, rung_of
 from trainer.sweep.methods import Cuts, Explicit
 from trainer.sweep.reading import ArmConfig, Definition
+from trainer.sweep.spaces import PENDING, canonical, encoded
 from trainer.sweep.tuned import Tuning, linked_of, tuning_of
 from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.json_files import as_json

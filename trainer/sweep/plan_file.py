@@ -25,7 +25,6 @@ from trainer.sweep.asked import Asks
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Goal
-from trainer.sweep.encoding import canonical, decoded, encoded
 from trainer.sweep.ladder import PlannedLadder
 from trainer.sweep.ledger import LedgerWriter
 from trainer.sweep.methods import Cuts
@@ -33,6 +32,7 @@ from trainer.sweep.plan import OPTIONAL, Plan, PlannedArm, SharedProgram, Trial,
 from trainer.sweep.points import with_points
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.reading import Definition
+from trainer.sweep.spaces import canonical, decoded, encoded
 from trainer.writers.files import read_regular, remove_temporaries, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json
 

@@ -1,12 +1,18 @@
-"""The values among which a sweep searches; a config names them as space.log_uniform and so on."""
+"""The values among which a sweep searches; a config names them as space.log_uniform and so on.
 
+The values of trials are written in JSON, which has no calls: those and other trees are in YAML.
+"""
+
+import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from trainer.config import Tree
+from trainer.config import Call, Source, Tree, dump
 from trainer.config.tree import same
 from trainer.config.wording import brief
 
@@ -242,3 +248,46 @@ def _index(u: float, size: int) -> int:
 def _equal(a: Tree, b: Tree) -> bool:
     """Returns whether two values build the same: 1 and 1.0 do for an argument that is a float."""
     return a == b if all(type(x) in (int, float) for x in (a, b)) else same(a, b)
+
+
+# The values of a trial whose point is chosen by results that are not known yet.
+PENDING: Mapping[str, Tree] = MappingProxyType({})
+
+
+def canonical(content: Any) -> str:
+    """Returns JSON in ASCII on one line; equal contents in equal order have equal texts."""
+    # The content must not have NaN or infinities.
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
+    """Returns the values of a trial as JSON can have them; what it cannot, as {"yaml": text}."""
+    # Those are lists, dicts, calls, NaN and infinities.
+    found: dict[str, Any] = dict(values)
+    for path, value in values.items():
+        tree = isinstance(value, Call | Mapping | Sequence) and not isinstance(value, str)
+        if tree or (isinstance(value, float) and not math.isfinite(value)):
+            found[path] = {"yaml": dump(Call("value", {"value": value}))}
+    return found
+
+
+def decoded(content: Mapping[str, Any] | None) -> Mapping[str, Tree]:
+    """Returns the values of a trial from what `encoded` returned; `PENDING` from None."""
+    # Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
+    # KeyError or TypeError if the content has another form.
+    if content is None:
+        return PENDING
+    return {
+        path: _tree(value["yaml"]) if isinstance(value, dict) else value
+        for path, value in content.items()
+    }
+
+
+@functools.lru_cache(10_000)  # the trials of a sweep have few different texts
+def _tree(text: str) -> Tree:
+    from trainer.config import yaml_reader
+    from trainer.config.nodes import plain
+
+    if (read := yaml_reader.read(text, Source("a value"))) is None:
+        raise TypeError("a value is empty")
+    return plain(read).kwargs["value"]

@@ -129,16 +129,13 @@ class Hooks:
         try:
             return function(*given)
         except Exception as error:  # whatever a user's function raises
+            hook = self._hooks[index]
+            while isinstance(hook, partial):
+                hook = hook.func
+            module = getattr(hook, "__module__", None) or type(hook).__module__
+            name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
             text = f"{exception_text(error)}{wording.location(error)}"
-            name = f"hooks[{index}], {_hook_name(self._hooks[index])}"
-            raise UserError(f"{name}, {doing}: {text}") from error
-
-
-def _hook_name(hook: Any) -> str:
-    while isinstance(hook, partial):
-        hook = hook.func
-    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
-    return f"{getattr(hook, '__module__', None) or type(hook).__module__}.{name}"
+            raise UserError(f"hooks[{index}], {module}.{name}, {doing}: {text}") from error
 
 
 class Records:

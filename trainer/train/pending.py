@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from trainer.engine.diagnostics import counts_clipped
+from trainer.engine.diagnostics import COUNTED
 from trainer.engine.program import Program
 from trainer.engine.step import State, StepMetrics
 from trainer.train.nonfinite import Log, RetriedFile, Write
@@ -121,9 +121,9 @@ class ClippedSteps(RetriedFile):
 
     def __init__(self, program: Program, folder: Path, write: Write, log: Log):
         super().__init__(CLIPPED_FILE, write, log)
-        experiment = program.experiment
+        asked, clips = program.experiment.diagnostics, program.experiment.optimizer.clip_norm
         self._program = program
-        self._on = counts_clipped(experiment.diagnostics, experiment.optimizer.clip_norm)
+        self._on = clips is not None and (asked == "all" or COUNTED in asked)
         self._bound: Callable[[int], np.float32] | None = None
         # Step of a saved state -> clipped steps and all steps since the last row before it.
         self._saved: dict[int, tuple[int, int]] = {}
@@ -153,7 +153,7 @@ class ClippedSteps(RetriedFile):
     def take(self) -> dict[str, float]:
         """Returns the share for a row, by the name of the diagnostic, and begins the next row."""
         found, self._now = self._now, (0, 0)
-        return {"clipped": found[0] / found[1]} if self._on and found and found[1] else {}
+        return {COUNTED: found[0] / found[1]} if self._on and found and found[1] else {}
 
     def save(self, step: int) -> None:
         """Writes the counts at the step of a state that is to be saved."""
