@@ -58,7 +58,6 @@ from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, check_files, fingerprint
 from trainer.workdir.code import commits
-from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES, now
 from trainer.writers import Reporter, files, is_console
 from trainer.writers.json_files import damaged
@@ -198,7 +197,7 @@ class Wave:
             code=setting.note_code(),
             openblas_threads=threads,
         )
-        found = environment(self._common)
+        found = fingerprint.environment(self._common)
         with self._folder.locked_ledger() as ledger:
             ledger.add_environment(found)
         self.workdir = Workdir(
