@@ -27,6 +27,9 @@ from trainer.checkpoint.reading import all_agree, read_manifest, read_state, sto
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage, sync, sync_tree
 
+if TYPE_CHECKING:
+    from orbax.checkpoint import CheckpointManager
+
 Fence = Callable[[], None]
 
 
@@ -191,10 +194,6 @@ class Retention:
         finite = [step for step in steps if math.isfinite(metrics[step])]
         best = sorted(finite, key=lambda step: (self._sign * metrics[step], step))[: self._best]
         return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always
-
-
-if TYPE_CHECKING:
-    from orbax.checkpoint import CheckpointManager
 
 
 class Checkpoints:

@@ -35,7 +35,6 @@ from trainer.config.vocabulary import Vocabulary
 from trainer.config.wording import cause, listing, nearest
 from trainer.config.yaml_reader import read
 from trainer.engine import flops
-from trainer.engine.flops import Cost
 from trainer.messages import UserError, joined
 
 PARTS = "Parts of optim.chain"
@@ -141,7 +140,7 @@ class Facts:
         return self.optimizer is not None and self.optimizer.name == "optim.optimizer"
 
     @cached_property
-    def cost(self) -> Cost | None:
+    def cost(self) -> flops.Cost | None:
         """What it keeps and computes; None if `optimizer` is None, or an update raises an error."""
         try:
             if self.has_groups:

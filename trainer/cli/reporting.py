@@ -12,7 +12,6 @@ import trainer
 from trainer import config as configs
 from trainer.cli import resolving
 from trainer.cli.terminal import log, show
-from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError, joined, plural
 from trainer.report.document import Report
 from trainer.train import runtime
@@ -347,7 +346,7 @@ def shadow(arguments: argparse.Namespace) -> int:
     return FAILED if found.ended else DONE
 
 
-def read_other(arguments: argparse.Namespace) -> Config:
+def read_other(arguments: argparse.Namespace) -> configs.Config:
     """Reads the config of the other optimizer of `shadow`."""
     # The settings of --set are edits of both configs, but for those of the optimizer. Without
     # --shadow it is the config itself, with all of its edits and those of --shadow_set.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import config as configs
 from trainer.cli import values
-from trainer.config import Config
 from trainer.config.files import SHIPPED
 from trainer.config.vocabulary import RUN, Language
 from trainer.messages import UserError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.engine.program import Program
 
 
-def read_config(arguments: argparse.Namespace, language: Language = RUN) -> Config:
+def read_config(arguments: argparse.Namespace, language: Language = RUN) -> configs.Config:
     """Reads the config that the options name."""
     if not arguments.files:  # not refused by the parser, which would not suggest --config then
         raise UserError(f"The config of {language.what} is missing: name it with --config=FILE.")
@@ -33,7 +32,7 @@ def search_paths(arguments: argparse.Namespace) -> list[str]:
 
 
 def make_program(
-    config: Config,
+    config: configs.Config,
     vocabulary: Sequence[str],
     steps_per_call: int | None = None,
     declared: bool = False,
@@ -69,7 +68,7 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
     return [f"{name}={value}" for name, values in given.items() for value in values]
 
 
-def default_workdir(files: Sequence[str], config: Config) -> str:
+def default_workdir(files: Sequence[str], config: configs.Config) -> str:
     """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d."""
     # It is named after the first file and the digest of the config: a changed config gets another
     # folder, and the same command resumes. Raises UserError if the current folder no longer exists.

@@ -20,7 +20,6 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep import local, plan_file, ray, slurm
 from trainer.sweep.code_changes import import_code, refuse_changed_code
 from trainer.sweep.plan import Plan, plan_sweep
-from trainer.sweep.ray import RaySettings
 from trainer.sweep.reading import Definition, read_sweep
 from trainer.sweep.slurm import SlurmSettings
 from trainer.sweep.status import Status, SweepReader, counts, describe_trial, progress_line, render
@@ -110,7 +109,7 @@ def _start(arguments: argparse.Namespace) -> int:
     return _compute(folder, arguments, settings)
 
 
-def _compute(folder: Path, arguments: argparse.Namespace, settings: RaySettings | None) -> int:
+def _compute(folder: Path, arguments: argparse.Namespace, settings: ray.RaySettings | None) -> int:
     """Computes trials in workers of a Ray cluster, or of this machine if settings is None."""
     words, count, signals = _worker_words(folder, arguments), arguments.workers, arguments.signals
     with LiveView(folder) as view:
@@ -306,7 +305,7 @@ def _status_of(folder: Path) -> tuple[Status, str]:
     return status, render(status, reader.plan, folder, reader.code_changes())
 
 
-def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | RaySettings | None:
+def launcher_settings(arguments: argparse.Namespace) -> SlurmSettings | ray.RaySettings | None:
     """Returns the settings of Slurm or Ray; None stands for the workers of this machine."""
     # Raises UserError if a setting is wrong or of another launcher, or that is not installed.
     for name in ("slurm", "ray"):

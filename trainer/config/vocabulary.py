@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 from trainer.config import signatures, wording
-from trainer.config.signatures import Function, defining_module
 from trainer.config.tree import ConfigError, Source, longest_key
 from trainer.config.wording import known_names, listing, nearest
 from trainer.messages import joined, started
@@ -135,11 +134,11 @@ class Vocabulary:
         self._packages = tuple(packages)
         self.language = language
         self._named = tuple(named)
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, signatures.Function] = {}
         for package in self._packages:
             self._check_package(package)
 
-    def function(self, name: str, source: Source | None = None) -> Function:
+    def function(self, name: str, source: Source | None = None) -> signatures.Function:
         """Returns a function by its dotted name, such as "optax.adamw"; raises ConfigError."""
         if name not in self._functions:
             self._functions[name] = signatures.read_signature(
@@ -147,7 +146,7 @@ class Vocabulary:
             )
         return self._functions[name]
 
-    def ending_with(self, name: str, source: Source | None = None) -> list[Function]:
+    def ending_with(self, name: str, source: Source | None = None) -> list[signatures.Function]:
         """Returns all functions whose name ends with a name like "adamw"; raises ConfigError."""
         modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
         found = []
@@ -259,7 +258,7 @@ class Vocabulary:
                 words = f"is not among the functions of {own} that a config may name"
                 return f"{name} {words}: {listing(_public_names(module), 20)}."
             elif callable(what):
-                home = defining_module(what) or "elsewhere"
+                home = signatures.defining_module(what) or "elsewhere"
                 words = f"is not a function of {own}: it comes from {home}"
             else:
                 words = "is neither a function nor a class"
@@ -333,7 +332,7 @@ def _public_callable(
     is_own = name in getattr(module, "__all__", ())
     if module.__name__ not in _LISTED:
         # What it imports is not public: a config must not reach the functions of os through it.
-        is_own |= _lies_in(defining_module(value), package)
+        is_own |= _lies_in(signatures.defining_module(value), package)
     return value if is_own and not isinstance(value, typing.TypeVar) else None
 
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 
 from trainer import checkpoint, writers
-from trainer.checkpoint import digests
 from trainer.engine.contracts import Batch
 from trainer.engine.datasets import digest_batch
 from trainer.engine.program import Program
@@ -50,7 +49,7 @@ def trace(workdir: str | Path) -> Observer:
             {"step": before + number, "batch": digest_batch(batch)}
             for number, batch in enumerate(batches, 1)
         ]
-        rows[-1]["leaves"] = digests(state) | {"rng": digests(key)[""]}
+        rows[-1]["leaves"] = checkpoint.digests(state) | {"rng": checkpoint.digests(key)[""]}
         if first:
             with open(path, "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -15,7 +15,6 @@ import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, leaves, wording
 from trainer.config.build import call_hint
-from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine import contracts, every
 from trainer.engine.datasets import best_row, split_sizes, train_batches
@@ -311,7 +310,7 @@ def build_experiment(
 
 def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
     if isinstance(node, str):
-        text = f"experiment takes a data set for 'data', and was given {describe(node)}."
+        text = f"experiment takes a data set for 'data', and was given {wording.describe(node)}."
         try:
             text += call_hint(Call(builder.function(node).name))
         except ConfigError as error:

@@ -25,14 +25,8 @@ from optim.factories import bound, evaluate, instantiate, map_floats, name_of, t
 from optim.layouts import Layout
 from optim.paths import flatten, fullmatch
 from trainer.config import Config
-from trainer.engine import datasets, plan_learning
+from trainer.engine import contracts, datasets, plan_learning
 from trainer.engine.block import BlockRule
-from trainer.engine.contracts import (
-    ComponentError,
-    calling,
-    check_observations,
-    tokens_per_example,
-)
 from trainer.engine.diagnostics import OF_HALVES, names_computed
 from trainer.engine.every import describe_changes
 from trainer.engine.experiment import with_place
@@ -202,7 +196,7 @@ def find_matrices(optimizer: optim.Optimizer, params: Any, outputs: int = 0) -> 
                 " last layer to AdamW: block.*/kernel takes neither of Lockstep's own models."
             )
         if one.wrong:
-            raise ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
+            raise contracts.ComponentError("optimizer", f"In group {group!r}, {one.wrong[0]}")
         warnings += [f"In group {group!r}, {doubt}" for doubt in one.doubts]
     if any(cell.endswith(_UNNAMED) for cell in cells.values()):
         lines.append(
@@ -338,7 +332,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         diagnostics = _diagnostics(program)
         found = plan_learning.scan(program, state, first := program.evaluation.check(state))
         matrices = find_matrices(optimizer, state.params, found.outputs)
-        with calling("model"):
+        with contracts.calling("model"):
             mode = describe_mode(getattr(experiment.model, "mode", None))
             widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
@@ -353,7 +347,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,
         evaluations=describe_changes(experiment.eval_every),
-        tokens=tokens_per_example(experiment.data),
+        tokens=contracts.tokens_per_example(experiment.data),
         examples={"train": experiment.data.num_examples, **datasets.split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         classes=found.classes,
@@ -389,12 +383,12 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
 def _check(program: Program, state: State, room: Memory) -> None:
     """Raises an error if the program cannot train for its steps with so much memory."""
     if (wrong := too_large(state, program.feed.abstract_batch(), room)) is not None:
-        raise ComponentError("model", wrong)
+        raise contracts.ComponentError("model", wrong)
     optimizer = program.experiment.optimizer
     if not optimizer.trainable(state.params):
         raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
     _check_batches(program)
-    check_observations(program.experiment.model, program.experiment.optimizer)
+    contracts.check_observations(program.experiment.model, program.experiment.optimizer)
     for name, wrapper in (("lookahead", optimizer.lookahead), ("readout", optimizer.readout)):
         wrong = None if wrapper is None else wrapper.wrong_steps(program.experiment.steps)
         if wrong is not None:
@@ -475,7 +469,7 @@ def located_fingerprint(program: Program, config: Config) -> str:
     """Returns the fingerprint of a program's data; raises ConfigError with file and line."""
     try:
         return datasets.data_fingerprint(program.experiment.data)
-    except ComponentError as error:
+    except contracts.ComponentError as error:
         raise with_place(error, config) from error
 
 

@@ -24,7 +24,6 @@ from trainer.engine import mesh as meshes
 from trainer.engine.contracts import Batch, ComponentError, calling
 from trainer.engine.datasets import read_batch, split_sizes
 from trainer.engine.flops import reading
-from trainer.engine.mesh import resized, size_of
 from trainer.engine.program import Program
 from trainer.engine.step import State, output_shapes
 from trainer.messages import plural
@@ -185,7 +184,7 @@ def mask_warnings(program: Program, first: Mapping[str, Batch]) -> list[str]:
     padded = [
         split
         for split, batch in first.items()
-        if (sizes[split] or 0) % size_of(batch) or not np.all(batch["mask"])
+        if (sizes[split] or 0) % meshes.size_of(batch) or not np.all(batch["mask"])
     ]
     return [
         f"The metric {name!r} does not use its argument `mask`, and batches of the {padded[0]} "
@@ -451,7 +450,7 @@ def _read_by(loss: Any, outputs: Any, split: _Split) -> Sequence[str]:
     size = getattr(outputs, "shape", (1,))[0]
     counts = (size,) if split.mask is None else (size, *split.mask.shape[1:])
     try:
-        shapes = resized(split.arrays, size)
+        shapes = meshes.resized(split.arrays, size)
         shapes["mask"] = jax.ShapeDtypeStruct(counts, np.float32)
         # A function of its own, because a loss may be an object that cannot be hashed.
         traced = jax.jit(lambda *given: loss(*given)).trace(outputs, shapes)

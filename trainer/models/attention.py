@@ -19,9 +19,6 @@ IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 ROTATIONS = ("full", "half")
 """The values of the argument `rope` of `rotary_angles`."""
 
-LOGITS = "attention_logits"
-"""The observation of the largest product of a query and a key; see `trainer.protocols.Model`."""
-
 _HALF = (jnp.bfloat16, jnp.float16)
 
 
@@ -69,6 +66,7 @@ class CausalAttention(nn.Module):
     first: Initializer = matrix  # of the other kernels
     use_bias: bool = False
     epsilon: float | None = 1e-6  # as in `RmsNorm`
+    observation = "attention_logits"  # see `trainer.protocols.Model`
 
     @nn.compact
     def __call__(
@@ -84,7 +82,7 @@ class CausalAttention(nn.Module):
             norm = functools.partial(RmsNorm, self.epsilon, self.qk_norm != "unscaled")
             query, key = norm(name="q_norm")(query), norm(name="k_norm")(key)
         query, key = rotate(query, angles), rotate(key, angles)
-        if self.is_mutable_collection(LOGITS) and not self.is_initializing():
+        if self.is_mutable_collection(self.observation) and not self.is_initializing():
             self._observe(largest_logits(query, key, mask, self.scale), query.shape[-1])
         if start is None:
             mixed = attend(query, key, value, mask, self.scale, self.implementation)
@@ -123,7 +121,7 @@ class CausalAttention(nn.Module):
             found = {"qkv": jnp.stack([queries, keys, jnp.zeros_like(keys)])}
         for name, x in found.items():
             biases = {"bias": x} if self.use_bias else {}
-            self.put_variable(LOGITS, name, {"kernel": x[..., None, :], **biases})
+            self.put_variable(self.observation, name, {"kernel": x[..., None, :], **biases})
 
     def _remember(self, name: str, new: jax.Array, start: jax.Array) -> jax.Array:
         """Writes new keys or values into the cache and returns all of them."""

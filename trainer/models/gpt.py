@@ -17,23 +17,7 @@ from trainer.constraints import constrain
 from trainer.logits import SOFT_CAPS, ChunkedLogits, wide
 from trainer.messages import check_positive
 from trainer.models import layers
-from trainer.models.attention import (
-    IMPLEMENTATIONS,
-    LOGITS,
-    ROTATIONS,
-    CausalAttention,
-    rotary_angles,
-)
-from trainer.models.layers import (
-    ACTIVATIONS,
-    Block,
-    Initializer,
-    Mlp,
-    RmsNorm,
-    normal,
-    scaled_matrix,
-    zeros,
-)
+from trainer.models.attention import IMPLEMENTATIONS, ROTATIONS, CausalAttention, rotary_angles
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import TRANSFORMER_SHARDING, Heads, LanguageModel, Model, WidthScaling
 
@@ -46,7 +30,7 @@ class Embed(nn.Module):
 
     vocab_size: int
     width: int
-    initial: Initializer
+    initial: layers.Initializer
     norm: functools.partial | None  # of the embedded tokens; None does not normalize them
 
     @nn.compact
@@ -68,7 +52,7 @@ class Head(nn.Module):
 
     width: int
     vocab_size: int
-    initial: Initializer
+    initial: layers.Initializer
     use_bias: bool
 
     @nn.compact
@@ -76,7 +60,8 @@ class Head(nn.Module):
         """Returns kernel and bias."""
         kernel = self.param("kernel", self.initial, (self.width, self.vocab_size))
         kernel = constrain(kernel, None, "vocabulary")
-        return kernel, self.param("bias", zeros, (self.vocab_size,)) if self.use_bias else None
+        bias = self.param("bias", layers.zeros, (self.vocab_size,)) if self.use_bias else None
+        return kernel, bias
 
 
 class Gpt(nn.Module):
@@ -289,7 +274,7 @@ def gpt(
     check_positive("models.gpt", **sizes, **chosen)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
-    names = {"activation": (activation, ACTIVATIONS), "rope": (rope, ROTATIONS)}
+    names = {"activation": (activation, layers.ACTIVATIONS), "rope": (rope, ROTATIONS)}
     names |= {"attention": (attention, IMPLEMENTATIONS)}
     names |= {"soft_cap_form": (soft_cap_form, SOFT_CAPS)}
     if isinstance(qk_norm, str):
@@ -332,24 +317,24 @@ def gpt(
             f"models.gpt has embed_dtype={embed_dtype!r} and tied=True, with which the embedding "
             "is the head, whose dtype is that of the other parameters. Leave one of them out."
         )
-    first = scaled_matrix(init_scale)
-    last = scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
+    first = layers.scaled_matrix(init_scale)
+    last = layers.scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
     scale = head_dim**-0.5 if attention_scale is None else attention_scale
     if base_width is not None:
         known_dim = base_width / num_heads if base_head_dim is None else base_head_dim
         scale = math.sqrt(known_dim) / head_dim
-    norm = functools.partial(RmsNorm, norm_epsilon)
+    norm = functools.partial(layers.RmsNorm, norm_epsilon)
     shared: Any = {"last": last, "first": first, "use_bias": bias}
     heads = (num_heads, kv_heads, qk_norm, scale, attention)
     mixer = functools.partial(CausalAttention, *heads, **shared, epsilon=norm_epsilon)
-    mlp = functools.partial(Mlp, mlp_dim, activation, **shared)
-    drawn = normal(embed_init, jnp.dtype(embed_dtype or jnp.float32))
-    head = normal(0.0 if zero_init else init_scale * base**-0.5)
+    mlp = functools.partial(layers.Mlp, mlp_dim, activation, **shared)
+    drawn = layers.normal(embed_init, jnp.dtype(embed_dtype or jnp.float32))
+    head = layers.normal(0.0 if zero_init else init_scale * base**-0.5)
     module = Gpt(
         vocab_size=vocab_size,
         depth=depth,
         head_dim=head_dim,
-        block=functools.partial(Block, mixer, mlp, norm, dropout),
+        block=functools.partial(layers.Block, mixer, mlp, norm, dropout),
         embed=functools.partial(Embed, vocab_size, width, drawn, norm if embed_norm else None),
         norm=norm,
         head=None if tied else functools.partial(Head, width, vocab_size, head, bias),
@@ -375,7 +360,7 @@ def gpt(
         language=language_model(module, kv_heads),
         width_scaling=scaling,
         sharding=(*TRANSFORMER_SHARDING, ("embed/embedding", "tensor -")),
-        observations={LOGITS: why if qk_norm else ""},
+        observations={CausalAttention.observation: why if qk_norm else ""},
         heads=(
             Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/.*"),
             Heads("num_kv_heads", kv_heads, "block.*/attn/kv/.*"),

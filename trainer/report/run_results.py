@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from trainer import config as configs
-from trainer.config import Call
 from trainer.messages import UserError, joined, plural
 from trainer.report.conditions import read_run_config
 from trainer.report.plots import Line, combine, read_points
@@ -232,7 +231,7 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
             kept = dict(root.kwargs)
             for seed in ("seed", "data_seed"):
                 kept.pop(seed, None)
-            key = configs.digest(Call(root.name, kept))
+            key = configs.digest(configs.Call(root.name, kept))
         groups.setdefault(key, {})[name] = folder
     titles = [_common_name(list(group)) for group in groups.values()]
     named = {}

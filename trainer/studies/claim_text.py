@@ -7,18 +7,8 @@ from collections.abc import Callable, Iterator
 
 from trainer.config.wording import listing
 from trainer.messages import plural
+from trainer.studies import claim_segments as segments
 from trainer.studies.claim import Checked
-from trainer.studies.claim_segments import (
-    ENDS,
-    EXAMPLES,
-    FACTOR,
-    FEWEST,
-    WIDEST,
-    Recomputed,
-    Tolerance,
-    caught,
-    caught_by_tolerance,
-)
 
 _LISTED = 4
 
@@ -75,25 +65,25 @@ def _unknown(checked: Checked) -> str:
     if any(not x.same and checked.tolerance_of(x) is None for x in checked.recomputed):
         return (
             "Not verified: how far results are apart under these conditions can only be measured on"
-            f" at least {FEWEST} more segments of the same kind, those that begin a run or the"
-            " others, with this code and these data. Check it where it was computed."
+            f" at least {segments.FEWEST} more segments of the same kind, those that begin a run or"
+            " the others, with this code and these data. Check it where it was computed."
         )
     return (
         "Not verified: this is more than the differences between the two environments explain, but"
         " no proof of a forgery: the differences of honest segments may themselves differ by more"
-        f" than a factor of {FACTOR:g}. Check it where it was computed."
+        f" than a factor of {segments.FACTOR:g}. Check it where it was computed."
     )
 
 
-def _found(each: Recomputed, tolerance: Tolerance | None) -> str:
+def _found(each: segments.Recomputed, tolerance: segments.Tolerance | None) -> str:
     """Says what came of a segment."""
     again = f"{each.name} was computed again"
     if each.same:
         return f"{again} and has the same bits."
     size = f"differs from {each.first} on, by {each.largest:.2g} of a value at most"
-    if all(name.startswith(EXAMPLES) for name in each.apart):
+    if all(name.startswith(segments.EXAMPLES) for name in each.apart):
         size = f"has the same rows, and other results on {each.first}"
-    if ENDS in each.apart:
+    if segments.ENDS in each.apart:
         size = f"ended {each.first}, with the same rows"
     if not each.differing:
         return (
@@ -109,20 +99,20 @@ def _listed(apart: dict[str, float]) -> str:
     return ", ".join(f"{name} by {size:.2g}" for name, size in list(apart.items())[:_LISTED])
 
 
-def _measured(checked: Checked, found: Tolerance) -> Iterator[str]:
+def _measured(checked: Checked, found: segments.Tolerance) -> Iterator[str]:
     """Says what the tolerance is, and which of the segments that gave it are beyond it."""
     yield (
         f"How far {_kind(checked, found)} are apart under these conditions was measured on"
         f" {len(found.measured)} that were drawn for that alone: by {found.median:.2g} of a value"
-        f" at the median. The tolerance is {FACTOR:g} times as much, and at most {WIDEST:g}:"
-        f" {found.allowed:.2g} of each metric and part of the state."
+        f" at the median. The tolerance is {segments.FACTOR:g} times as much, and at most"
+        f" {segments.WIDEST:g}: {found.allowed:.2g} of each metric and part of the state."
     )
     for each in found.measured:
         if beyond := found.beyond(each):
             yield f"{each.name}, one of these, is beyond it as well: {_listed(beyond)}."
 
 
-def _kind(checked: Checked, found: Tolerance) -> str:
+def _kind(checked: Checked, found: segments.Tolerance) -> str:
     if checked.segments is None:
         return "runs"
     begin = "begin a run" if found.begins_run else "begin with a kept state"
@@ -139,7 +129,9 @@ def _within(checked: Checked) -> Iterator[str]:
         measured, judged, total = len(found.measured), found.judged, found.total
         few = _few(
             total,
-            lambda forged, x=found: caught_by_tolerance(x.total, forged, len(x.measured), x.judged),
+            lambda forged, x=found: segments.caught_by_tolerance(
+                x.total, forged, len(x.measured), x.judged
+            ),
         )
         yield (
             f"As far as {measured + judged} of {total:,} {_kind(checked, found)} can show: had"
@@ -155,7 +147,7 @@ def _power(checked: Checked) -> str:
     last = f"the last segments of all compared runs and of the trials that won ({checked.last:,})"
     if not total:
         return f"Verified: {last} have the same bits, and the compared runs have no others."
-    few = _few(total, lambda forged: caught(total, forged, count))
+    few = _few(total, lambda forged: segments.caught(total, forged, count))
     if checked.segments is None:
         return (
             f"Verified, as far as {plural(count, 'run')} of {total:,} can: had somebody forged one"

@@ -25,14 +25,8 @@ from typing import Any
 
 import jax
 
+from trainer import checkpoint
 from trainer import config as configs
-from trainer.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    UnlikeCheckpoint,
-    check_not_lost,
-    misfits,
-)
 from trainer.config import Config, ConfigError, Source, Tree, file_text, full_text, replace
 from trainer.config.yaml_writer import scalar_text
 from trainer.engine import every
@@ -58,7 +52,6 @@ from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import Workdir, check_files, fingerprint
 from trainer.workdir.code import commits
-from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES, now
 from trainer.writers import Reporter, files, is_console
 from trainer.writers.json_files import damaged
@@ -198,7 +191,7 @@ class Wave:
             code=setting.note_code(),
             openblas_threads=threads,
         )
-        found = environment(self._common)
+        found = fingerprint.environment(self._common)
         with self._folder.locked_ledger() as ledger:
             ledger.add_environment(found)
         self.workdir = Workdir(
@@ -362,7 +355,7 @@ class Wave:
         path = self.workdir.checkpoints
         if self.claim.alone:  # the checkpoints are in the folder of its run
             path = self.staged(self.claim.trials[0]) / "checkpoints"
-        return Checkpoints(path, read_only=True).latest()
+        return checkpoint.Checkpoints(path, read_only=True).latest()
 
     def why_given_up(self) -> str:
         """Returns why the wave is not computed again; "" if it is computed."""
@@ -412,8 +405,10 @@ def run_alone(wave: Wave) -> int:
     object.__setattr__(experiment, "writers", tuple(named_writers(trial.config)))
     if (newest := wave.newest_checkpoint()) is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
-        if wrong := misfits(staged, newest, to_save(program.abstract_state())):
-            raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
+        if wrong := checkpoint.misfits(staged, newest, to_save(program.abstract_state())):
+            raise checkpoint.UnlikeCheckpoint(
+                f"The checkpoint of step {newest} does not fit: {wrong[0]}"
+            )
     wave.workdir.record(restored=newest, computing=True)  # the first block comes next
     run = Run(
         trial.config,
@@ -432,8 +427,8 @@ def run_alone(wave: Wave) -> int:
         wave.workdir.record(**start)
     if code == FAILED:
         try:
-            check_not_lost(staged / "checkpoints")
-        except CheckpointError as error:
+            checkpoint.check_not_lost(staged / "checkpoints")
+        except checkpoint.CheckpointError as error:
             why = "every checkpoint is damaged"
             raise damaged(staged / "checkpoints", why, "remove it.") from error
     if code == STOPPED:

@@ -18,7 +18,6 @@ import jax
 
 from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import Call, wording
-from trainer.config.wording import listing
 from trainer.data.shards import DataChanged
 from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render_plan
@@ -135,7 +134,7 @@ class Worker:
         # Other workers may use changed code by now; this process still has what it imported.
         if new := {name: hash for name, hash in found.items() if name not in self._noted}:
             if changed := self.folder.note_code(new, self._allowed):
-                self._log(f"The code changed, as is allowed: {listing(changed)}.")
+                self._log(f"The code changed, as is allowed: {wording.listing(changed)}.")
             self._noted = found
         return found
 

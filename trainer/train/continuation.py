@@ -16,9 +16,7 @@ import optim
 from optim.paths import flatten
 from trainer import checkpoint
 from trainer import config as configs
-from trainer.checkpoint import CheckpointError
 from trainer.checkpoint.reading import place_on_devices
-from trainer.config import Config, ConfigError
 from trainer.engine.experiment import with_place
 from trainer.engine.mesh import ambient
 from trainer.engine.program import Program, load_located
@@ -72,7 +70,7 @@ class Continuation:
     """
 
     def __init__(
-        self, program: Program, config: Config | None = None, vocabulary: Sequence[str] = ()
+        self, program: Program, config: configs.Config | None = None, vocabulary: Sequence[str] = ()
     ):
         self._options: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
@@ -238,7 +236,7 @@ class Continuation:
 
 
 def begin_with(
-    program: Program, config: Config | None = None, vocabulary: Sequence[str] = ()
+    program: Program, config: configs.Config | None = None, vocabulary: Sequence[str] = ()
 ) -> WarmStart | Continuation:
     """Returns what the first state of a run with a `warm_start` is computed from."""
     if "continue" in (program.experiment.warm_start or {}):
@@ -266,9 +264,9 @@ class SharedPath:
         try:
             config = configs.load([folder / "config.yaml"])
             self._program = load_located(config, vocabulary, steps_per_call=1)
-        except ConfigError as error:
+        except configs.ConfigError as error:
             text = f"The run in {folder} cannot be computed again: {error}"
-            raise CheckpointError(text) from error
+            raise checkpoint.CheckpointError(text) from error
         self._from = self._step_before(count)
         self._skipped = int(arrays.get("run_state/rollback", np.zeros(4, np.int32))[1])
         self._advance: Any = None
@@ -285,7 +283,7 @@ class SharedPath:
         if self._first == 0 and whole:
             return 0  # the initial state, which can be computed
         if self._first < 0:
-            raise CheckpointError(
+            raise checkpoint.CheckpointError(
                 f"follow is {count:,}, and the run in {self._folder} has {self._step:,} gradients"
                 f" before step {self._step:,}."
             )
@@ -293,14 +291,14 @@ class SharedPath:
         fewer += [f"{self._step:,}, all of them"] if whole else []
         most = f" follow can be at most {fewer[0]}" if fewer else ""
         most += f", or {fewer[1]}" if len(fewer) > 1 else ""
-        raise CheckpointError(
+        raise checkpoint.CheckpointError(
             f"To follow {count:,} gradients before step {self._step:,} takes a checkpoint of step"
             f" {self._first:,} or earlier, and {self._folder} has those of"
             f" {', '.join(map(str, steps))}.{most}{'.' if most else ''} A run keeps more with a"
             " larger keep_latest."
         )
 
-    def check(self, program: Program, config: Config | None) -> None:
+    def check(self, program: Program, config: configs.Config | None) -> None:
         """Raises ConfigError if the optimizer of a program cannot follow another run."""
         run = self._program
 
@@ -350,7 +348,7 @@ class SharedPath:
             return opt_state
         found = flatten(to_save(state), verbatim=True)
         if wrong := [path for path, x in found.items() if not _same(x, self._arrays.get(path))]:
-            raise CheckpointError(
+            raise checkpoint.CheckpointError(
                 f"Steps {self._from + 1:,} to {self._step:,} of the run in {self._folder} were"
                 f" computed again, to follow their gradients, and do not lead to its checkpoint of"
                 f" step {self._step:,}: {len(wrong)} of {len(found)} arrays differ, such as"
@@ -366,7 +364,7 @@ class SharedPath:
         early = self._from > 0 or run.experiment.warm_start is not None
         state = restore_of(run, self._folder, self._from) if early else run.init()
         if counters_of(state.run_state).skipped_batches != self._skipped:
-            raise CheckpointError(
+            raise checkpoint.CheckpointError(
                 f"The run in {self._folder} went back between step {self._from:,} and step"
                 f" {self._step:,}, so that its last gradients are not those of one path. Follow"
                 " fewer, from a later checkpoint, or none."

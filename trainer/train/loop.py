@@ -24,19 +24,11 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.hooks import HookContext
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
+from trainer.train import rollback as rollbacks
 from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFiniteLog, Write, advise, describe_fault, fault_at_end
 from trainer.train.pending import CheckedBlock, ClippedSteps, PendingBlocks
-from trainer.train.rollback import (
-    MOST_ROLLBACKS,
-    Counters,
-    RollbackLog,
-    RollbackTarget,
-    apply_rollback,
-    counters_of,
-    rollback_target,
-)
 from trainer.train.rows import Clock, Ended, Results, Stopwatch, Utilization
 from trainer.train.trained import to_save
 from trainer.train.watchdog import Watchdog
@@ -81,7 +73,7 @@ class Halted(NamedTuple):
 Observer = Callable[[int, Sequence[Batch], State], None]
 """Called after a block with its last step, its batches and the state after it."""
 
-Blocks = Generator[Block, Computed, Ended | RollbackTarget | Halted]
+Blocks = Generator[Block, Computed, Ended | rollbacks.RollbackTarget | Halted]
 """Yields the blocks to compute, and is sent what was computed."""
 
 At = Literal["log", "evaluation"]
@@ -143,7 +135,7 @@ class Records:
 
     def __init__(self, program: Program, folder: Path, write: Write, log: Log):
         self.nonfinite = NonFiniteLog(folder, write, program.experiment, log)
-        self.rollbacks = RollbackLog(folder, write, log)
+        self.rollbacks = rollbacks.RollbackLog(folder, write, log)
         self.clipped = ClippedSteps(program, folder, write, log)
 
 
@@ -195,7 +187,7 @@ class Loop:
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._evaluated: dict[str, float] = {}  # the results of the last complete evaluation
         self._behind: str | None = None  # why no state can be saved now; None if one can
-        self._counters = Counters()
+        self._counters = rollbacks.Counters()
         # All processes must compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
         # Blocks that the host may be ahead of the devices: enough to keep them busy.
@@ -274,8 +266,8 @@ class Loop:
 
     def _read_after(self, state: State, step: int) -> State:
         """Begins to read the batches after a step; applies a rollback to it to the state first."""
-        state = apply_rollback(state, self._records.rollbacks.counters.get(step))
-        self._counters = counters_of(state.run_state)
+        state = rollbacks.apply_rollback(state, self._records.rollbacks.counters.get(step))
+        self._counters = rollbacks.counters_of(state.run_state)
         self._prefetcher.start(self.program.feed.batches(step + self._counters.skipped_batches))
         return state
 
@@ -359,7 +351,7 @@ class Loop:
     def _batch_index(self, step: int) -> int:
         return step - 1 + self._counters.skipped_batches  # steps count from 1, batches from 0
 
-    def _not_finite(self, block: CheckedBlock) -> RollbackTarget | Halted:
+    def _not_finite(self, block: CheckedBlock) -> rollbacks.RollbackTarget | Halted:
         bad, policy = block.bad[-1], self.experiment.on_nonfinite
         values = block.row(bad)
         since = self._pending.params_finite_at + 1 if policy == "halt" else bad
@@ -368,11 +360,12 @@ class Loop:
             most = plural(self.experiment.max_consecutive_skips or 0, "step")
             text += f" With it, {most} in a row had to be skipped (max_consecutive_skips)."
         if policy == "rollback":
-            back = rollback_target(self._counters, bad, self.experiment.first_step)
+            back = rollbacks.rollback_target(self._counters, bad, self.experiment.first_step)
             if back is not None:
                 self._log(f"{text} The run goes back to step {back.step} and skips the batch.")
                 return back
-            text = f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before."
+            most = rollbacks.MOST_ROLLBACKS
+            text = f"Step {bad} is not finite, and the run went back {most} times before."
         else:
             self._writer.write_scalars(bad, values | self._stopwatch.progress(bad))
         advice = advise(self.program, self._batch_index(bad))
@@ -450,7 +443,7 @@ class Boundaries:
     def __init__(
         self,
         program: Program,
-        rollback_log: RollbackLog,
+        rollback_log: rollbacks.RollbackLog,
         until: int | None = None,
         also_save: Collection[int] = (),
     ):

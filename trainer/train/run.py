@@ -17,7 +17,7 @@ import jax
 from trainer import config as configs
 from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
-from trainer.config import Config, wording
+from trainer.config import wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import split_sizes
 from trainer.engine.experiment import Experiment, with_place
@@ -30,7 +30,6 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
 from trainer.train.continuation import Continuation, begin_with
 from trainer.train.loop import Blocks, Halted, Hooks, Loop, Observer, Records, Services
-from trainer.train.multihost import AutosavePolicy, StopSaveConsensus, was_killed
 from trainer.train.nonfinite import fault_at_end, replay_command
 from trainer.train.profile import Advance, Profile
 from trainer.train.rollback import RollbackTarget
@@ -43,7 +42,6 @@ from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
 from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
 from trainer.workdir.folder import is_untouched
-from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
@@ -55,7 +53,7 @@ _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 class Run:
     """A program in a workdir."""
 
-    config: Config
+    config: configs.Config
     program: Program
     signals: StopSignals
     log: Callable[[str], None]
@@ -63,7 +61,7 @@ class Run:
     compiled: bool = False  # whether the program is compiled already
     slow_lines: SlowLines = dataclasses.field(default_factory=SlowLines)  # limits those lines
     # what loggers call the run; None names it after its folder
-    identity: Callable[[], RunIdentity] | None = None
+    identity: Callable[[], writers.RunIdentity] | None = None
     # how the run ended, after `start`; None if it had ended before, or an error ended it
     ended: Ended | None = dataclasses.field(default=None, init=False)
 
@@ -222,11 +220,11 @@ class Run:
             fence=folder.check_fence,
             before_commit=folder.sync_metrics,
         )
-        autosave = AutosavePolicy(after_kill=was_killed(folder.run_file))
-        self._consensus = StopSaveConsensus(self.signals, autosave)
+        autosave = multihost.AutosavePolicy(after_kill=multihost.was_killed(folder.run_file))
+        self._consensus = multihost.StopSaveConsensus(self.signals, autosave)
         self._records = Records(self.program, folder.path, folder.write, self.log)
         identity = self.identity or (
-            lambda: identity_of_run(folder.path, configs.hparams(self.config.root))
+            lambda: writers.identity_of_run(folder.path, configs.hparams(self.config.root))
         )
         self._rows = Rows(folder, experiment, self.log, identity)
         self._stuck = StuckParameters(self.program, self.log)
@@ -361,7 +359,7 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halte
         return end.value
 
 
-def _refuse_changes_of_a_finished_run(config: Config, steps: int, workdir: Path) -> None:
+def _refuse_changes_of_a_finished_run(config: configs.Config, steps: int, workdir: Path) -> None:
     """Raises UserError if the run has ended: the config in its folder is that of its steps."""
     file = workdir / "config.yaml"
     try:

@@ -22,7 +22,6 @@ from trainer.checkpoint import holds_results
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.manager import step_directories
 from trainer.checkpoint.reading import check_saved_files
-from trainer.config import Call
 from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import (
@@ -69,7 +68,7 @@ class Workdir:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        config: Call,
+        config: configs.Call,
         *,
         plan: str,
         full: str | None = None,
@@ -202,7 +201,7 @@ class Workdir:
         )
 
     def _check(
-        self, config: Call, fingerprint: Mapping[str, Any], allowed: Sequence[str]
+        self, config: configs.Call, fingerprint: Mapping[str, Any], allowed: Sequence[str]
     ) -> tuple[dict[str, Any] | None, list[Change], bool]:
         """Returns the content of run.json, what differs from this run, and `holds_steps`."""
         if self.path.exists() and not self.path.is_dir():
@@ -488,7 +487,7 @@ def edited_files_of_run(folder: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def is_untouched(
-    folder: Path, config: Call, fingerprint: Callable[[], Mapping[str, Any]], step: int
+    folder: Path, config: configs.Call, fingerprint: Callable[[], Mapping[str, Any]], step: int
 ) -> bool:
     """Returns whether a run with this config has ended in a folder not changed since."""
     # `step` is the last of the run; `fingerprint` is called for a run that has ended. Nothing is
