@@ -17,15 +17,8 @@ import numpy as np
 from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Config
+from trainer.engine import memory as memories
 from trainer.engine.collectives import Traffic, find_traffic
-from trainer.engine.memory import (
-    Memory,
-    StepMemory,
-    compiled_memory,
-    memory_asked_for,
-    memory_of,
-    state_leaves,
-)
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 from trainer.messages import UserError, plural
@@ -95,7 +88,7 @@ def find_holdings(program: Program) -> Holdings:
     totals = Counter(dict.fromkeys((*ROLES.values(), GRADIENTS, BATCH, OTHER), 0))
     of_parameter: Counter[str | None] = Counter()
     apart = []
-    for owner, path, x in state_leaves(state):
+    for owner, path, x in memories.state_leaves(state):
         leaf, field = held(path, x), path.split("/")[0]
         totals[ROLES.get(field, OTHER)] += leaf.size
         if field == "params":
@@ -148,7 +141,7 @@ class Compiled:
     steps: int  # how many a call of the program computes
     platform: str  # of the compiler, such as "cpu"
     seconds: float  # of compiling
-    memory: StepMemory | None  # on each device; None if the compiler does not report it
+    memory: memories.StepMemory | None  # on each device; None if the compiler does not report it
     traffic: Sequence[Traffic]  # by kind and by axes of the mesh
     refused: bool = False  # by the compiler, because the step needs more memory than a device has
 
@@ -159,7 +152,7 @@ class Explanation:
 
     plan: Plan
     holdings: Holdings
-    memory: Memory  # what the holdings must fit into
+    memory: memories.Memory  # what the holdings must fit into
     elsewhere: int | None  # the number of devices, if not here; None for those of this machine
     compiled: Compiled | None = None  # None if it was not asked for
 
@@ -185,7 +178,7 @@ class Elsewhere(NamedTuple):
 
     count: int
     name: str  # of each, such as "simulated device"
-    memory: Memory  # of each
+    memory: memories.Memory  # of each
     devices: Sequence[Any] | None = None  # of a target; None if jax simulates them
 
 
@@ -193,7 +186,10 @@ def explain(program: Program, config: Config, elsewhere: Elsewhere | None = None
     """Explains a program, which is neither compiled nor run; raises as `make_plan`."""
     # With `elsewhere` None, for the devices of this machine.
     if elsewhere is None:
-        plan, memory = make_plan(program, config), memory_of(list(program.mesh.local_devices))
+        plan, memory = (
+            make_plan(program, config),
+            memories.memory_of(list(program.mesh.local_devices)),
+        )
         return Explanation(plan, find_holdings(program), memory, None)
     plan = make_plan(program, config, elsewhere.memory)
     plan = dataclasses.replace(plan, devices=plural(program.mesh.size, elsewhere.name))
@@ -207,7 +203,7 @@ def with_compiled(explanation: Explanation, program: Program) -> Explanation:
     refused, text = False, ""
     try:
         program.compile(program.abstract_state())
-        memory = compiled_memory(program.compiled)
+        memory = memories.compiled_memory(program.compiled)
         text = program.compiled.as_text() if mesh.size > 1 else ""
     except jax.errors.JaxRuntimeError as error:
         if explanation.elsewhere is None:
@@ -215,7 +211,7 @@ def with_compiled(explanation: Explanation, program: Program) -> Explanation:
         if not (refused := "RESOURCE_EXHAUSTED" in str(error)):
             said = str(error).splitlines()[0][:300]
             raise UserError(f"The compiler for {explanation.plan.devices} fails: {said}") from error
-        memory = memory_asked_for(str(error), sum(explanation.holdings.totals.values()))
+        memory = memories.memory_asked_for(str(error), sum(explanation.holdings.totals.values()))
     compiled = Compiled(
         steps=rule.steps if rule.form == "device_loop" else 1,
         platform=mesh.devices.flat[0].platform,
