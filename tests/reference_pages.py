@@ -43,6 +43,7 @@ PAGES = Path(__file__).resolve().parent.parent / "docs"
 def parts() -> dict[tuple[str, str], Callable[[], str]]:
     """Returns the parts: (page, name) -> what writes its Markdown."""
     return {
+        ("commands.md", "list"): commands_list,
         ("commands.md", "commands"): commands,
         ("config_language.md", "experiment"): partial(keys, Experiment),
         ("config_language.md", "vocabulary"): vocabulary,
@@ -111,6 +112,23 @@ def code(text: str) -> str:
 
 
 # The commands.
+
+
+def commands_list() -> str:
+    """Writes what each command does, with the pages that show it in use."""
+    shown: dict[str, list[str]] = {}
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        link = f"[{page.stem.replace('_', ' ')}]({page.name})"
+        for name in dict.fromkeys(re.findall(r"python -m trainer (\w+|--config)", text)):
+            name = "train" if name == "--config" else name
+            shown.setdefault(name, []).append(link)
+    rows = (
+        (f"[{code(name)}](#{name})", plain(command.described), ", ".join(shown.get(name, [])))
+        for name, command in _commands(options.parser())
+        if " " not in name
+    )
+    return table(("command", "what it does", "in use"), rows)
 
 
 def commands() -> str:
