@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 import optim
+from experiments.parts.newton import newton
 from optim import parts
 from tests.runs import is_asked, mesh_name
 from trainer import data, losses, models
@@ -49,11 +50,15 @@ OPTIMIZERS = {
     "muon": partial(optim.muon, 0.02),
     "soap": partial(optim.soap, 3e-3, precondition_frequency=5),
     "shampoo": partial(optim.shampoo, 3e-3, precondition_frequency=5),
-    # Of a GPT without qk-norm, whose logits it reads.
+    # Of a GPT without qk-norm, whose logits and inputs of kernels it reads.
     "muonclip": partial(
         optim.chain,
         3e-3,
-        [partial(parts.momentum), partial(parts.polar, scale="match_rms_adamw")],
+        [
+            partial(newton, every=5),
+            partial(parts.momentum),
+            partial(parts.polar, scale="match_rms_adamw"),
+        ],
         [partial(parts.decay, 0.1), partial(parts.qk_clip, 1.0)],
     ),
 }

@@ -142,11 +142,9 @@ def test_case_and_punctuation_do_not_matter(given, capsys):
 
 
 def test_what_is_missing_says_why(capsys):
-    assert main(["optimizers", "newton muon"]) == 2
+    assert main(["optimizers", "circuit muon"]) == 2
     error = capsys.readouterr().err
-    assert (
-        error.startswith("error: Newton-Muon (result 15 of modded") and "needs the inputs" in error
-    )
+    assert error.startswith("error: Circuit-Muon (result 41 of modded") and "needs values" in error
 
 
 def test_a_near_name_is_suggested(capsys):

@@ -1,8 +1,9 @@
-"""What a model observes in its forward pass, and MuonClip, which reads it."""
+"""What a model observes in its forward pass, and the parts that read it."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 
 import optim
 from optim import parts
+from optim.parts.base import Part
 from optim.paths import flatten
 from tests import short
+from tests.models import test_gpt
 from tests.models.test_gpt import apart, numpy_gpt, small, start, text
-from trainer import losses
+from tests.models.test_gpt import linear as numpy_linear
+from trainer import losses, models
 from trainer.__main__ import main
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
@@ -104,6 +108,100 @@ def test_qk_clip_is_its_formula_with_the_logits_of_numpy(name, documents, more):
     for path, without in stepped(model, batch, params, **more).items():
         wanted = without * factor_of(path, queries, keys)
         np.testing.assert_allclose(found[path], wanted, rtol=2e-4, atol=1e-6, err_msg=path)
+
+
+class Seen(NamedTuple):
+    """The state of a part that keeps what it read."""
+
+    inputs: dict[str, Any]
+
+
+def stepped_with_inputs(model: Any, batch: Any, params: Any, **more: Any) -> dict[str, Any]:
+    """What a part of the optimizer of all kernels has read of their inputs in a step."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return updates, Seen(extra["observations"]["kernel_inputs"])
+
+    def init(_: Any) -> Seen:
+        _, _, seen = model.apply(
+            params, {}, batch, key=None, train=False, observe=("kernel_inputs",)
+        )
+        return Seen(jax.tree.map(jnp.zeros_like, seen["kernel_inputs"]))
+
+    reader = partial(Part, init, update, name="reader", reads=["kernel_inputs"])
+    groups = {"all": optim.group(".*", partial(optim.chain, 0.05, [reader], []))}
+    made = Experiment(
+        model=model,
+        data=Tokens(batch),
+        loss=losses.softmax_cross_entropy(labels="label"),
+        optimizer=optim.optimizer(groups),
+        **dict.fromkeys(("steps", "log_every", "eval_every", "save_every"), 3),
+        **more,
+    )
+    program = Program(made)
+    state = program.init()._replace(params=jax.tree.map(jnp.copy, params))
+    state, _ = program.step(state, program.feed.to_devices(made.data.batch))
+    found = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, Seen))
+    return next(x.inputs for x in found if isinstance(x, Seen))
+
+
+@short.parametrize("more", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
+@short.parametrize("name", VARIANTS, lambda name: "num_kv_heads" in VARIANTS[name])
+def test_inputs_of_kernels_are_those_of_numpy(name, more, monkeypatch):
+    """The mean of x x^T over the inputs of each kernel, in scanned layers and in layers apart."""
+    model, batch = small(**VARIANTS[name]), text(batch=4)
+    params = start(model, batch, noise=0.3)
+    wide = jax.tree.map(
+        lambda x: np.asarray(x, np.float64), params if "block_0" in params else apart(params)
+    )
+    inputs: dict[int, list[Any]] = {}
+
+    def linear(x: Any, layer: Any) -> Any:
+        inputs.setdefault(id(layer), []).append(x)
+        return numpy_linear(x, layer)
+
+    monkeypatch.setattr(test_gpt, "linear", linear)
+    numpy_gpt(wide, batch, HEADS, VARIANTS[name])
+    found = stepped_with_inputs(model, batch, params, **more)
+    assert len(found) == (8 if "block_0" in params else 4) + ("num_kv_heads" in VARIANTS[name])
+    for path, seen in found.items():
+        first, *rest, _ = path.split("/")
+        stacked = [f"block_{i}" for i in range(2)] if first == "blocks" else [first]
+        for block, one in zip(stacked, seen if first == "blocks" else [seen], strict=True):
+            layer = wide[block]
+            for key in rest:
+                layer = layer[key]
+            x = np.concatenate(inputs[id(layer)])
+            wanted = np.broadcast_to(x.T @ x / len(x), one.shape)
+            np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+class Twice(nn.Module):
+    """A module of a user, whose second layer is called twice."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        again = nn.Dense(6, name="again")
+        return again(again(nn.Dense(6, name="first")(x)))
+
+
+def test_inputs_of_the_layers_of_a_user_are_observed():
+    model = models.from_linen(Twice(), inputs="x")
+    batch = {"x": np.random.default_rng(0).standard_normal((5, 3, 6)).astype(np.float32)}
+    params, _ = model.init(jax.random.key(0), batch)
+    outputs, _, seen = model.apply(
+        params, {}, batch, key=None, train=True, observe=("kernel_inputs",)
+    )
+    plain, _ = model.apply(params, {}, batch, key=None, train=True)
+    np.testing.assert_array_equal(outputs, plain)
+    x = batch["x"].reshape(-1, 6)
+    once = x @ params["first"]["kernel"]
+    twice = once @ params["again"]["kernel"]
+    found = seen["kernel_inputs"]
+    assert sorted(found) == ["again/kernel", "first/kernel"]
+    np.testing.assert_allclose(found["first/kernel"], x.T @ x / 15, rtol=1e-5, atol=1e-5)
+    wanted = (once.T @ once + twice.T @ twice) / 15
+    np.testing.assert_allclose(found["again/kernel"], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_clipped_keeps_its_bits():

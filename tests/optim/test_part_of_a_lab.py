@@ -1,4 +1,4 @@
-"""The parts of the package experiments/parts, dion.py and muown.py, in a chain."""
+"""The parts of the package experiments/parts in a chain."""
 
 import contextlib
 import re
@@ -18,6 +18,7 @@ from trainer.__main__ import main
 
 DION = np.load(Path(__file__).with_name("dion_figures.npz"))
 MUOWN = np.load(Path(__file__).with_name("muown_figures.npz"))
+NEWTON = np.load(Path(__file__).with_name("newton_figures.npz"))
 
 
 def muown_problem() -> tuple[list[Any], list[Any], Any]:
@@ -125,11 +126,64 @@ def test_dion_moves_stacked_matrices_as_it_moves_single_ones():
         np.testing.assert_allclose(moves["w"][i], single["w"], rtol=0, atol=1e-6)
 
 
+def newton_problem() -> tuple[list[Any], list[Any], list[Any], Any]:
+    """Draws weights [inputs, outputs], gradients and inputs of kernels [steps, ...], and rates."""
+    rng, shapes, steps = np.random.default_rng(15), [(6, 8), (6, 6), (24, 2)], 40
+    start = [rng.standard_normal(shape) for shape in shapes]
+    grads = [rng.standard_normal((steps, *shape)) + 0.3 for shape in shapes]
+    shared, last = (rng.standard_normal((steps, 32, width)) for width in (6, 24))
+    shared[..., 0] *= 3
+    t = np.arange(steps)
+    cosine = 0.5 * (1 + np.cos(np.pi * (t - 5) / (steps - 4)))
+    rates = 0.05 * np.where(t < 5, (t + 1) / 5, cosine)
+    return start, grads, [shared, shared, np.maximum(last, 0) ** 2], rates
+
+
+@pytest.mark.long
+def test_newton_muon_agrees_with_its_authors_program():
+    """40 steps in float64 with eight new inverses, without a state of the program.
+
+    The figures are every fourth step's weights of Muon of train_gpt_simple_newton_muon.py in
+    modded-nanogpt's records/track_3_optimization/results/20260505_newton_muon at f411b3d3,
+    uncompiled, with float64 in place of bfloat16 and float32, one process, refresh_interval=5,
+    weight_decay=0.1, 1e-30 in place of the 1e-7 that it adds to norms before the Newton-Schulz
+    steps, and its `accum_xtx_` called at these steps with these inputs; the third weight has its
+    second moments in four blocks.
+    """
+    from experiments.parts.newton import newton
+
+    start, grads, inputs, rates = newton_problem()
+
+    def chain(rate: Any, blocks: int) -> Any:
+        before = [newton(5, blocks=blocks), parts.momentum(0.95), parts.polar([2, -1.5, 0.5], 12)]
+        return optim.chain(rate, before, [parts.decay(0.1)])
+
+    for i, (first, gradients, x) in enumerate(zip(start, grads, inputs, strict=True)):
+        blocks = 4 if i == 2 else 1
+        with jax.enable_x64(True):
+            params: Any = {"kernel": jnp.asarray(first)}
+            state, found = chain(0.1, blocks).init(params), []
+
+            @jax.jit
+            def step(rate: Any, g: Any, x: Any, state: Any, params: Any, n: int = blocks) -> Any:
+                seen = {"kernel_inputs": {"kernel": x.T @ x / len(x)}}
+                return chain(rate, n).update({"kernel": g}, state, params, observations=seen)
+
+            for t, rate in enumerate(rates):
+                updates, state = step(rate, gradients[t], x[t], state, params)
+                params = optax.apply_updates(params, updates)
+                found.append(params["kernel"])
+        expected = NEWTON[f"weights_{i}"]
+        assert np.abs(expected[-1] - first).max() > 0.2
+        np.testing.assert_allclose(np.stack(found[3::4]), expected, rtol=0, atol=1e-11)
+
+
 @short.parametrize(
     ("name", "said"),
     [
         ("dion", "  experiments.parts.dion.dion: rank 8, decay 0.95"),
         ("muown", "  experiments.parts.muown.muown: scale 0.2, target 1, steps 40, power 1.2"),
+        ("newton-muon", "  experiments.parts.newton.newton: every 20, weight 0.05, damping 0.2"),
     ],
 )
 def test_what_the_command_names_runs(name: str, said: str, tmp_path: Path, capsys: Any) -> None:

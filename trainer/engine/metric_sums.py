@@ -193,7 +193,7 @@ class TrainMetrics(NamedTuple):
     # name -> scalar, times the share of the batch's mask in that of the whole batch
     aux: dict[str, Any]
     metrics: dict[str, Any]  # name -> clu metric
-    # name -> path of a parameter -> largest values, which broadcast to the parameter
+    # name -> path of a parameter -> array; see `trainer.protocols.Model`
     observed: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -218,10 +218,13 @@ def train_metrics(
     return TrainMetrics(aux, _of_batch(metrics, "train_metrics", outputs, batch, values))
 
 
-def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
-    """Merges the results of `train_metrics` of microbatches, stacked on their first axes."""
+def merge_microbatches(stacked: TrainMetrics, model: Any) -> TrainMetrics:
+    """Merges what was computed of microbatches, stacked on their first axes, of a model."""
     aux = {name: jnp.mean(x, axis=0) for name, x in stacked.aux.items()}
-    observed = jax.tree.map(lambda x: jnp.max(x, axis=0), stacked.observed)
+    observed = {
+        name: {path: model.observations[name](x, axis=0) for path, x in found.items()}
+        for name, found in stacked.observed.items()
+    }
     if not stacked.metrics:
         return TrainMetrics(aux, {}, observed)
 

@@ -230,7 +230,7 @@ def _gradients(
 
     mesh = jax.sharding.get_abstract_mesh()
     if by_roles and summed_apart(experiment.roles, mesh, state.model_state) > 1:
-        differentiate = _apart(differentiate, mesh)
+        differentiate = _apart(differentiate, mesh, experiment.model)
     if count == 1:
         return differentiate(trainable, state.model_state, batch, key)
 
@@ -247,10 +247,13 @@ def _gradients(
     microbatches = (_split(batch, count), jnp.arange(count))
     (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
     grads = jax.tree.map(lambda g: g / count, grads)
-    return (loss / count, (model_state, metric_sums.merge_microbatches(stacked))), grads
+    return (
+        loss / count,
+        (model_state, metric_sums.merge_microbatches(stacked, experiment.model)),
+    ), grads
 
 
-def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
+def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh, model: Any) -> Callable[..., Any]:
     """Differentiates the examples of each device apart, and adds the gradients in float32."""
     # Otherwise the compiler adds over devices where a product has summed over the examples of one,
     # in the dtype of the product. Like microbatches, the devices draw their own random numbers.
@@ -267,7 +270,10 @@ def _apart(differentiate: Callable[..., Any], mesh: AbstractMesh) -> Callable[..
         keys = jax.random.split(key, count)
         (losses, (_, computed)), grads = of_all(trainable, model_state, parts, keys)
         grads = jax.tree.map(lambda g: g.mean(axis=0), widen(jax.tree.map(divide, grads)))
-        return (losses.mean(), (model_state, metric_sums.merge_microbatches(computed))), grads
+        return (
+            losses.mean(),
+            (model_state, metric_sums.merge_microbatches(computed, model)),
+        ), grads
 
     return by_device
 

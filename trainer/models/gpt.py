@@ -356,11 +356,13 @@ def gpt(
     scaling = None
     if base_width is not None:
         scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width)
-    return _with_documents(module, inputs)._replace(
+    model = _with_documents(module, inputs)
+    logits: dict[str, Any] = {CausalAttention.observation: why if qk_norm else jnp.max}
+    return model._replace(
         language=language_model(module, kv_heads),
         width_scaling=scaling,
         sharding=(*TRANSFORMER_SHARDING, ("embed/embedding", "tensor -")),
-        observations={CausalAttention.observation: why if qk_norm else ""},
+        observations={**model.observations, **logits},
         heads=(
             Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/.*"),
             Heads("num_kv_heads", kv_heads, "block.*/attn/kv/.*"),

@@ -6,9 +6,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from trainer.models.layers import one_draw
+from optim.dtypes import widen
+from trainer.models.attention import Qkv
+from trainer.models.layers import KERNEL_INPUTS, Linear, one_draw
 from trainer.models.model import Model, call_mode, check_real, mode_attributes, pick_inputs
 
 
@@ -29,6 +32,11 @@ def from_linen(
     `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
     argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for
     example `training=False`, keep their values. The plan lists these arguments and fields.
+
+    A part of an optimizer may read "kernel_inputs": of the kernel [inputs, outputs] of each
+    `nn.Dense`, and of each linear layer of the models here, the mean of x x^T, [inputs, inputs],
+    over the vectors x that it multiplied, padded ones too. Those of a layer that is called several
+    times are added. An `nn.scan` of yours must have this name in `variable_axes`.
 
     Args:
         module: an instance of a module.
@@ -87,9 +95,10 @@ def from_linen(
         mutable = [*(model_state if train else ()), *observe]
         if not mutable:
             return module.apply(variables, *arguments, rngs=rngs, **mode(train)), model_state
-        outputs, changed = module.apply(
-            variables, *arguments, rngs=rngs, mutable=mutable, **mode(train)
-        )
+        with nn.intercept_methods(_observe_inputs):
+            outputs, changed = module.apply(
+                variables, *arguments, rngs=rngs, mutable=mutable, **mode(train)
+            )
         after = {**model_state, **nn.unbox(changed)}
         seen = {name: flatten_dict(after.pop(name, {}), sep="/") for name in observe}
         return (outputs, after, seen) if observe else (outputs, after)
@@ -109,8 +118,26 @@ def from_linen(
         return outputs, _by_module(tree)
 
     return Model(
-        init, apply, lambda train: {**fields, **mode(train)}, module=module, capture=capture
+        init,
+        apply,
+        lambda train: {**fields, **mode(train)},
+        module=module,
+        capture=capture,
+        observations={KERNEL_INPUTS: jnp.mean},
     )
+
+
+def _observe_inputs(call: Any, arguments: Any, keywords: Any, context: Any) -> Any:
+    """Calls a method; of a linear layer, it adds the mean of x x^T over all inputs x."""
+    module, outputs = context.module, call(*arguments, **keywords)
+    linear = context.method_name == "__call__" and isinstance(module, nn.Dense | Linear | Qkv)
+    if linear and module.is_mutable_collection(KERNEL_INPUTS):
+        x = widen(arguments[0]).reshape(-1, arguments[0].shape[-1])
+        moment = jnp.einsum("ni,nj->ij", x, x) / len(x)
+        *stack, inputs, _ = module.get_variable("params", "kernel").shape
+        moment = jnp.broadcast_to(moment, (*stack, inputs, inputs))  # queries, keys and values
+        module.sow(KERNEL_INPUTS, "kernel", moment, reduce_fn=jnp.add, init_fn=lambda: 0.0)
+    return outputs
 
 
 def _by_module(tree: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, ...]]:

@@ -63,8 +63,8 @@ class Model(NamedTuple):
         sharding: (pattern of paths, mesh axes) for the parameters that the mesh axis "tensor"
             splits, in the grammar of the experiment's `sharding`, whose rules come before these.
         heads: the numbers of heads that "tensor" must divide where `sharding` splits by it.
-        observations: name of an observation -> "", or why the model cannot make it; see the
-            protocol's `apply`.
+        observations: name of an observation -> what merges those of microbatches, or a text that
+            says why the model cannot make it; see `trainer.protocols.Model`.
     """
 
     init: Callable[..., Any]
@@ -77,7 +77,7 @@ class Model(NamedTuple):
     capture: Callable[..., tuple[Any, dict[str, tuple[Any, ...]]]] | None = None
     sharding: Sequence[tuple[str, str]] = ()
     heads: Sequence[Heads] = ()
-    observations: Mapping[str, str] = {}
+    observations: Mapping[str, Callable[..., Any] | str] = {}
 
 
 TRANSFORMER_SHARDING = (
