@@ -117,14 +117,8 @@ def from_linen(
         tree: Any = seen.get("intermediates", {})
         return outputs, _by_module(tree)
 
-    return Model(
-        init,
-        apply,
-        lambda train: {**fields, **mode(train)},
-        module=module,
-        capture=capture,
-        observations={KERNEL_INPUTS: jnp.mean},
-    )
+    model = Model(init, apply, lambda train: {**fields, **mode(train)}, module=module)
+    return model._replace(capture=capture, observations={KERNEL_INPUTS: jnp.mean})
 
 
 def _observe_inputs(call: Any, arguments: Any, keywords: Any, context: Any) -> Any:
