@@ -160,6 +160,111 @@ def test_generations_are_those_of_one_strategy_that_goes_on():
     assert best < min(value for _, value in told[:6])  # type: ignore[type-var]
 
 
+GRID = {
+    "rate": spaces.log_uniform(1e-4, 1.0, points=9),
+    "b2": spaces.values([0.9, 0.95, 0.98]),
+    "decay": spaces.uniform(0.0, 1.0, points=5),
+}
+
+
+def descend(method: methods.Method, result: Any, trials: int) -> list[list[list[Any]]]:
+    """Returns the points of each batch of a search of GRID, as lists of its values."""
+    asks = method.asks(GRID, [{key: space} for key, space in GRID.items()])
+    assert asks is not None
+    told: list[tuple[list[float], float | None]] = []
+    found = []
+    while len(told) < trials:
+        new = asks.coordinates(0, told, asks.batch_at(len(told), trials))
+        found.append([[*asks.values(at).values()] for at in new])
+        told += zip(new, map(result, found[-1]), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_descent_searches_one_line_of_the_grid_after_the_other(seed):
+    def result(point: Any) -> float | None:
+        rate, b2, decay = point
+        # Coupled, so that a second round finds more than the first; a large rate diverges.
+        far = abs(np.log10(rate) + 2 + 4 * (decay - 0.5)) + abs(decay - 0.25) + 10 * abs(b2 - 0.95)
+        return None if rate > 0.5 else float(far)
+
+    method = methods.coordinate_descent(seed)
+    found = descend(method, result, 35)
+    assert [len(batch) for batch in found] == [9, 2, 4, 8, 2, 4, 6]
+    assert found[0] == [[*each.values()] for each in method.points(GRID, 35)]
+    had, grids = [], [list(each.grid or ()) for each in GRID.values()]
+    for number, batch in enumerate(found):
+        axis = number % 3
+        at = lambda x: np.inf if (value := result(x)) is None else value  # noqa: E731
+        best = min(had, key=at) if had else batch[0]
+        line = [[*best[:axis], value, *best[axis + 1 :]] for value in grids[axis]]
+        new = [point for point in line if point not in had][: len(batch)]
+        assert batch[: len(new)] == new
+        for point in batch:
+            assert point not in had and all(x in grid for x, grid in zip(point, grids, strict=True))
+            had.append(point)
+
+
+def test_a_round_finds_the_minimum_of_a_sum_of_functions_of_one_value_each():
+    result = lambda x: abs(np.log10(x[0]) + 2.5) + abs(x[1] - 0.98) + (x[2] - 0.75) ** 2  # noqa: E731
+    starts = set()
+    for search in range(6):
+        method = methods.coordinate_descent(3).of_search(search)
+        batches = descend(methods.coordinate_descent(search), result, 15)
+        assert min(sum(batches, []), key=result) == [pytest.approx(10**-2.5), 0.98, 0.75]
+        starts.add(tuple(method.points(GRID, 15)[0].values())[1:])
+    assert len(starts) > 1  # searches begin at different places
+    center = {"rate": 1e-3, "b2": 0.98, "decay": 0.25}
+    first = descend(methods.coordinate_descent(center=center), result, 9)[0]
+    assert {tuple(x[1:]) for x in first} == {(0.98, 0.25)} and len({x[0] for x in first}) == 9
+
+
+DESCENT = SWEEP.replace("{low: 1e-4, high: 1.0}", "{low: 1e-4, high: 1.0, points: 5}").replace(
+    "!space.uniform {low: 0, high: 0.5}", "!space.values {values: [0.0, 0.1, 0.5]}"
+)
+DESCENT = DESCENT.replace("!method.tpe {seed: 5, first: 4, batch: 3}", "!method.coordinate_descent")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("points: 5", "", "A grid needs a number of values for 'optimizer.learning_rate'"),
+        ("trials: 11", "trials: 16", "trials is 16, but the grid of the space has 15 points"),
+        (
+            "descent",
+            f"descent {{center: {{{RATE}: 0.3, {DECAY}: 0.1}}}}",
+            "center has 0.3 for 'optimizer.learning_rate', which is none of its values: 0.0001,",
+        ),
+        ("descent", f"descent {{center: {{{RATE}: 0.01}}}}", "write a value for each of them"),
+        (
+            "descent",
+            f"descent {{center: {{{RATE}: 0.01, {DECAY}: 0.1}}}}",
+            "Searches that begin at one center are not independent",
+        ),
+    ],
+)
+def test_a_descent_that_cannot_be_is_refused(tmp_path, capsys, old, new, said):
+    file = write(tmp_path, DESCENT.replace(old, new), BASE)
+    assert main(["sweep", f"--config={file}", "--vocabulary=unruly", "--check"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "sweep.yaml:" in error and "Traceback" not in error
+
+
+def test_a_sweep_by_descent_goes_on_from_its_best_points(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    assert compute(write(tmp_path, DESCENT, BASE), sweep) == 0
+    assert main(["sweep", "check", str(sweep)]) == 0
+    seed = read_plan(sweep).offsets[1]
+    points = [values_at(sweep / f"trials/nadamw/1.{n:04}/{seed}") for n in range(11)]
+    losses = [last_loss(sweep / f"trials/nadamw/1.{n:04}/{seed}") for n in range(11)]
+    assert len({*points}) == 11 and len({x for x, _ in points[:5]}) == 5
+    assert [len(x["coordinates"]) for x in batches(sweep, "nadamw", 1)] == [5, 2, 4]
+    best = min(zip(losses[:5], points, strict=False))[1]
+    assert {x for x, _ in points[5:7]} == {best[0]} and points[5][1] != points[6][1]
+    assert main(["sweep", "show", str(sweep), "adamw/0007"]) == 0
+    assert "coordinate_descent, seed 0" in read_plan(sweep).arms["adamw"].method
+
+
 @pytest.mark.parametrize("kind", ["tpe", "cmaes"])
 def test_a_point_without_a_finite_result_counts_as_worse_than_all_others(kind):
     asks = asked.Asks(kind, 1, 4, 4, ({"a": {}}, {"b": {}}))

@@ -1,4 +1,4 @@
-"""Methods of search that choose points by the results of earlier ones, with Optuna and cmaes.
+"""Methods of search that choose points by results of earlier ones, most with Optuna and cmaes.
 
 `Asks` is what plan.json has of such a method, as `methods.tpe` returns it. Which points were chosen
 is in the folder of the sweep; see `points`.
@@ -6,10 +6,11 @@ is in the folder of the sweep; see `points`.
 
 import hashlib
 import importlib.util
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,16 @@ def scrambled(name: str, seed: int, dimensions: int, count: int) -> np.ndarray:
 class Asks:
     """How an arm's points are chosen by results; plan.json has it by these names."""
 
-    kind: str  # "tpe", "gp" or "cmaes"
+    kind: str  # "tpe", "gp", "cmaes" or "coordinate_descent"
     seed: int
-    first: int  # how many points are chosen before there are results
-    batch: int  # how many are chosen together after that
+    # How many points are chosen before there are results, and how many together after that. Those
+    # of a descent are the lines of its grid, whose axes have lists of values.
+    first: int
+    batch: int
     # for each coordinate, path of the config -> `Space.record`, its values encoded
     axes: tuple[Mapping[str, Any], ...]
+    # where a descent begins, by places in its lists; None if that is drawn
+    center: tuple[int, ...] | None = field(default=None, metadata={"omit_none": True})
 
     def values(self, coordinates: Sequence[float]) -> dict[str, Tree]:
         """Returns path -> value of a point."""
@@ -56,6 +61,8 @@ class Asks:
 
     def batch_at(self, known: int, count: int) -> int:
         """Returns how many of `count` points are chosen together after those that are known."""
+        if self.kind == "coordinate_descent":
+            return min(self._line(known)[1], count - known)
         if known < self.first:
             return min(self.first, count)
         return min(self.batch - (known - self.first) % self.batch, count - known)
@@ -73,7 +80,8 @@ class Asks:
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages that choose the points."""
-        return {"tpe": ("optuna",), "gp": ("optuna", "torch"), "cmaes": ("cmaes",)}[self.kind]
+        packages = {"tpe": ("optuna",), "gp": ("optuna", "torch"), "cmaes": ("cmaes",)}
+        return packages.get(self.kind, ("scipy",))
 
     def coordinates(
         self, search: int, told: Sequence[tuple[Sequence[float], float | None]], count: int
@@ -81,6 +89,8 @@ class Asks:
         """Returns the coordinates, in [0, 1], of the points that follow those of a search."""
         from scipy import stats
 
+        if self.kind == "coordinate_descent":
+            return self._of_descent(search_seed(self.seed, search), told, count)
         # `told` has the coordinates and the results of these, in their order. Smaller results are
         # better, and None is a point without a finite one. The samplers are told normal scores of
         # the ranks: a loss of 1e4 at a rate that is too high would hide what else there is from a
@@ -142,3 +152,54 @@ class Asks:
             generation = known[start : start + self.batch]
             strategy.tell([(np.array(at), value) for at, value in generation])
         return [strategy.ask().tolist() for _ in range(count)]
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The number of values of each axis of a descent."""
+        return [len(decoded(next(iter(axis.values())))["values"]) for axis in self.axes]
+
+    def _line(self, known: int) -> tuple[int, int]:
+        """Returns the axis along which a descent goes on, and how many points its line has left."""
+        sizes = self._sizes
+        axis, end = 0, sizes[0]  # the first line has the beginning of the search, too
+        while known >= end:
+            axis = (axis + 1) % len(sizes)
+            end += sizes[axis] - 1
+        return axis, end - known
+
+    def _of_descent(
+        self, seed: int, told: Sequence[tuple[Sequence[float], float | None]], count: int
+    ) -> list[list[float]]:
+        sizes = self._sizes
+        known: dict[tuple[int, ...], float] = {}
+        for at, value in told:
+            known[_places(at, sizes)] = math.inf if value is None else value
+        first = self.center or _places(scrambled("Sobol", seed, len(sizes), 1)[0], sizes)
+        best = min(known, key=known.__getitem__, default=first)
+        axis, _ = self._line(len(told))
+        line = ((*best[:axis], place, *best[axis + 1 :]) for place in range(sizes[axis]))
+        # What an earlier line had is not computed again: other points near the best one follow.
+        new: dict[tuple[int, ...], None] = {}
+        for point in itertools.chain(line, _near(best, sizes)):
+            if len(new) == count:
+                break
+            if point not in known:
+                new[point] = None
+        return [[(k + 0.5) / n for k, n in zip(x, sizes, strict=True)] for x in new]
+
+
+def _places(at: Sequence[float], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the places of coordinates in lists of some sizes."""
+    return tuple(min(int(u * size), size - 1) for u, size in zip(at, sizes, strict=True))
+
+
+def _near(point: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the points of a grid, each by the steps along axes that it is away from one."""
+    queue, found = [point], {point}
+    for at in queue:
+        yield at
+        for axis, place in itertools.product(range(len(sizes)), (-1, 1)):
+            moved = (*at[:axis], at[axis] + place, *at[axis + 1 :])
+            if 0 <= moved[axis] < sizes[axis] and moved not in found:
+                found.add(moved)
+                queue.append(moved)

@@ -1,8 +1,8 @@
 """How a sweep chooses the points of a space; a config names them as method.sobol and so on.
 
 A method is deterministic, and says whether its first n points stay when more are asked for. Most
-know all points before anything is computed; `tpe`, `gp` and `cmaes` choose later points by the
-results of earlier ones.
+know all points before anything is computed; `tpe`, `gp`, `cmaes` and `coordinate_descent` choose
+later points by the results of earlier ones.
 """
 
 import itertools
@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 
 from trainer.config import Tree
-from trainer.config.wording import listing
+from trainer.config.wording import brief, listing
 from trainer.messages import plural
 from trainer.sweep.asked import Asks, scrambled, search_seed
-from trainer.sweep.spaces import Space, encoded
+from trainer.sweep.spaces import Space, encoded, values
 
 __all__ = [
     "cmaes",
+    "coordinate_descent",
     "explicit",
     "gp",
     "grid",
@@ -118,9 +119,9 @@ class Method:
         # Raises ValueError if the method cannot choose so many.
         raise NotImplementedError
 
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks | None:
+    def asks(self, space: Mapping[str, Space], axes: Sequence[Mapping[str, Space]]) -> Asks | None:
         """Returns how points are chosen by results; None if all are known before there are any."""
-        # `axes` has path of the config -> space for each coordinate.
+        # `axes` has path of the config -> space for each key of the space.
 
     def of_search(self, search: int) -> Self:
         """Returns the method with the points of one of several independent searches."""
@@ -205,8 +206,8 @@ class Asked(Method):
         start = f", the first {self.first:,} by Sobol" if self.kind != "cmaes" else ""
         return f"{self.kind}, seed {self.seed}{start}, in batches of {self.batch:,}"
 
-    def asks(self, axes: Sequence[Mapping[str, Space]]) -> Asks:
-        """Returns how the points are chosen for axes that are path -> space."""
+    def asks(self, space: Mapping[str, Space], axes: Sequence[Mapping[str, Space]]) -> Asks:
+        """Returns how the points are chosen for axes that are path -> space; see `Method`."""
         records = tuple({p: encoded(x.record) for p, x in axis.items()} for axis in axes)
         return Asks(self.kind, self.seed, self.first, self.batch, records)
 
@@ -227,12 +228,71 @@ class Asked(Method):
                 f"method.cmaes chooses {self.batch:,} points at a time, and trials is {count:,}:"
                 f" write a multiple, such as {-(-count // self.batch) * self.batch:,}."
             )
-        asks = self.asks([{key: each} for key, each in space.items()])
+        asks = self.asks(space, [{key: each} for key, each in space.items()])
         return _points_at(space, asks.coordinates(self.search, [], asks.batch_at(0, count)))
 
     def of_search(self, search: int) -> Self:
         """Returns the method for a search; see `Method`."""
         return replace(self, search=search)
+
+
+@dataclass(frozen=True)
+class Descent(Asked):
+    """Points of a grid that lie, line after line, around the best one so far."""
+
+    center: Mapping[str, Tree] | None = None  # the first point; None if each search draws it
+
+    @property
+    def text(self) -> str:
+        """See `Method`."""
+        start = f"seed {self.seed}" if self.center is None else f"from {brief(dict(self.center))}"
+        return f"{self.kind}, {start}, one value of the space after the other"
+
+    def asks(self, space: Mapping[str, Space], axes: Sequence[Mapping[str, Space]]) -> Asks:
+        """Returns how the points are chosen, with grids as lists of values; see `Method`."""
+        lists = [{path: values(x.grid or ()) for path, x in axis.items()} for axis in axes]
+        return replace(super().asks(space, lists), center=self._places(space))
+
+    def count(self, space: Mapping[str, Space]) -> int | None:
+        """Returns None, and refuses a space without a grid, or a center outside it."""
+        Grid("grid", None).count(space)
+        self._places(space)
+        return super().count(space)
+
+    def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
+        """Returns the points of the first line, and refuses more than the grid has."""
+        if count > (most := Grid("grid", None).count(space)):
+            raise ValueError(f"trials is {count:,}, but the grid of the space has {most:,} points.")
+        return super().points({key: values(each.grid or ()) for key, each in space.items()}, count)
+
+    def of_search(self, search: int) -> Self:
+        """Returns the method for a search; see `Method`."""
+        if search and self.center is not None:
+            raise ValueError(
+                "Searches that begin at one center are not independent: leave out `center`, so that"
+                " each draws where it begins, or write searches: 1."
+            )
+        return super().of_search(search)
+
+    def _places(self, space: Mapping[str, Space]) -> tuple[int, ...] | None:
+        """Returns the places of the center in the grids of a space; None without a center."""
+        if self.center is None:
+            return None
+        if self.center.keys() != space.keys():
+            raise ValueError(
+                f"center has values for {listing(sorted(self.center)) or 'nothing'}, but the space"
+                f" has {listing(sorted(space))}: write a value for each of them."
+            )
+        found = []
+        for key, each in space.items():
+            value, grid = self.center[key], list(each.grid or ())
+            if value not in grid:
+                raise ValueError(
+                    f"center has {brief(value)} for {key!r}, which is none of its values:"
+                    f" {', '.join(map(brief, grid[:9]))}{', ...' * (len(grid) > 9)}."
+                )
+            found.append(grid.index(value))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -409,6 +469,31 @@ def cmaes(seed: int = 0, batch: int = 8) -> Method:
     if batch < 4:
         raise ValueError(f"batch is {batch}, but a generation has at least 4 points.")
     return Asked("cmaes", seed, batch, batch)
+
+
+def coordinate_descent(seed: int = 0, center: Mapping[str, Any] | None = None) -> Method:
+    """Returns the search of a grid along one value of the space after the other.
+
+    The first points of a search are a line: its beginning, and the same point with each other value
+    of the first key of the space. Every further line is that of the next key, through the point
+    with the best result so far; after the last key comes the first. Points of a line that the
+    search has had already are replaced by others of the grid that are near its best point. A line
+    is one batch, as in `method.tpe`: it is chosen when all points before it have their results. A
+    round through spaces of 7, 5 and 3 values has 13 trials, with the beginning.
+
+    Args:
+        seed: of where each search begins, which is drawn; at least 0 and less than 2**64.
+        center: key of the space -> one of its values, where the search begins; only one search can
+            begin there. Default: drawn.
+
+    Raises:
+        ValueError: the seed is out of its range.
+
+    Example:
+        >>> coordinate_descent(seed=1).text
+        'coordinate_descent, seed 1, one value of the space after the other'
+    """
+    return Descent("coordinate_descent", seed, 2, 1, center=center)
 
 
 def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> Method:
