@@ -165,13 +165,14 @@ class Workload:
     """What one sweep computed, or a set of single runs."""
 
     name: str  # for headings: the name of the sweep's folder
-    path: Path | None  # None for single runs
     goal: ReportGoal
     arms: tuple[str, ...]  # in the order of the file
-    trials: tuple[Result, ...]  # the runs of the search; empty for single runs
     finals: tuple[Result, ...]  # what is compared: winners on fresh seeds, or single runs
-    spaces: Mapping[str, ArmSpace]
-    winners: Mapping[tuple[str, int], int]  # arm and search -> its best point, if it has one
+    path: Path | None = None  # None for single runs
+    trials: tuple[Result, ...] = ()  # the runs of the search; empty for single runs
+    spaces: Mapping[str, ArmSpace] = field(default_factory=dict)
+    # arm and search -> its best point, if it has one
+    winners: Mapping[tuple[str, int], int] = field(default_factory=dict)
     # the trials that an extension has added since the winners were chosen, which does not count
     # them until all have ended
     later: frozenset[str] = frozenset()
