@@ -251,12 +251,9 @@ def _labels(values: np.ndarray, log: bool) -> list[str]:
     """Returns numbers with as few digits as tell them apart, 3 to 8."""
     size = np.abs(values).max()
     values = 10**values if log else np.where(np.abs(values) < 1e-9 * size, 0.0, values)
-    texts: list[str] = []
-    for digits in range(3, 9):
-        texts = [f"{value:.{digits}g}" for value in values]
-        if len(set(texts)) == len(set(values.tolist())):
-            break
-    return texts
+    texts = [[f"{value:.{digits}g}" for value in values] for digits in range(3, 9)]
+    different = len(set(values.tolist()))
+    return next((each for each in texts if len(set(each)) == different), texts[-1])
 
 
 def _legend(names: Sequence[str]) -> list[str]:
