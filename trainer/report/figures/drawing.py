@@ -154,9 +154,8 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame
     color = _GREY if arm is None else style(arm).color
     look: dict[str, Any] = {"color": color, "zorder": 2 + order / 1e4}
     if series.kind == "rule":
-        rule = {**look, "linestyle": (0, (1, 2)), "linewidth": 1.0}
         for value in series.y if len(series.y) else series.x:
-            (axes.axhline if len(series.y) else axes.axvline)(value, **rule)
+            (axes.axhline if len(series.y) else axes.axvline)(value, **look, **_LOOKS["rule"])
         return
     x, y = _placed(series.x, at.x.log), _placed(series.y, at.y.log)
     high = _placed(series.high, at.y.log)

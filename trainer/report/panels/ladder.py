@@ -262,10 +262,10 @@ class Climb:
         for rung, again in self.again.items():
             moved = next(each for each in self.rungs if each.rung == rung)
             for arm in again.arms:
-                tuned = again.units_of(arm)
-                pairs = [(x, tuned[c]) for c, x in moved.units_of(arm).items() if c in tuned]
-                if known := [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]:
-                    found.append((arm, rung, [self.goal.sign * (x - y) for x, y in known]))
+                here, tuned = moved.units_of(arm), again.units_of(arm)
+                worse = [self.goal.sign * (x - tuned[c]) for c, x in here.items() if c in tuned]
+                if known := [*filter(math.isfinite, worse)]:
+                    found.append((arm, rung, known))
         confidence = 1 - LEVEL / max(1, len(found))
         return [Regret(arm, rung, mean_interval(each, confidence)) for arm, rung, each in found]
 

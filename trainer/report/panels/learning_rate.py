@@ -175,9 +175,7 @@ def _wider(space: Bounds, where: str) -> str:
     """Returns the text to write for a space that is wider beyond an edge."""
     low, high = space.low, space.high
     if space.kind == "values":
-        return (
-            f"values {'below' if where == 'low' else 'above'} {low if where == 'low' else high:g}"
-        )
+        return f"values below {low:g}" if where == "low" else f"values above {high:g}"
     if space.log:
         low, high = (low / 10, high) if where == "low" else (low, 10 * high)
     elif where == "low":
