@@ -80,10 +80,8 @@ def _block(
 def _table(table: Table, path: str | None) -> Iterator[str]:
     if table.title:
         yield f"**{_wrapped(table.title, _WIDTH - 4)}**"
-    if not table.rows:
-        yield "No rows."
-    else:
-        yield _aligned(_texts(replace(table, rows=table.rows[:_ROWS])))
+    first = replace(table, rows=table.rows[:_ROWS])
+    yield _aligned(_texts(first)) if table.rows else "No rows."
     if table.note:
         yield _wrapped(table.note)
     if len(table.rows) > _ROWS:

@@ -172,12 +172,8 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
         if drawn.any():
             line = x[drawn].tolist(), curve.values[drawn].tolist()
             faint.append(Series("line", run.arm, *line, label=name, faint=True, trials=(name,)))
-    front: list[Series] = []
-    rows: list[tuple[Any, ...]] = []
-    for arm in workload.arms:
-        series, lines = _mean(workload, arm, clock)
-        front += series
-        rows += lines
+    means = [_mean(workload, arm, clock) for arm in workload.arms]
+    front = [series for drawn, _ in means for series in drawn]
     if not front and not faint:
         return None
     goal, by = workload.goal, "training time" if clock else "step"
@@ -185,6 +181,7 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
     at = Column("x", by, "number" if clock else "integer")
     mean = Column("mean", f"mean {goal.metric}", "number")
     columns = (Column("arm", "arm"), at, mean, *Column.ends())
+    rows = tuple(row for _, of_arm in means for row in of_arm)
     log = spans_decades(v for s in (*faint, *front) for v in s.y)
     return Figure(
         name=name,
@@ -194,15 +191,14 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
         x=Axis("training time (s)" if clock else "step"),
         y=Axis(f"{goal.metric}, {goal.select_on}", log=log),
         series=(*faint, *sorted(front, key=lambda each: each.kind)),  # bands, then lines
-        table=Table(name, "Means of the compared runs", columns, tuple(rows)),
+        table=Table(name, "Means of the compared runs", columns, rows),
     )
 
 
 def _mean(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[tuple[Any, ...]]]:
     """Returns the mean of an arm's compared runs with its band, and the same as rows."""
-    curves = [workload.curve(run) for run in workload.finals_of(arm)]
-    curves = [curve for curve in curves if len(curve.values)]
-    if not curves:
+    every = map(workload.curve, workload.finals_of(arm))
+    if not (curves := [curve for curve in every if len(curve.values)]):
         return [], []
     mean = combine([Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves])
     drawn = np.isfinite(mean.x) & np.isfinite(mean.y)  # where all runs have finite values
