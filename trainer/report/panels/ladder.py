@@ -120,13 +120,12 @@ class RungSpeedup:
         return not self.missing and not any(self.bounds.values())
 
     @property
-    def mean(self) -> tuple[float | None, float | None, float | None]:
+    def mean(self) -> tuple[float | None, ...]:
         """The geometric mean over the chains and its interval; None where there is none."""
-        if self.estimate is None or self.missing:
+        if (found := self.estimate) is None or self.missing:
             return None, None, None
-        ends = (self.estimate.low, self.estimate.high)
-        low, high = (None if end is None else math.exp(end) for end in ends)
-        return math.exp(self.estimate.value), low, high
+        ends = found.value, found.low, found.high
+        return tuple(None if end is None else math.exp(end) for end in ends)
 
 
 class Trend(NamedTuple):

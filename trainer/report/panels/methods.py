@@ -25,12 +25,9 @@ _ELSEWHERE = (
 def cost_block(workload: Workload) -> Block:
     """Returns the panel of costs, tuned hyperparameters, spaces and revisions."""
     tables = [_costs(workload)]
-    if workload.trials:
-        tables.append(_tuned(workload))
-    if workload.spaces:
-        tables.append(_spaces(workload))
-    if len(workload.revisions) > 1:
-        tables.append(_revisions(workload))
+    tables += [_tuned(workload)] if workload.trials else []
+    tables += [_spaces(workload)] if workload.spaces else []
+    tables += [_revisions(workload)] if len(workload.revisions) > 1 else []
     return Block(warnings=tuple(_warnings(workload)), tables=tuple(tables))
 
 
@@ -188,8 +185,7 @@ def methods_block(workload: Workload, pairs: Sequence[Pair]) -> Block:
     """Returns the panel of methods."""
     runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
     text = (_paragraph(workload, pairs, runs),)
-    hyperparameters = hyperparameters_table(workload)
-    tables = [] if hyperparameters is None else [hyperparameters]
+    tables = [*filter(None, [hyperparameters_table(workload)])]
     if runs:
         columns = Column.named(name="text", value="code")
         rows, title = tuple(fingerprint_rows(runs)), "Fingerprint of the runs"
