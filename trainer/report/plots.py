@@ -57,11 +57,7 @@ def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> 
     file = Path(workdir) / "metrics.jsonl"
     if not file.is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
-    # Drop values that no run writes, such as text in a file that was edited.
-    rows = [
-        {key: value for key, value in row.items() if isinstance(value, int | float)}
-        for row in read_metrics(file)
-    ]
+    rows = read_metrics(file)
     for key in (name, x):
         if not any(key in row for row in rows):
             names = sorted({key for row in rows for key in row} - {"step"})
