@@ -477,8 +477,8 @@ FAULTS = (
     Fault(
         "the p value is not multiplied by the number of comparisons",
         "trainer/report/statistics/decide.py",
-        "        p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))\n",
-        "        p = np.fmin(p, np.minimum(1.0, look.p * LEVEL / level))\n",
+        "        p = np.fmin(p, np.minimum(1.0, p_now * m * LEVEL / level))\n",
+        "        p = np.fmin(p, np.minimum(1.0, p_now * LEVEL / level))\n",
     ),
     Fault(
         "runs on which the winners were selected are tested",

@@ -45,19 +45,15 @@ def save_mesh_figure(holdings: Holdings, limit: int | None, file: str | os.PathL
         figure.add_axes((left, _BELOW / height, width, _ROW * len(rows) / height))
         for left, width in ((0.02, 0.25), (0.28, 0.40), (0.70, 0.21))
     )
-    for axes in (names, dimensions, sizes):
+    heads = "parameter", "dimensions, and into how many parts each is split", "bytes of a device"
+    for axes, head in zip((names, dimensions, sizes), heads, strict=True):
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
+        axes.set_title(head, loc="left", fontsize=_TEXT, pad=18)
     for index, one in enumerate(rows):
         path = printable(one.held.path)
         path = path if len(path) <= _LONGEST else f"...{path[3 - _LONGEST :]}"
         names.text(0, index, path, va="center", fontsize=_TEXT)
-    for axes, head in (
-        (names, "parameter"),
-        (dimensions, "dimensions, and into how many parts each is split"),
-        (sizes, "bytes of a device"),
-    ):
-        axes.set_title(head, loc="left", fontsize=_TEXT, pad=18)
     _dimensions(dimensions, rows, holdings)
     _bytes(sizes, rows)
     if more:

@@ -177,8 +177,8 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> decide.Look
     if workload.looks == "any":
         return decide.looks_at_any(units, len(changed)) if units > 2 else None
     plan = planned_revision(workload.revisions)
-    after = [each for each in with_both if each.number > plan.number]
-    counts = {each.units for each in after if each.number >= max([0, *changed])}
+    since = max([plan.number + 1, *changed])
+    counts = {each.units for each in with_both if each.number >= since}
     numbers = tuple(sorted(n for n in counts if 1 < n <= units))
     if changed:
         looks = decide.looks_after_change(len(changed), numbers)

@@ -87,12 +87,8 @@ def read_pilot(folder: str, plan: Plan) -> Pilot:
 def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     """Returns sentences on how many units arms have, and which difference these can find."""
     # There are none for one arm. With a pilot, the difference is also in units of the metric.
-    searches, arms = len(plan.offsets), len(plan.arms)
-    rungs = 1
-    if plan.ladder is not None:
-        on_rungs = Counter(map(rung_of, plan.arms))
-        arms = max(on_rungs.values())
-        rungs = sum(count > 1 for count in on_rungs.values())
+    searches, on_rungs = len(plan.offsets), Counter(map(rung_of, plan.arms)).values()
+    arms, rungs = max(on_rungs), sum(count > 1 for count in on_rungs)  # of no ladder, one rung
     if arms < 2:
         return []
     fewest = min(plan.counts.values())

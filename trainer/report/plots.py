@@ -57,11 +57,7 @@ def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> 
     file = Path(workdir) / "metrics.jsonl"
     if not file.is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
-    # Drop values that no run writes, such as text in a file that was edited.
-    rows = [
-        {key: value for key, value in row.items() if isinstance(value, int | float)}
-        for row in read_metrics(file)
-    ]
+    rows = read_metrics(file)
     for key in (name, x):
         if not any(key in row for row in rows):
             names = sorted({key for row in rows for key in row} - {"step"})
@@ -251,12 +247,9 @@ def _labels(values: np.ndarray, log: bool) -> list[str]:
     """Returns numbers with as few digits as tell them apart, 3 to 8."""
     size = np.abs(values).max()
     values = 10**values if log else np.where(np.abs(values) < 1e-9 * size, 0.0, values)
-    texts: list[str] = []
-    for digits in range(3, 9):
-        texts = [f"{value:.{digits}g}" for value in values]
-        if len(set(texts)) == len(set(values.tolist())):
-            break
-    return texts
+    texts = [[f"{value:.{digits}g}" for value in values] for digits in range(3, 9)]
+    different = len(set(values.tolist()))
+    return next((each for each in texts if len(set(each)) == different), texts[-1])
 
 
 def _legend(names: Sequence[str]) -> list[str]:

@@ -165,13 +165,14 @@ class Workload:
     """What one sweep computed, or a set of single runs."""
 
     name: str  # for headings: the name of the sweep's folder
-    path: Path | None  # None for single runs
     goal: ReportGoal
     arms: tuple[str, ...]  # in the order of the file
-    trials: tuple[Result, ...]  # the runs of the search; empty for single runs
     finals: tuple[Result, ...]  # what is compared: winners on fresh seeds, or single runs
-    spaces: Mapping[str, ArmSpace]
-    winners: Mapping[tuple[str, int], int]  # arm and search -> its best point, if it has one
+    path: Path | None = None  # None for single runs
+    trials: tuple[Result, ...] = ()  # the runs of the search; empty for single runs
+    spaces: Mapping[str, ArmSpace] = field(default_factory=dict)
+    # arm and search -> its best point, if it has one
+    winners: Mapping[tuple[str, int], int] = field(default_factory=dict)
     # the trials that an extension has added since the winners were chosen, which does not count
     # them until all have ended
     later: frozenset[str] = frozenset()
@@ -361,13 +362,8 @@ def seed_values(workload: Workload, arm: str) -> dict[Place, list[float]]:
     for run in workload.trials_of(arm):
         if (value := run.value(workload.goal.selected)) is None and run.end != "missing":
             value = workload.goal.sign * math.inf
-        values.setdefault(place_of(run), []).append(value)
+        values.setdefault((run.search, run.number or 0), []).append(value)
     return {place: each for place, each in values.items() if None not in each}  # type: ignore[misc]
-
-
-def place_of(run: Result) -> Place:
-    """Returns the search and the number of the point of a run."""
-    return run.search, run.number or 0
 
 
 # Parts of a path that say little: the place of an optimizer, and that a rate has a schedule.
@@ -425,7 +421,7 @@ class Scan(NamedTuple):
 def scans(workload: Workload, arm: str) -> list[Scan]:
     """Returns the points of an arm along each axis whose values are numbers."""
     values, seeds = point_values(workload, arm), seed_values(workload, arm)
-    first = {place_of(run): run for run in reversed(workload.trials_of(arm))}
+    first = {(run.search, run.number or 0): run for run in reversed(workload.trials_of(arm))}
     alone = tuning(workload, arm).count <= 1
     found: list[Scan] = []
     for path in workload.spaces[arm].axes if arm in workload.spaces else ():

@@ -42,13 +42,9 @@ def read_runs(
     )
     return Workload(
         name="runs",
-        path=None,
         goal=_goal(results, metric, better, target),
         arms=tuple(groups),
-        trials=(),
         finals=results,
-        spaces={},
-        winners={},
         missing=(text,) if missing else (),
         faults=tuple(fault for run in results for fault in _faults(run)),
         picked=_picked(groups),
@@ -228,9 +224,7 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
     for name, folder in runs.items():
         root, key = read_run_config(folder, "config.yaml"), f"the run {name}"
         if root is not None:
-            kept = dict(root.kwargs)
-            for seed in ("seed", "data_seed"):
-                kept.pop(seed, None)
+            kept = {key: x for key, x in root.kwargs.items() if key not in ("seed", "data_seed")}
             key = configs.digest(configs.Call(root.name, kept))
         groups.setdefault(key, {})[name] = folder
     titles = [_common_name(list(group)) for group in groups.values()]

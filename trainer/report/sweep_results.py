@@ -49,8 +49,7 @@ def read_sweep_results(
     trials = tuple(_result(reader, so_far.get(trial.folder), trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
     completed, until, winners, finals = _compared(reader, status, choices, trials)
-    _check_metric(folder, metric or plan.goal.metric, (*trials, *finals), plan.goal.metric)
-    goal, searches = _goal(plan, finals, target, metric, better), len(plan.offsets)
+    goal, searches = _goal(reader, trials, finals, target, metric, better), len(plan.offsets)
     # Most digests are taken from the ledger, so that few files are read.
     evidence = examine(folder, status.outcomes, thorough=False)
     late = began_late(evidence.ledger)
@@ -92,15 +91,6 @@ def read_sweep_results(
         cuts=plan.cuts,
         orders=read_cuts(folder, plan),
     )
-
-
-def _finals(reader: SweepReader, status: Status, choices: Sequence[Choice]) -> Iterator[Result]:
-    """Yields the runs of the winners on fresh seeds."""
-    # After an extension, the winners are those of before until its trials are complete.
-    for trial in trials_of_choice(reader.plan, choices) if choices else ():
-        # The status has only the outcomes of the plan's last revision.
-        outcome = status.outcomes.get(trial.folder) or read_outcome(reader.path / trial.folder)
-        yield _result(reader, outcome, trial)
 
 
 def on_rungs(workload: Workload) -> list[Workload]:
@@ -172,10 +162,15 @@ def _compared(
     reader: SweepReader, status: Status, choices: Sequence[Choice], trials: Sequence[Result]
 ) -> tuple[int, Sequence[Trial], dict[tuple[str, int], int], tuple[Result, ...]]:
     """Returns the last complete revision, the trials before it, the winners and their runs."""
-    plan, finals = reader.plan, tuple(_finals(reader, status, choices))
+    plan, known = reader.plan, status.outcomes
+    # After an extension, the winners are those of before until its trials are complete.
+    again = trials_of_choice(plan, choices) if choices else ()
+    # The status has only the outcomes of the plan's last revision.
+    ended = (known.get(x.folder) or read_outcome(reader.path / x.folder) for x in again)
+    finals = tuple(_result(reader, *each) for each in zip(ended, again, strict=True))
     completed = _completed(plan, choices, trials, finals)
     until = trials_until(plan, choices[-1].revision if choices else completed) or plan.trials
-    winners = _winners(plan, {x.folder: status.outcomes.get(x.folder) for x in until}, choices)
+    winners = _winners(plan, {x.folder: known.get(x.folder) for x in until}, choices)
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     return completed, until, winners, finals
@@ -192,14 +187,6 @@ def _winners(
     return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
 
 
-def _check_metric(folder: Path, metric: str, runs: Sequence[Result], own: str) -> None:
-    """Raises UserError for a metric that is not the sweep's `own`, and that no run has."""
-    known = {row.partition("/")[2] for run in runs for row in run.summary.metrics if "/" in row}
-    if known and metric not in known | {own}:
-        hint = known_names(metric, sorted(known))
-        raise UserError(f"No run of the sweep in {folder} has the metric {metric!r}. {hint}")
-
-
 def _completed(
     plan: Plan, choices: Sequence[Choice], trials: Sequence[Result], finals: Sequence[Result]
 ) -> int:
@@ -213,15 +200,22 @@ def _completed(
 
 
 def _goal(
-    plan: Plan,
-    finals: tuple[Result, ...],
+    reader: SweepReader,
+    trials: _Runs,
+    finals: _Runs,
     target: float | None,
     metric: str | None,
     better: Literal["min", "max"] | None,
 ) -> ReportGoal:
-    goal = plan.goal
+    """Returns the goal, or that of a second outcome; raises UserError if no run has the metric."""
+    plan, goal = reader.plan, reader.plan.goal
     second = metric not in (None, goal.metric)
     name = metric or goal.metric
+    rows = {row for run in (*trials, *finals) for row in run.summary.metrics}
+    known = sorted({row.partition("/")[2] for row in rows if "/" in row})
+    if known and name not in (*known, goal.metric):
+        hint = known_names(name, known)
+        raise UserError(f"No run of the sweep in {reader.path} has the metric {name!r}. {hint}")
     tested = any(PREFIXES["test"] + name in run.summary.metrics for run in finals)
     # A target or a rule of --target or of an extension was chosen when results were known.
     planned = all(each["goal"] == plan.revisions[0]["goal"] for each in plan.revisions)

@@ -197,21 +197,17 @@ class _Writer:
         if len(rest) >= _NAMED:
             rest = [f"the other {len(rest)}"]
         more = f"{',' if len(rest) > 1 else ' and'} {joined(rest)}" if rest else ""
+        subject, other = self._subject(closest.better, True), self._object(closest.worse)
+        claim = f"{subject} is better than {other}{more}"
         if closest.test == "" and closest.without_mean:
-            of_all = plural(closest.n, self._workload.unit)
+            units = plural(closest.n, self._workload.unit)
             kinds = (closest.diverged[1], "diverged"), (closest.collapsed[1], "collapsed")
             what = " or ".join(word for count, word in kinds if count)
-            return (
-                f"{self._subject(closest.better, True)} is better than"
-                f" {self._object(closest.worse)}{more}: {closest.worse} {what} in all of"
-                f" {of_all}, and {closest.better} in none."
-            )
+            all_of = f"{closest.worse} {what} in all of {units}, and {closest.better} in none"
+            return f"{claim}: {all_of}."
         than = f" than that of {closest.worse}" if len(against) > 1 else ""
         how = self._size_and_test(closest, than)
-        return (
-            f"{self._subject(closest.better, True)} is better than {self._object(closest.worse)}"
-            f"{more}{self._relevance(closest)}: its {how}, on this data set and model."
-        )
+        return f"{claim}{self._relevance(closest)}: its {how}, on this data set and model."
 
     def _relevance(self, pair: Pair) -> str:
         """Says whether a difference matters, if the goal says which one does."""

@@ -209,7 +209,7 @@ class Presence:
         # Raises UserError if the file system has no locks.
         if self.mode == "flock":
             return locks.exclusive(self._sweep)
-        return locks.FileLock(self._sweep / "held", self._announced_name, self._may_live)
+        return locks.file_lock(self._sweep / "held", self._announced_name, self._may_live)
 
     def _announced_name(self) -> str:
         assert self._name is not None, "only a process that is announced keeps others out"

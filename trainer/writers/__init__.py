@@ -69,8 +69,7 @@ def _has(package: str) -> bool:
 
 
 def create_clu(name: str, logdir: str | os.PathLike[str]) -> Any:
-    """Returns a writer of clu, such as "clu.SummaryWriter"; raises ConfigError."""
-    check_names([name])
+    """Returns a writer of clu, such as "clu.SummaryWriter"; raises ConfigError if it cannot."""
     try:
         clu = importlib.import_module("clu.metric_writers")
     except ImportError as e:
@@ -121,19 +120,19 @@ def create(
     if resumed is not None:
         jsonl.truncate_after(resumed)
     writers: list[Any] = [jsonl]
+    last = resumed or 0  # the last step of an earlier process
     for name in dict.fromkeys(names):
         if name == "tensorboard":
             purge = None if resumed is None else resumed + 1  # the first step of this process
             writers.append(TensorBoardWriter(workdir, purge_step=purge, log=log, fence=fence))
         elif is_console(name):
             more = [each for each in name.partition(":")[2].split(",") if each]
-            first = resumed or 0
-            writers.append(ConsoleWriter(total_steps, batch_size, more=more, first_step=first))
+            writers.append(ConsoleWriter(total_steps, batch_size, more=more, first_step=last))
         elif name in LOGGERS:
             identity = identity or (lambda: identity_of_run(Path(workdir), {}))
             reporter = reporter or Reporter(log)
             make = partial(_make_logger, name, identity, reporter)
-            rows, last = jsonl.path, resumed or 0
+            rows = jsonl.path
             writers.append(LoggerWriter(name, make, reporter, rows=rows, resumed=last, fence=fence))
         elif name != "jsonl":
             writers.append(create_clu(name, workdir))

@@ -44,19 +44,14 @@ class MultiWriter(Writer):
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
-        # clu's writers have neither method.
-        self._progress = [w.progress for w in writers if hasattr(w, "progress")]
-        self._finish = [w.finish for w in writers if hasattr(w, "finish")]
 
     def progress(self, step: int) -> None:
         """Passes a finished step to the writers that show progress."""
-        for show_progress in self._progress:
-            show_progress(step)
+        self._call_each("progress", step)
 
     def finish(self, summary: Summary) -> None:
         """Passes the end of this process's part of a run to the writers that record it."""
-        for finish in self._finish:
-            finish(summary)
+        self._call_each("finish", summary)
 
     @property
     def error(self) -> str | None:
@@ -100,10 +95,11 @@ class MultiWriter(Writer):
         self._call_each("close")
 
     def _call_each(self, method: str, *arguments: object) -> None:
+        """Calls a method of those writers that have it; clu's have no `progress` and `finish`."""
         first: Exception | None = None
-        for writer in self.writers:
+        for call in (getattr(writer, method) for writer in self.writers if hasattr(writer, method)):
             try:
-                getattr(writer, method)(*arguments)
+                call(*arguments)
             except Exception as e:
                 first = first or e
         if first is not None:

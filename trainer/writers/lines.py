@@ -4,6 +4,7 @@ A line is {"step": 100, "train/loss": 0.5, ...}. JSON has no NaN and no infinity
 as "NaN", "Infinity" and "-Infinity", strings that float() and pandas' to_numeric read.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -70,16 +71,13 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
     """Reads the step, values and offset of the last complete line; None if there is none."""
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return None
-    with file:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         end = whole_lines(file)
         start = after_newline(file, end - 1)
         file.seek(start)
-        row = _decode(file.read(end - start))
-    return None if row is None else (row.pop("step"), _values(row), start)
+        if (row := _decode(file.read(end - start))) is not None:
+            return row.pop("step"), _values(row), start
+    return None
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:

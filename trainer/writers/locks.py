@@ -6,7 +6,7 @@ Three parts, each of which uses the one before it:
   heartbeat. On one machine the id tells whether it is alive. A process on another machine is alive
   if its count changes within seconds of the observer's own clock; the clocks of two machines are
   never compared.
-- The locks in the folder of a sweep: those of the file system, and `FileLock` where it has none.
+- The locks in the folder of a sweep: those of the file system, and `file_lock` where it has none.
 - `WorkdirLock`, the lock of a run's folder, with a fence against a former holder.
 """
 
@@ -216,66 +216,60 @@ def exclusive(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-class FileLock:
-    """A file that exists while a process holds the lock, for file systems without locks."""
-
-    # Used as a context manager. The system does not release it: other processes remove the file of
-    # a holder that has died. The file contains the name of the holder; `name` returns that of this
-    # process, which `may_live` may change, and `may_live` whether the process of a name may be
-    # alive.
-
-    def __init__(self, file: Path, name: Callable[[], str], may_live: Callable[[str], bool]):
-        self._file, self._name, self._may_live = file, name, may_live
-        self._written = ""
-
-    def __enter__(self) -> None:
-        while not self._take():
-            self._remove_of_the_dead()
-            time.sleep(_PAUSE)
-
-    def __exit__(self, *raised: object) -> None:
+@contextlib.contextmanager
+def file_lock(
+    file: Path, name: Callable[[], str], may_live: Callable[[str], bool]
+) -> Iterator[None]:
+    """Holds a file that exists while a process has the lock, for file systems without locks."""
+    # The system does not release it: other processes remove the file of a holder that has died. The
+    # file contains the name of the holder; `name` returns that of this process, which `may_live`
+    # may change, and `may_live` whether the process of a name may be alive.
+    while not _make(file, written := name()):
+        _remove_of_the_dead(file, name, may_live)
+        time.sleep(_PAUSE)
+    try:
+        yield
+    finally:
         with contextlib.suppress(OSError):  # others remove the file once this process has ended
-            if self._file.read_text() == self._written:
-                self._file.unlink()
+            if file.read_text() == written:
+                file.unlink()
 
-    def _take(self) -> bool:
-        self._written = self._name()
-        try:
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return False
-        try:
-            os.write(descriptor, self._written.encode())
-            os.fsync(descriptor)
-        except OSError:
-            self._file.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-        return True
 
-    def _remove_of_the_dead(self) -> None:
-        """Removes the file once its holder showed no sign of life for a few beats."""
-        holder, unseen = self._holder(), 0.0
+def _make(file: Path, content: str) -> bool:
+    """Makes a file and syncs it; returns False if there is one."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, content.encode())
+        os.fsync(descriptor)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove_of_the_dead(
+    file: Path, name: Callable[[], str], may_live: Callable[[str], bool]
+) -> None:
+    """Removes the file once its holder showed no sign of life for a few beats."""
+    with contextlib.suppress(FileNotFoundError):
+        holder, unseen = file.read_text(), 0.0
         while unseen < _BEATS * BEAT:
             # The file is empty until its process has written its name, which it may never do.
-            if holder is None or self._holder() != holder or self._may_live(holder):
+            if file.read_text() != holder or may_live(holder):
                 return
             time.sleep(_PAUSE)
             unseen += _PAUSE
-        aside = self._file.with_name(f".{self._file.name}-{self._name()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._file, aside)
-            if aside.read_text() != holder:  # another process has just taken it: put it back
-                with contextlib.suppress(OSError):
-                    os.link(aside, self._file)
-            aside.unlink()
-
-    def _holder(self) -> str | None:
-        try:
-            return self._file.read_text()
-        except FileNotFoundError:
-            return None
+        aside = file.with_name(f".{file.name}-{name()}")
+        os.rename(file, aside)
+        if aside.read_text() != holder:  # another process has just taken it: put it back
+            with contextlib.suppress(OSError):
+                os.link(aside, file)
+        aside.unlink()
 
 
 # The lock of a workdir.

@@ -123,10 +123,9 @@ class Reporter:
     def log_once(self, line: str) -> None:
         """Logs a line that was not logged before."""
         with self._lock:
-            new = line not in self._said
-            self._said.add(line)
-        if new:
-            self._log(line)
+            if line not in self._said:
+                self._said.add(line)
+                self._log(line)
 
 
 class LoggerWriter(Writer):

@@ -1,6 +1,5 @@
 """Logs runs to MLflow; the only file that imports mlflow."""
 
-import contextlib
 import fcntl
 import hashlib
 import importlib
@@ -9,7 +8,7 @@ import posixpath
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.writers.locks import flock
@@ -52,8 +51,7 @@ class MlflowLogger:
 
     def open(self) -> int:
         """Finds the run by its tag, or creates it; returns the last step that was logged."""
-        with _alone_in(self._mlflow.get_tracking_uri()):
-            self._client = self._mlflow.MlflowClient()
+        self._client = self._connect()
         identity = self._identity
         experiment = self._experiment()
         wanted = f"tags.`{ID_TAG}` = '{identity.id}'"
@@ -115,6 +113,16 @@ class MlflowLogger:
         status = "FAILED" if summary is None else _STATUS.get(summary.end, "FAILED")
         self._client.set_terminated(self._run_id, status)
 
+    def _connect(self) -> Any:
+        """Returns a client; two cannot create the tables of a SQLite store at the same time."""
+        uri = self._mlflow.get_tracking_uri()
+        if not uri.startswith(_SQLITE):
+            return self._mlflow.MlflowClient()
+        # This also excludes other threads of this process. SQLite's own locks are of another kind.
+        with open(uri.removeprefix(_SQLITE).partition("?")[0], "ab") as file:
+            flock(file.fileno(), fcntl.LOCK_EX)
+            return self._mlflow.MlflowClient()
+
     def _experiment(self) -> str:
         """Returns the id of the experiment, which is created if it does not exist."""
         if id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
@@ -131,18 +139,6 @@ class MlflowLogger:
     def _log(self, metrics: Sequence[Any]) -> None:
         if metrics:
             self._client.log_batch(self._run_id, metrics=metrics)
-
-
-@contextlib.contextmanager
-def _alone_in(uri: str) -> Iterator[None]:
-    """Locks the file of a SQLite store: two clients cannot create its tables at the same time."""
-    # This also excludes other threads of this process. SQLite's own locks are of another kind.
-    if not uri.startswith(_SQLITE):
-        yield
-        return
-    with open(uri.removeprefix(_SQLITE).partition("?")[0], "ab") as file:
-        flock(file.fileno(), fcntl.LOCK_EX)
-        yield
 
 
 def _name(name: str) -> str:

@@ -81,14 +81,10 @@ class TensorBoardWriter(Writer):
         status = api.STATUS_SUCCESS if summary.end == "done" else api.STATUS_FAILURE
         end = hparams.SessionEndInfo(status=status, end_time_secs=time.time())
         content = hparams.HParamsPluginData(session_end_info=end, version=0)
-        messages = _proto("summary")
-        data = messages.SummaryMetadata.PluginData(
-            plugin_name="hparams", content=content.SerializeToString()
-        )
-        value = messages.Summary.Value(
-            tag="_hparams_/session_end_info", metadata=messages.SummaryMetadata(plugin_data=data)
-        )
-        self._add(0, [messages.Summary(value=[value])])
+        message = _proto("summary").Summary()
+        data = message.value.add(tag="_hparams_/session_end_info").metadata.plugin_data
+        data.plugin_name, data.content = "hparams", content.SerializeToString()
+        self._add(0, [message])
 
     def close(self) -> None:
         """Writes what could not be written before, and closes the file."""

@@ -1,6 +1,7 @@
 """Draws figures into PDF, PNG and SVG, from the same data, scales and styles as svg.py."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from trainer.messages import UserError, printable
 from trainer.report.document import Figure, Series
-from trainer.report.figures.style import missing_glyphs_ignored, style
+from trainer.report.figures.style import style
 from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
 
 if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands do not draw
@@ -108,7 +109,9 @@ def _write(drawing: "Drawing", path: Path, about: Mapping[str, str], **options: 
     import matplotlib
 
     metadata = {**about, **_METADATA[path.suffix[1:].lower()]}
-    with matplotlib.rc_context(_SETTINGS), missing_glyphs_ignored():
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        # Characters that the font lacks are drawn as boxes.
+        warnings.filterwarnings("ignore", r"(?s)Glyph \d+ .*missing from")
         drawing.savefig(path, metadata=metadata, dpi=150, **options)
 
 
@@ -140,8 +143,7 @@ def _prepare(axes: "Axes", at: Frame) -> None:
     axes.grid(axis="y", which="major", color="#000000", alpha=0.12, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", which="major", length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set(color=_GREY, linewidth=0.8)
     if at.turned:
         turned = {"rotation": 37, "ha": "right", "rotation_mode": "anchor"}
@@ -152,9 +154,8 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame
     color = _GREY if arm is None else style(arm).color
     look: dict[str, Any] = {"color": color, "zorder": 2 + order / 1e4}
     if series.kind == "rule":
-        rule = {**look, "linestyle": (0, (1, 2)), "linewidth": 1.0}
         for value in series.y if len(series.y) else series.x:
-            (axes.axhline if len(series.y) else axes.axvline)(value, **rule)
+            (axes.axhline if len(series.y) else axes.axvline)(value, **look, **_LOOKS["rule"])
         return
     x, y = _placed(series.x, at.x.log), _placed(series.y, at.y.log)
     high = _placed(series.high, at.y.log)

@@ -1,8 +1,5 @@
 """Colors, dashes and markers that distinguish the series of a figure."""
 
-import contextlib
-import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -51,11 +48,3 @@ def style(index: int) -> Style:
     # The periods have no common divisor, so that combinations repeat as late as possible.
     color, on_dark = _COLORS[index % len(_COLORS)]
     return Style(color, on_dark, _DASHES[index % len(_DASHES)], _MARKERS[index % len(_MARKERS)])
-
-
-@contextlib.contextmanager
-def missing_glyphs_ignored() -> Iterator[None]:
-    """Ignores the warnings of matplotlib about characters that its font lacks, drawn as boxes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"(?s)Glyph \d+ .*missing from")
-        yield

@@ -210,9 +210,7 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
     # left out. `figures` is name -> path of the PDF, relative to the files; others are left out.
     files: dict[str, str] = {}
     skipped = []
-    for panel in report.panels:
-        if panel.name not in PANELS:
-            continue
+    for panel in (each for each in report.panels if each.name in PANELS):
         if panel.name == "arms" and (combined := _results(panel)) is not None:
             files["results"] = combined
         for block in panel.blocks:

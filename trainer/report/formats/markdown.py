@@ -80,10 +80,8 @@ def _block(
 def _table(table: Table, path: str | None) -> Iterator[str]:
     if table.title:
         yield f"**{_wrapped(table.title, _WIDTH - 4)}**"
-    if not table.rows:
-        yield "No rows."
-    else:
-        yield _aligned(_texts(replace(table, rows=table.rows[:_ROWS])))
+    first = replace(table, rows=table.rows[:_ROWS])
+    yield _aligned(_texts(first)) if table.rows else "No rows."
     if table.note:
         yield _wrapped(table.note)
     if len(table.rows) > _ROWS:
@@ -125,12 +123,9 @@ def _aligned(columns: Sequence[tuple[Column, Sequence[str]]]) -> str:
     for column, texts in columns:
         cells = [escaped(column.title), *texts]
         width = max([3, *(len(cell) for cell in cells if len(cell) <= _PADDED)])
-        if column.kind in ("text", "code"):
-            cells.insert(1, "-" * width)
-            padded.append([cell.ljust(width) for cell in cells])
-        else:
-            cells.insert(1, "-" * (width - 1) + ":")
-            padded.append([cell.rjust(width) for cell in cells])
+        left = column.kind in ("text", "code")
+        cells.insert(1, "-" * width if left else "-" * (width - 1) + ":")
+        padded.append([cell.ljust(width) if left else cell.rjust(width) for cell in cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in zip(*padded, strict=True))
 
 

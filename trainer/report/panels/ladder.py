@@ -6,7 +6,7 @@ searched once. All intervals are t intervals over chains. `Climb` has what all r
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -120,13 +120,12 @@ class RungSpeedup:
         return not self.missing and not any(self.bounds.values())
 
     @property
-    def mean(self) -> tuple[float | None, float | None, float | None]:
+    def mean(self) -> tuple[float | None, ...]:
         """The geometric mean over the chains and its interval; None where there is none."""
-        if self.estimate is None or self.missing:
+        if (found := self.estimate) is None or self.missing:
             return None, None, None
-        ends = (self.estimate.low, self.estimate.high)
-        low, high = (None if end is None else math.exp(end) for end in ends)
-        return math.exp(self.estimate.value), low, high
+        ends = found.value, found.low, found.high
+        return tuple(None if end is None else math.exp(end) for end in ends)
 
 
 class Trend(NamedTuple):
@@ -262,10 +261,10 @@ class Climb:
         for rung, again in self.again.items():
             moved = next(each for each in self.rungs if each.rung == rung)
             for arm in again.arms:
-                tuned = again.units_of(arm)
-                pairs = [(x, tuned[c]) for c, x in moved.units_of(arm).items() if c in tuned]
-                if known := [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]:
-                    found.append((arm, rung, [self.goal.sign * (x - y) for x, y in known]))
+                here, tuned = moved.units_of(arm), again.units_of(arm)
+                worse = [self.goal.sign * (x - tuned[c]) for c, x in here.items() if c in tuned]
+                if known := [*filter(math.isfinite, worse)]:
+                    found.append((arm, rung, known))
         confidence = 1 - LEVEL / max(1, len(found))
         return [Regret(arm, rung, mean_interval(each, confidence)) for arm, rung, each in found]
 
@@ -279,43 +278,39 @@ class Climb:
             for (arm, search), number in each.winners.items():
                 runs = [run for run in each.trials_of(arm) if run.search == search]
                 for path, text in each.spaces[arm].axes.items():
-                    if "learning_rate" not in path:
-                        continue
                     points = [(run.number, number_of(run.values.get(path))) for run in runs]
                     known = {n: x for n, x in points if x is not None and x > 0}
-                    if number in known:
+                    if "learning_rate" in path and number in known:
                         at, best = [*known.values()], known[number]
                         _, where = edge_of(at, at.index(best), text)
                         found.append(BestRate(arm, path, rung, search, best, where))
         return found
 
-    def rate_trends(self) -> list[Trend]:
-        """Returns the power of the size of the rung by which each best learning rate changes."""
-        keys = list(dict.fromkeys((each.arm, each.path) for each in self.best_rates))
-        return [self._rate_trend(arm, path, 1 - LEVEL / len(keys)) for arm, path in keys]
-
-    def _rate_trend(self, arm: str, path: str, confidence: float) -> Trend:
-        rates = [each for each in self.best_rates if (each.arm, each.path) == (arm, path)]
-        labels = list(dict.fromkeys(each.rung for each in rates))
-        at_edge = list(dict.fromkeys(each.rung for each in rates if each.edge))
-        slopes = []
-        for chain in dict.fromkeys(each.chain for each in rates):
-            own = [each for each in rates if each.chain == chain]
-            if len(own) == len(labels) > 1:
-                x = [math.log(self.factor_of(each.rung)) for each in own]
-                slopes.append(slope(x, [math.log(each.value) for each in own]))
-        why = ""
-        if len(labels) < 2:
-            why = f"The best {path} of {arm} was searched on one rung."
-        elif at_edge:
-            why = (
-                f"The best {path} of {arm} lies at an edge of its space on {joined(at_edge)}, so"
-                " that no slope is fitted: a wider space may have a better one."
-            )
-        elif not slopes:
-            why = f"No search of {arm} has all its winners."
-        estimate = None if why else mean_interval(slopes, confidence)
-        return Trend(arm, path, len(labels), estimate, why)
+    def rate_trends(self) -> Iterator[Trend]:
+        """Yields the power of the size of the rung by which each best learning rate changes."""
+        found: dict[tuple[str, str], list[BestRate]] = {}
+        for each in self.best_rates:
+            found.setdefault((each.arm, each.path), []).append(each)
+        for (arm, path), rates in found.items():
+            labels = list(dict.fromkeys(each.rung for each in rates))
+            at_edge = list(dict.fromkeys(each.rung for each in rates if each.edge))
+            slopes, why = [], ""
+            for chain in dict.fromkeys(each.chain for each in rates):
+                own = [each for each in rates if each.chain == chain]
+                if len(own) == len(labels) > 1:
+                    x = [math.log(self.factor_of(each.rung)) for each in own]
+                    slopes.append(slope(x, [math.log(each.value) for each in own]))
+            if len(labels) < 2:
+                why = f"The best {path} of {arm} was searched on one rung."
+            elif at_edge:
+                why = (
+                    f"The best {path} of {arm} lies at an edge of its space on {joined(at_edge)},"
+                    " so that no slope is fitted: a wider space may have a better one."
+                )
+            elif not slopes:
+                why = f"No search of {arm} has all its winners."
+            estimate = None if why else mean_interval(slopes, 1 - LEVEL / len(found))
+            yield Trend(arm, path, len(labels), estimate, why)
 
     def powers(self) -> list[Trend]:
         """Returns the power of the cost by which each loss changes, without an asymptote."""
@@ -473,7 +468,7 @@ def _tables(climb: Climb) -> Iterator[Table]:
 
 
 def _trend_table(
-    climb: Climb, name: str, title: str, trends: Sequence[Trend], note: str, doubling: bool = False
+    climb: Climb, name: str, title: str, trends: Iterable[Trend], note: str, doubling: bool = False
 ) -> Table:
     """Returns a table of slopes; `doubling` shows 2 to the power of each instead."""
 

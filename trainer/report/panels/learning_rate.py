@@ -121,12 +121,10 @@ def _figure(
         drawn = capped(scan.values)
         if scan.alone:
             series.append(Series("line", scan.arm, scan.at, drawn, label=scan.arm))
-        spread: list[tuple[float, float]] = []  # of the seeds of each point
-        for of_point in scan.seeds:
-            known = [value for value in capped(of_point) if math.isfinite(value)]
-            spread.append((min(known), max(known)) if known else (math.nan, math.nan))
-        if any(low < high for low, high in spread):
-            ends = zip(*spread, strict=True)
+        known = [[*filter(math.isfinite, capped(of_point))] for of_point in scan.seeds]
+        least, most = (tuple(of(x, default=math.nan) for x in known) for of in (min, max))
+        if any(a < b for a, b in zip(least, most, strict=True)):
+            ends = least, most
             series.append(Series("interval", scan.arm, scan.at, *ends, label="range of the seeds"))
         series.append(Series("points", scan.arm, scan.at, drawn, trials=scan.names))
     columns = (
@@ -175,9 +173,7 @@ def _wider(space: Bounds, where: str) -> str:
     """Returns the text to write for a space that is wider beyond an edge."""
     low, high = space.low, space.high
     if space.kind == "values":
-        return (
-            f"values {'below' if where == 'low' else 'above'} {low if where == 'low' else high:g}"
-        )
+        return f"values below {low:g}" if where == "low" else f"values above {high:g}"
     if space.log:
         low, high = (low / 10, high) if where == "low" else (low, 10 * high)
     elif where == "low":

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from trainer.config import Call
 from trainer.config.wording import brief
@@ -26,12 +25,9 @@ _ELSEWHERE = (
 def cost_block(workload: Workload) -> Block:
     """Returns the panel of costs, tuned hyperparameters, spaces and revisions."""
     tables = [_costs(workload)]
-    if workload.trials:
-        tables.append(_tuned(workload))
-    if workload.spaces:
-        tables.append(_spaces(workload))
-    if len(workload.revisions) > 1:
-        tables.append(_revisions(workload))
+    tables += [_tuned(workload)] if workload.trials else []
+    tables += [_spaces(workload)] if workload.spaces else []
+    tables += [_revisions(workload)] if len(workload.revisions) > 1 else []
     return Block(warnings=tuple(_warnings(workload)), tables=tuple(tables))
 
 
@@ -42,28 +38,29 @@ def _costs(workload: Workload) -> Table:
         "compared": [run for run in workload.finals if run.name not in trials],
         "replaced": workload.replaced,
     }
-    groups = [
-        _Runs(arm, purpose, of_arm, Counter(run.end for run in of_arm))
-        for purpose, runs in purposes.items()
+    runs = {
+        (arm, purpose): of_arm
+        for purpose, every in purposes.items()
         for arm in workload.arms
-        if (of_arm := [run for run in runs if run.arm == arm])
-    ]
-    columns: Columns[_Runs] = {
-        Column("arm", "arm"): lambda r: r.arm,
-        Column("runs", "runs"): lambda r: r.purpose,
-        Column("count", "number", "integer"): lambda r: len(r.runs),
-        Column("done", "done", "integer"): lambda r: r.ends["done"],
-        Column("diverged", "diverged", "integer"): lambda r: r.ends["diverged"],
-        Column("failed", "failed", "integer"): lambda r: r.ends["failed"],
-        Column("pruned", "stopped early", "integer"): lambda r: r.ends["pruned"] or None,
-        Column("missing", "missing", "integer"): lambda r: r.ends["missing"],
-        Column("retried", "retried", "integer"): lambda r: sum(run.retries > 0 for run in r.runs),
-        Column("steps", "steps", "integer"): lambda r: sum(run.updates for run in r.runs),
+        if (of_arm := [run for run in every if run.arm == arm])
+    }
+    ends = {key: Counter(run.end for run in of_arm) for key, of_arm in runs.items()}
+    columns: Columns[tuple[str, str]] = {
+        Column("arm", "arm"): lambda r: r[0],
+        Column("runs", "runs"): lambda r: r[1],
+        Column("count", "number", "integer"): lambda r: len(runs[r]),
+        Column("done", "done", "integer"): lambda r: ends[r]["done"],
+        Column("diverged", "diverged", "integer"): lambda r: ends[r]["diverged"],
+        Column("failed", "failed", "integer"): lambda r: ends[r]["failed"],
+        Column("pruned", "stopped early", "integer"): lambda r: ends[r]["pruned"] or None,
+        Column("missing", "missing", "integer"): lambda r: ends[r]["missing"],
+        Column("retried", "retried", "integer"): lambda r: sum(run.retries > 0 for run in runs[r]),
+        Column("steps", "steps", "integer"): lambda r: sum(run.updates for run in runs[r]),
         Column("flops", "FLOPs", "number"): lambda r: _sum(
-            None if run.flops is None else run.flops * run.updates for run in r.runs
+            None if run.flops is None else run.flops * run.updates for run in runs[r]
         ),
         Column("seconds", "training time", "seconds"): lambda r: _sum(
-            run.summary.seconds for run in r.runs if run.end != "missing" or run.updates
+            run.summary.seconds for run in runs[r] if run.end != "missing" or run.updates
         ),
     }
     note = (
@@ -71,16 +68,7 @@ def _costs(workload: Workload) -> Table:
         " compiler's for a step, evaluations left out. Retried runs were interrupted and resumed."
         " Training time is the sum over runs, without compilation and evaluation."
     )
-    return Table.of("ledger", "What was computed", groups, columns, note).compact()
-
-
-class _Runs(NamedTuple):
-    """The runs of an arm for one purpose."""
-
-    arm: str
-    purpose: str
-    runs: Sequence[Result]
-    ends: Counter[str]  # how many ended in each way
+    return Table.of("ledger", "What was computed", runs, columns, note).compact()
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -197,8 +185,7 @@ def methods_block(workload: Workload, pairs: Sequence[Pair]) -> Block:
     """Returns the panel of methods."""
     runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
     text = (_paragraph(workload, pairs, runs),)
-    hyperparameters = hyperparameters_table(workload)
-    tables = [] if hyperparameters is None else [hyperparameters]
+    tables = [*filter(None, [hyperparameters_table(workload)])]
     if runs:
         columns = Column.named(name="text", value="code")
         rows, title = tuple(fingerprint_rows(runs)), "Fingerprint of the runs"

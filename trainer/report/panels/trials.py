@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -104,52 +104,44 @@ def axes_block(workload: Workload, names: Mapping[str, str]) -> Block:
     return Block(text=tuple(text), figures=tuple(figures))
 
 
-class _Point(NamedTuple):
-    """A trial on an axis."""
-
-    run: Result
-    x: Tree
-    goal: float
-
-
 def _figure(workload: Workload, paths: Collection[str], name: str, stem: str) -> Figure | None:
     goal = workload.goal
-    points: list[_Point] = []
+    points: list[tuple[Result, Tree, float]] = []  # trials, their places and their goals
     for run in workload.trials:
         path = next((path for path in run.values if path in paths), None)
         value = run.value(goal.selected)
         if path is not None and value is not None:
-            points.append(_Point(run, run.values[path], value))
+            points.append((run, run.values[path], value))
     if not points:
         return None
-    numbers = [number_of(point.x) for point in points]
+    numbers = [number_of(x) for _, x, _ in points]
     categories: tuple[str, ...] = ()
     if None in numbers:
-        categories = tuple(dict.fromkeys(_text(point.x) for point in points))
-        numbers = [float(categories.index(_text(point.x))) for point in points]
+        categories = tuple(dict.fromkeys(_text(x) for _, x, _ in points))
+        numbers = [float(categories.index(_text(x))) for _, x, _ in points]
     at: list[float] = [x for x in numbers if x is not None]
     series = []
     for arm in workload.arms:
-        pairs = zip(at, points, strict=True)
-        if of_arm := [(x, p.goal, p.run.name) for x, p in pairs if p.run.arm == arm]:
+        placed = zip(at, points, strict=True)
+        if of_arm := [(x, y, run.name) for x, (run, _, y) in placed if run.arm == arm]:
             xs, ys, trials = zip(*of_arm, strict=True)
             series.append(Series("points", arm, xs, ys, label=arm, trials=trials))
-    columns: Columns[_Point] = {
-        Column("trial", "trial"): lambda r: r.run.name,
-        Column("arm", "arm"): lambda r: r.run.arm,
+    columns: Columns[tuple[Result, Tree, float]] = {
+        Column("trial", "trial"): lambda r: r[0].name,
+        Column("arm", "arm"): lambda r: r[0].arm,
         Column("value", name, "text" if categories else "number"): lambda r: (
-            _text(r.x) if categories else number_of(r.x)
+            _text(r[1]) if categories else number_of(r[1])
         ),
-        Column("goal", goal.metric, "number"): lambda r: r.goal,
+        Column("goal", goal.metric, "number"): lambda r: r[2],
     }
-    best = min(points, key=lambda point: goal.sign * point.goal)
+    best, best_x, best_y = min(points, key=lambda point: goal.sign * point[2])
     return Figure(
         name=stem,
         title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
-        description=f"Every trial by its {name}; the best, {best.run.name}, has {_text(best.x)} and"
-        f" reaches {best.goal:.4g}.",
+        description=f"Every trial by its {name}; the best, {best.name}, has {_text(best_x)} and"
+        f" reaches {best_y:.4g}.",
         x=Axis(name, log=not categories and spans_decades(at), labels=categories),
-        y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(p.goal for p in points)),
+        y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(y for *_, y in points)),
         series=tuple(series),
         table=Table.of(stem, f"Trials by {name}", points, columns),
     )
@@ -180,12 +172,8 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
         if drawn.any():
             line = x[drawn].tolist(), curve.values[drawn].tolist()
             faint.append(Series("line", run.arm, *line, label=name, faint=True, trials=(name,)))
-    front: list[Series] = []
-    rows: list[tuple[Any, ...]] = []
-    for arm in workload.arms:
-        series, lines = _mean(workload, arm, clock)
-        front += series
-        rows += lines
+    means = [_mean(workload, arm, clock) for arm in workload.arms]
+    front = [series for drawn, _ in means for series in drawn]
     if not front and not faint:
         return None
     goal, by = workload.goal, "training time" if clock else "step"
@@ -193,6 +181,7 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
     at = Column("x", by, "number" if clock else "integer")
     mean = Column("mean", f"mean {goal.metric}", "number")
     columns = (Column("arm", "arm"), at, mean, *Column.ends())
+    rows = tuple(row for _, of_arm in means for row in of_arm)
     log = spans_decades(v for s in (*faint, *front) for v in s.y)
     return Figure(
         name=name,
@@ -202,15 +191,14 @@ def _curves_figure(workload: Workload, clock: bool) -> Figure | None:
         x=Axis("training time (s)" if clock else "step"),
         y=Axis(f"{goal.metric}, {goal.select_on}", log=log),
         series=(*faint, *sorted(front, key=lambda each: each.kind)),  # bands, then lines
-        table=Table(name, "Means of the compared runs", columns, tuple(rows)),
+        table=Table(name, "Means of the compared runs", columns, rows),
     )
 
 
 def _mean(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[tuple[Any, ...]]]:
     """Returns the mean of an arm's compared runs with its band, and the same as rows."""
-    curves = [workload.curve(run) for run in workload.finals_of(arm)]
-    curves = [curve for curve in curves if len(curve.values)]
-    if not curves:
+    every = map(workload.curve, workload.finals_of(arm))
+    if not (curves := [curve for curve in every if len(curve.values)]):
         return [], []
     mean = combine([Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves])
     drawn = np.isfinite(mean.x) & np.isfinite(mean.y)  # where all runs have finite values

@@ -243,7 +243,8 @@ def _pair(
     a: NDArray, b: NDArray, looks: Looks, m: int, start: tuple[float, float]
 ) -> tuple[NDArray, ...]:
     """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units."""
-    # `start` has the metric of both arms before their first steps, or NaN.
+    # `start` has the metric of both arms before their first steps, or NaN. It returns the fields of
+    # `Decisions` behind `pairs`, each [draws].
     draws = len(a)
     low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
     p, decided = np.full(draws, np.nan), np.zeros(draws)
@@ -253,11 +254,11 @@ def _pair(
         if n is None:
             continue
         level = looks.later_level if later else looks.planned_level
-        look = _look(*ranked(a[:, :n], b[:, :n], start), level / m, later)
-        difference, test = look.difference, look.test
-        low, high = np.maximum(low, look.low), np.minimum(high, look.high)
-        p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))
-        decided = np.where(decided == 0, look.decided, decided)
+        units = ranked(a[:, :n], b[:, :n], start)
+        difference, bottom, top, p_now, side, test = _look(*units, level / m, later)
+        low, high = np.maximum(low, bottom), np.minimum(high, top)
+        p = np.fmin(p, np.minimum(1.0, p_now * m * LEVEL / level))
+        decided = np.where(decided == 0, side, decided)
     # Looks that contradict each other are a sign of values that are not normal: decide nothing.
     clash = (low > high) | (decided * difference < 0)
     nothing = clash | ((low == -np.inf) & (high == np.inf))
@@ -265,20 +266,9 @@ def _pair(
     return difference, low, high, np.where(clash, 1.0, p), np.where(clash, 0, decided), test
 
 
-class _Look(NamedTuple):
-    """The result of one look at the units of a pair; arrays [draws]."""
-
-    difference: NDArray
-    low: NDArray
-    high: NDArray
-    p: NDArray
-    decided: NDArray
-    test: NDArray
-
-
-def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
+def _look(a: NDArray, b: NDArray, level: float, later: bool) -> tuple[NDArray, ...]:
     """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
-    # Units that diverged or collapsed are inf.
+    # Units that diverged or collapsed are inf. It returns what `_pair` does, of this look alone.
     from scipy.special import bdtr, stdtr
 
     n = a.shape[1]
@@ -320,14 +310,10 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     decided = np.where(p < level, side, 0.0) + 0.0
     decided = np.where(all_a, 1.0, np.where(all_b, -1.0, decided))
     kinds = {"diverged": all_a | all_b, "t": normal, "fisher": fisher, "signs": signs}
-    return _Look(
-        difference=np.where(finite, mean, np.nan),
-        low=np.where(normal, mean - half * error, -np.inf),
-        high=np.where(normal, mean + half * error, np.inf),
-        p=np.where(all_a | all_b, np.nan, p),
-        decided=decided,
-        test=np.select([*kinds.values()], [*kinds], ""),
-    )
+    low = np.where(normal, mean - half * error, -np.inf)
+    high = np.where(normal, mean + half * error, np.inf)
+    p, test = np.where(all_a | all_b, np.nan, p), np.select([*kinds.values()], [*kinds], "")
+    return np.where(finite, mean, np.nan), low, high, p, decided, test
 
 
 def limit_of_t(n: int, level: float) -> float:
@@ -465,9 +451,9 @@ def needed_unpaired(a: ArrayLike, b: ArrayLike, size: float, alpha: float = 0.05
 
 def _power_of_t(degrees: int, center: float, alpha: float) -> float:
     """Returns the power of a two-sided t test whose t is noncentral, with this center."""
-    from scipy.special import nctdtr, stdtrit
+    from scipy.special import nctdtr
 
-    limit = float(stdtrit(degrees, 1 - alpha / 2))
+    limit = limit_of_t(degrees + 1, alpha)
     return float(1 - nctdtr(degrees, center, limit) + nctdtr(degrees, center, -limit))
 
 

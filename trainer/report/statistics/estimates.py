@@ -32,12 +32,9 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """
     array = row_of_numbers(values)
     n = len(array)
-    if not np.isfinite(array).all():
-        worst, best = bool((array == np.inf).any()), bool((array == -np.inf).any())
-        value = math.nan if worst and best else float(array[~np.isfinite(array)][0])
-        return Estimate(value, None, None, n, None)
-    value = float(array.mean())
-    if n == 1:
+    with np.errstate(invalid="ignore"):  # of inf and -inf it is not a number
+        value = float(array.mean())
+    if n == 1 or not np.isfinite(array).all():
         return Estimate(value, None, None, n, None)
     if not spread(array):
         return Estimate(value, None, None, n, 0.0)

@@ -77,9 +77,8 @@ def score_intervals(
     rng = np.random.default_rng(0)
 
     def medians(times: ArrayLike) -> NDArray:  # [_DRAWS]
-        return np.median(
-            rng.choice(row_of_numbers(times), (_DRAWS, len(row_of_numbers(times)))), axis=1
-        )
+        row = row_of_numbers(times)
+        return np.median(rng.choice(row, (_DRAWS, len(row))), axis=1)
 
     of_arms = [np.stack([medians(each) for each in of_arm], axis=-1) for of_arm in runs]
     times = np.stack(of_arms, axis=1)  # [_DRAWS, arm, workload]
