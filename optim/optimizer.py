@@ -150,26 +150,12 @@ class Optimizer(NamedTuple):
         return own_floats(self)
 
     def position(self, state: OptimizerState) -> jax.Array:
-        """Returns the step of the next update: the number of calls of `update` so far.
-
-        Args:
-            state: what `init` or the last `update` returned.
-
-        Returns:
-            An int32 scalar.
-        """
+        """Returns how many calls of `update` led to a state, int32: the step of the next one."""
         # The last field of `bound.Unpacked`.
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:
-        """Returns the number of updates that were skipped; see `update`.
-
-        Args:
-            state: what `init` or the last `update` returned.
-
-        Returns:
-            An int32 scalar.
-        """
+        """Returns how many of the updates that led to a state were skipped, int32."""
         # The last field but one of `bound.Unpacked`.
         return state.scalars["int32"][-2]
 

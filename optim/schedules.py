@@ -145,13 +145,9 @@ def warmup_stable_decay(
       https://arxiv.org/abs/2405.18392
     """
     warmup = step_count("warmup_steps", warmup_steps)
-    decay = asked = step_count("decay_steps", decay_steps)
+    decay = step_count("decay_steps", decay_steps)
     total = step_count("total_steps", total_steps)
-    if (decay := fit_after(warmup, decay, total)) is None:
-        raise ValueError(
-            f"warmup_steps is {warmup} and decay_steps is {asked}, together more than total_steps,"
-            f" which is {total}: shorten one of the two."
-        )
+    decay = fit_after(warmup, "decay_steps", decay, total)
     shapes = {
         "linear": lambda x: 1.0 - x,
         "sqrt": lambda x: 1.0 - jnp.sqrt(x),
@@ -218,18 +214,14 @@ def rsqrt(
     """
     warmup = step_count("warmup_steps", warmup_steps)
     scale = step_count("timescale", timescale)
-    cooldown = asked = step_count("cooldown_steps", cooldown_steps)
+    cooldown = step_count("cooldown_steps", cooldown_steps)
     if scale == 0:
         raise ValueError(
             "timescale is 0, but the steps after the warm-up are divided by it: give"
             " a positive number of steps."
         )
     total = step_count("total_steps", total_steps) if cooldown else warmup
-    if (cooldown := fit_after(warmup, cooldown, total)) is None:
-        raise ValueError(
-            f"warmup_steps is {warmup} and cooldown_steps is {asked}, together more than"
-            f" total_steps, which is {total}: shorten one of the two."
-        )
+    cooldown = fit_after(warmup, "cooldown_steps", cooldown, total)
 
     def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
@@ -397,16 +389,21 @@ def piecewise(
     return schedule
 
 
-def fit_after(warmup: int, last: int, total: int) -> int | None:
-    """Returns the length of the last phase between warm-up and end; None if it does not fit.
+def fit_after(warmup: int, name: str, last: int, total: int) -> int:
+    """Returns the length of the last phase between warm-up and end; ValueError if it is too long.
 
     Example:
-        >>> fit_after(10, 20, total=100), fit_after(1, 1, total=1), fit_after(60, 50, total=100)
-        (20, 0, None)
+        >>> fit_after(10, "decay_steps", 20, total=100), fit_after(1, "decay_steps", 1, total=1)
+        (20, 0)
     """
     # In a run of one step, where "5%" is one step for both, the warm-up has precedence.
-    last = 1 - warmup if total == max(warmup, last) == 1 else last
-    return last if warmup + last <= total else None
+    length = 1 - warmup if total == max(warmup, last) == 1 else last
+    if warmup + length > total:
+        raise ValueError(
+            f"warmup_steps is {warmup} and {name} is {last}, together more than total_steps, which"
+            f" is {total}: shorten one of the two."
+        )
+    return length
 
 
 def default_float(value: ArrayLike) -> jax.Array:
