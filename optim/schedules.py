@@ -62,9 +62,6 @@ def warmup_cosine(
         end_value: the value from step `decay_steps` on.
         exponent: the power to which the cosine is raised.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if a length is negative, `decay_steps` is 0, or the warm-up is longer than
             `decay_steps`.
@@ -124,9 +121,6 @@ def warmup_stable_decay(
         init_value: the value at step 0, if there is a warm-up.
         end_value: the value from step `total_steps` on, if there is a decay.
         shape: 'linear', 'sqrt' or 'cosine'.
-
-    Returns:
-        The schedule.
 
     Raises:
         ValueError: if a length is negative, warm-up and decay together are longer than
@@ -196,9 +190,6 @@ def rsqrt(
         init_value: the value at step 0, if there is a warm-up.
         end_value: the value from step `total_steps` on, if there is a cool-down.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if a length is negative, the timescale is 0, or warm-up and cool-down together
             are longer than `total_steps`.
@@ -257,9 +248,6 @@ def power_cool(
         flat_until: the step at which the cool-down begins.
         power: the exponent of the power law; 1 is a linear cool-down.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if `flat_until` is not less than `end`.
 
@@ -301,9 +289,6 @@ def half_life(peak_value: float, warmup_steps: Steps, init_value: float = 0.9) -
         peak_value: the decay from step `warmup_steps` on, in (0, 1).
         warmup_steps: the length of the warm-up, in steps; 0 for none.
         init_value: the decay at step 0, in (0, 1).
-
-    Returns:
-        The schedule.
 
     Example:
         >>> from optim import schedules
@@ -347,9 +332,6 @@ def piecewise(
         boundaries: steps, positive and increasing.
         values: floats, one more than there are boundaries; the first is the value at step 0.
         interpolation: 'constant', 'linear' or 'cosine'.
-
-    Returns:
-        The schedule.
 
     Raises:
         ValueError: if the boundaries are not positive and increasing, the number of values is not

@@ -40,9 +40,6 @@ def from_nnx(
         train_kwargs: keyword arguments of `__call__` in training; see `models.from_linen`.
         eval_kwargs: keyword arguments of `__call__` in evaluation.
 
-    Returns:
-        The Model.
-
     Raises:
         ValueError: `constructor` cannot be called. The functions of the Model raise it if the batch
             has no array for one of the inputs, if the module has a jax array as an attribute that
