@@ -26,15 +26,7 @@ Params = TypeVar("Params")  # any pytree of arrays
 class Optimizer(NamedTuple):
     """The groups and options that `optimizer` combined, without parameters and state.
 
-    Attributes:
-        groups: group name -> group; the first that takes a parameter updates it.
-        clip_norm: the largest global norm of the gradients, or None; see `optimizer`.
-        layer_decay: the factor of layer-wise learning-rate decay, or None.
-        low_precision: how bfloat16 and float16 parameters are rounded.
-        layers: the layers of parameters with unusual names, or None.
-        lookahead: what displaces the parameters of all groups after an update, or None.
-        readout: what averages the parameters of all groups for evaluation, or None.
-        states: pattern of arrays of the states -> how they are stored, or None.
+    The attributes are the arguments of `optimizer`.
     """
 
     groups: Mapping[str, Group]
