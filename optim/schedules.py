@@ -377,6 +377,9 @@ def fit_after(warmup: int, name: str, last: int, total: int) -> int:
     Example:
         >>> fit_after(10, "decay_steps", 20, total=100), fit_after(1, "decay_steps", 1, total=1)
         (20, 0)
+        >>> fit_after(60, "decay_steps", 50, total=100)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: warmup_steps is 60 and decay_steps is 50, together more than total_steps, ...
     """
     # In a run of one step, where "5%" is one step for both, the warm-up has precedence.
     length = 1 - warmup if total == max(warmup, last) == 1 else last
