@@ -260,12 +260,9 @@ def with_automatic_axes(
         return call
 
     as_given = {name: with_explicit_axes(x) for name, x in functions.items()}
-
-    def of_operands(*operands: Any) -> Any:
-        return function(*operands, as_given)
-
+    call = jax.sharding.auto_axes(lambda *x: function(*x, as_given), axes=axes, out_sharding=places)
     try:
-        return jax.sharding.auto_axes(of_operands, axes=axes, out_sharding=places)(*operands)
+        return call(*operands)
     except ValueError as error:
         # jax's words for two arrays of which one has automatic and the other explicit axes.
         if "should match the aval mesh" not in str(error):

@@ -431,7 +431,7 @@ def own_floats(optimizer: Any) -> dict[str, Any]:
     found = {} if optimizer.clip_norm is None else {"clip_norm": optimizer.clip_norm}
     for name in ("lookahead", "readout"):
         if (wrapper := getattr(optimizer, name)) is not None:
-            found |= {f"{name}.{key}": value for key, value in wrapper.floats().items()}
+            found |= {f"{name}.{key}": getattr(wrapper, key) for key in wrapper.floats}
     return found
 
 

@@ -32,13 +32,8 @@ class GroupError(ValueError):
 class Group(NamedTuple):
     """A pattern of parameters and the optimizer that updates them; made by `group`.
 
-    Attributes:
-        match: the pattern, which must match a parameter's whole path name.
-        optimizer: a partial of a factory, or a finished transformation.
-        min_ndim: the smallest number of axes of a parameter in the group.
-        max_ndim: the largest number of axes; None for no bound.
-        maximize: whether the loss is maximized.
-        width_scaling: by what the learning rates of `optimizer` were divided, or None.
+    The attributes are the arguments of `group`. The pattern is compiled, and the learning rates of
+    `optimizer` are divided by `width_scaling`.
     """
 
     match: re.Pattern[str]

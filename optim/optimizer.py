@@ -26,15 +26,7 @@ Params = TypeVar("Params")  # any pytree of arrays
 class Optimizer(NamedTuple):
     """The groups and options that `optimizer` combined, without parameters and state.
 
-    Attributes:
-        groups: group name -> group; the first that takes a parameter updates it.
-        clip_norm: the largest global norm of the gradients, or None; see `optimizer`.
-        layer_decay: the factor of layer-wise learning-rate decay, or None.
-        low_precision: how bfloat16 and float16 parameters are rounded.
-        layers: the layers of parameters with unusual names, or None.
-        lookahead: what displaces the parameters of all groups after an update, or None.
-        readout: what averages the parameters of all groups for evaluation, or None.
-        states: pattern of arrays of the states -> how they are stored, or None.
+    The attributes are the arguments of `optimizer`.
     """
 
     groups: Mapping[str, Group]
@@ -47,13 +39,10 @@ class Optimizer(NamedTuple):
     states: Mapping[str, str] | None = None
 
     def bind(self, params: Any) -> BoundOptimizer:
-        """Compares the groups' patterns with the parameters.
+        """Binds the optimizer to parameters, which it compares with the groups' patterns.
 
         Args:
             params: a pytree of arrays, or of anything with a shape.
-
-        Returns:
-            The optimizer bound to these parameters.
 
         Raises:
             GroupError: if no group takes a parameter, or a group takes none.
@@ -64,13 +53,10 @@ class Optimizer(NamedTuple):
         return BoundOptimizer(*self, params, assign(self.groups, flatten(params)))
 
     def label(self, params: Any) -> Any:
-        """Returns the name of the group of every parameter.
+        """Returns a tree like `params` of group names; the first that takes a parameter has it.
 
         Args:
             params: a pytree of arrays, or of anything with a shape.
-
-        Returns:
-            A tree like `params` of group names; the first group that takes a parameter has it.
 
         Raises:
             GroupError: if no group takes a parameter, or a group takes none.
@@ -78,13 +64,10 @@ class Optimizer(NamedTuple):
         return unflatten(params, self.bind(params).labels)
 
     def trainable(self, params: Any) -> dict[str, Any]:
-        """Returns the parameters that the optimizer updates: those of groups that are not frozen.
+        """Returns path name -> parameter that is updated: those of groups that are not frozen.
 
         Args:
             params: a pytree of arrays, or of anything with a shape.
-
-        Returns:
-            Path name -> parameter.
 
         Raises:
             GroupError: see `label`.
@@ -127,49 +110,27 @@ class Optimizer(NamedTuple):
         }
 
     def schedules(self, name: str) -> dict[str, Any]:
-        """Returns the float arguments of a group's optimizer.
+        """Returns argument name -> float, traced scalar or schedule of the optimizer of a group.
 
         Args:
-            name: the name of the group.
-
-        Returns:
-            Argument name -> float, traced scalar or schedule; see `factories.hyperparameters`.
-
-        Raises:
-            KeyError: if there is no group of that name.
+            name: that of the group; KeyError if there is none.
         """
         return {key: x for key, _, _, x, _ in named_floats(self.groups[name].optimizer)}
 
     def own_floats(self) -> dict[str, Any]:
-        """Returns the float arguments of the optimizer itself, its lookahead and its readout.
+        """Returns path -> float, traced scalar or schedule of what belongs to no group.
 
-        Returns:
-            Path -> float, traced scalar or schedule: "clip_norm", "lookahead.step_size", ...;
-            without a `clip_norm` of None.
+        The paths are "clip_norm", unless it is None, "lookahead.step_size", "readout.blend", ...
         """
         return own_floats(self)
 
     def position(self, state: OptimizerState) -> jax.Array:
-        """Returns the step of the next update: the number of calls of `update` so far.
-
-        Args:
-            state: what `init` or the last `update` returned.
-
-        Returns:
-            An int32 scalar.
-        """
+        """Returns how many calls of `update` led to a state, int32: the step of the next one."""
         # The last field of `bound.Unpacked`.
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:
-        """Returns the number of updates that were skipped; see `update`.
-
-        Args:
-            state: what `init` or the last `update` returned.
-
-        Returns:
-            An int32 scalar.
-        """
+        """Returns how many of the updates that led to a state were skipped, int32."""
         # The last field but one of `bound.Unpacked`.
         return state.scalars["int32"][-2]
 
@@ -189,13 +150,10 @@ class Optimizer(NamedTuple):
         return self.bind(params).displacement(state)
 
     def init(self, params: Any) -> OptimizerState:
-        """Makes the state before the first step.
+        """Makes the state before the first step, whose float leaves are at least float32.
 
         Args:
             params: a pytree of float arrays.
-
-        Returns:
-            The state; float leaves are at least float32.
 
         Raises:
             GroupError: see `label`; or if a parameter cannot be trained, such as one of integers;

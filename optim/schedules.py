@@ -62,9 +62,6 @@ def warmup_cosine(
         end_value: the value from step `decay_steps` on.
         exponent: the power to which the cosine is raised.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if a length is negative, `decay_steps` is 0, or the warm-up is longer than
             `decay_steps`.
@@ -125,9 +122,6 @@ def warmup_stable_decay(
         end_value: the value from step `total_steps` on, if there is a decay.
         shape: 'linear', 'sqrt' or 'cosine'.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if a length is negative, warm-up and decay together are longer than
             `total_steps`, or the shape is unknown.
@@ -145,13 +139,9 @@ def warmup_stable_decay(
       https://arxiv.org/abs/2405.18392
     """
     warmup = step_count("warmup_steps", warmup_steps)
-    decay = asked = step_count("decay_steps", decay_steps)
+    decay = step_count("decay_steps", decay_steps)
     total = step_count("total_steps", total_steps)
-    if (decay := fit_after(warmup, decay, total)) is None:
-        raise ValueError(
-            f"warmup_steps is {warmup} and decay_steps is {asked}, together more than total_steps,"
-            f" which is {total}: shorten one of the two."
-        )
+    decay = fit_after(warmup, "decay_steps", decay, total)
     shapes = {
         "linear": lambda x: 1.0 - x,
         "sqrt": lambda x: 1.0 - jnp.sqrt(x),
@@ -200,9 +190,6 @@ def rsqrt(
         init_value: the value at step 0, if there is a warm-up.
         end_value: the value from step `total_steps` on, if there is a cool-down.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if a length is negative, the timescale is 0, or warm-up and cool-down together
             are longer than `total_steps`.
@@ -218,18 +205,14 @@ def rsqrt(
     """
     warmup = step_count("warmup_steps", warmup_steps)
     scale = step_count("timescale", timescale)
-    cooldown = asked = step_count("cooldown_steps", cooldown_steps)
+    cooldown = step_count("cooldown_steps", cooldown_steps)
     if scale == 0:
         raise ValueError(
             "timescale is 0, but the steps after the warm-up are divided by it: give"
             " a positive number of steps."
         )
     total = step_count("total_steps", total_steps) if cooldown else warmup
-    if (cooldown := fit_after(warmup, cooldown, total)) is None:
-        raise ValueError(
-            f"warmup_steps is {warmup} and cooldown_steps is {asked}, together more than"
-            f" total_steps, which is {total}: shorten one of the two."
-        )
+    cooldown = fit_after(warmup, "cooldown_steps", cooldown, total)
 
     def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
@@ -264,9 +247,6 @@ def power_cool(
         end: the step at which the value would be 0; may be larger than the number of steps.
         flat_until: the step at which the cool-down begins.
         power: the exponent of the power law; 1 is a linear cool-down.
-
-    Returns:
-        The schedule.
 
     Raises:
         ValueError: if `flat_until` is not less than `end`.
@@ -309,9 +289,6 @@ def half_life(peak_value: float, warmup_steps: Steps, init_value: float = 0.9) -
         peak_value: the decay from step `warmup_steps` on, in (0, 1).
         warmup_steps: the length of the warm-up, in steps; 0 for none.
         init_value: the decay at step 0, in (0, 1).
-
-    Returns:
-        The schedule.
 
     Example:
         >>> from optim import schedules
@@ -356,9 +333,6 @@ def piecewise(
         values: floats, one more than there are boundaries; the first is the value at step 0.
         interpolation: 'constant', 'linear' or 'cosine'.
 
-    Returns:
-        The schedule.
-
     Raises:
         ValueError: if the boundaries are not positive and increasing, the number of values is not
             the number of boundaries plus one, or the interpolation is unknown.
@@ -397,16 +371,24 @@ def piecewise(
     return schedule
 
 
-def fit_after(warmup: int, last: int, total: int) -> int | None:
-    """Returns the length of the last phase between warm-up and end; None if it does not fit.
+def fit_after(warmup: int, name: str, last: int, total: int) -> int:
+    """Returns the length of the last phase between warm-up and end; ValueError if it is too long.
 
     Example:
-        >>> fit_after(10, 20, total=100), fit_after(1, 1, total=1), fit_after(60, 50, total=100)
-        (20, 0, None)
+        >>> fit_after(10, "decay_steps", 20, total=100), fit_after(1, "decay_steps", 1, total=1)
+        (20, 0)
+        >>> fit_after(60, "decay_steps", 50, total=100)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: warmup_steps is 60 and decay_steps is 50, together more than total_steps, ...
     """
     # In a run of one step, where "5%" is one step for both, the warm-up has precedence.
-    last = 1 - warmup if total == max(warmup, last) == 1 else last
-    return last if warmup + last <= total else None
+    length = 1 - warmup if total == max(warmup, last) == 1 else last
+    if warmup + length > total:
+        raise ValueError(
+            f"warmup_steps is {warmup} and {name} is {last}, together more than total_steps, which"
+            f" is {total}: shorten one of the two."
+        )
+    return length
 
 
 def default_float(value: ArrayLike) -> jax.Array:

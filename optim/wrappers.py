@@ -54,9 +54,7 @@ class EmaNesterov(NamedTuple):
     stop: int | None
     scheduled_by: str | None
 
-    def floats(self) -> dict[str, Any]:
-        """Returns the float arguments by name: numbers, traced scalars or schedules."""
-        return {"step_size": self.step_size, "decay": self.decay}
+    floats = ("step_size", "decay")  # the arguments that are numbers, traced scalars or schedules
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
         """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
@@ -122,11 +120,8 @@ class OuterNesterov(NamedTuple):
     momentum: optax.ScalarOrSchedule
     every: int
 
+    floats = ("learning_rate", "momentum")
     scheduled_by = None  # no group: the learning rate may be a schedule
-
-    def floats(self) -> dict[str, Any]:
-        """Returns the float arguments by name: numbers, traced scalars or schedules."""
-        return {"learning_rate": self.learning_rate, "momentum": self.momentum}
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
         """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
@@ -302,9 +297,7 @@ class WeightEma(NamedTuple):
     blend: optax.ScalarOrSchedule
     exclude: re.Pattern[str] | None
 
-    def floats(self) -> dict[str, Any]:
-        """Returns the float arguments by name: numbers, traced scalars or schedules."""
-        return {"horizon": self.horizon, "blend": self.blend}
+    floats = ("horizon", "blend")
 
     def wrong_steps(self, steps: int) -> tuple[str, str] | None:
         """Returns an argument that does not fit a run of so many steps, and a sentence; or None."""
@@ -448,8 +441,8 @@ def step_range(start: Steps, stop: Steps | None, then: str) -> tuple[int, int | 
 
 def raise_if_wrong(kind: str, name: str, made: Any) -> None:
     """Raises ValueError if a float of a "lookahead" or a "readout" is out of its range."""
-    for argument, value in made.floats().items():
-        if (why := checks.wrong_float(f"{kind}.{argument}", value)) is not None:
+    for argument in made.floats:
+        if why := checks.wrong_float(f"{kind}.{argument}", getattr(made, argument)):
             raise ValueError(f"{argument} of optim.{name} {why}")
 
 

@@ -122,18 +122,16 @@ def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
     # Without a sharding, it is put on the first device. The result is committed.
     if (sharding := getattr(target, "sharding", None)) is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    whole: Any = array
     if integrity.is_key(target):
         impl = []  # jax tells the implementation of a key only while it is traced
         jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), target)
-        keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=impl[0])
-        if sharding.is_fully_addressable:
-            return jax.device_put(keys, sharding)
-        return jax.make_array_from_callback(keys.shape, sharding, lambda index: keys[index])
+        whole = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=impl[0])
     if sharding.is_fully_addressable:
         # A copy: the first step takes the state as donated buffers, and on a CPU jax does not
         # donate a buffer that a numpy array shares.
-        return jax.device_put(array, sharding, may_alias=False)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        return jax.device_put(whole, sharding, may_alias=False)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:

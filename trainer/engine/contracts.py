@@ -6,6 +6,7 @@ name, with the line of the user's code where it raised.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,6 +31,11 @@ class ComponentError(ConfigError):
     def __init__(self, component: str, message: str):
         super().__init__(message)
         self.component = component
+
+
+# Errors about the components that have most of the checks.
+data_error = partial(ComponentError, "data")
+loss_error = partial(ComponentError, "loss")
 
 
 @contextmanager
@@ -58,7 +64,7 @@ def check_components(experiment: Any) -> None:
     for name, x in spec.items():
         if (fault := dtype_fault(x.dtype)) is not None:
             text = f"The element_spec of the data set has {name!r}, {form_of(x)}, {fault}."
-            raise ComponentError("data", text)
+            raise data_error(text)
     if "mask" in spec:
         size = experiment.data.batch_size
         _check_mask(spec["mask"], size, "The element_spec of the data set has")
@@ -143,8 +149,7 @@ def tokens_per_example(data: Any) -> int | None:
     tokens = getattr(data, "tokens_per_example", None)
     whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
     if tokens is not None and not (whole and tokens >= 1):
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"tokens_per_example of the data set is {tokens!r}. It must be the number of tokens of "
             "an example, an integer of at least 1, or None.",
         )
@@ -164,8 +169,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
     # A dict first: a question about an abstract class takes longer, and each batch is asked.
     if not isinstance(batch, dict | Mapping) or batch.keys() != spec.keys():
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else form_of(batch)
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"The element_spec of the data set has {', '.join(spec)}, but it yielded {found}.",
         )
     for name, wanted in spec.items():
@@ -173,8 +177,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], shards: int) -> None:
         shape = (wanted.shape[0] // shards, *wanted.shape[1:])
         if getattr(x, "shape", None) != shape or x.dtype != wanted.dtype:
             part = "" if shards == 1 else f" in each of {shards} parts"
-            raise ComponentError(
-                "data",
+            raise data_error(
                 f"The element_spec of the data set has {name} as {wanted.dtype}{list(shape)}{part}"
                 f", but it yielded {form_of(x)}.",
             )
@@ -188,7 +191,7 @@ def check_values(batch: Batch, method: str) -> None:
     for name, x in batch.items():
         if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:
             text = f"The data set's {method} yielded {name!r}, {form_of(x)}, {fault}."
-            raise ComponentError("data", text)
+            raise data_error(text)
 
 
 def check_eval_batch(batch: Any) -> Batch:
@@ -196,8 +199,7 @@ def check_eval_batch(batch: Any) -> Batch:
     if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else form_of(batch)
         found = "no batch" if batch is None else found
-        raise ComponentError(
-            "data",
+        raise data_error(
             "The data set's evaluate() must yield batches with a 'mask', float32 [batch], 1 for an "
             f"example and 0 for padding, beside the arrays. It yielded {found}.",
         )
@@ -206,8 +208,7 @@ def check_eval_batch(batch: Any) -> Batch:
     sizes = {x.shape[0] if getattr(x, "shape", ()) else -1 for x in arrays.values()}
     if len(sizes) > 1 or -1 in sizes:
         found = ", ".join(f"{name} as {form_of(x)}" for name, x in arrays.items())
-        raise ComponentError(
-            "data",
+        raise data_error(
             "The data set's evaluate() must yield arrays with the same number of examples on their "
             f"first axes. It yielded {found}.",
         )
@@ -220,8 +221,7 @@ def _check_mask(mask: Any, size: int, who: str) -> None:
     """Raises ComponentError if a mask of `size` examples has another shape or dtype."""
     shape = tuple(getattr(mask, "shape", ()))
     if len(shape) not in (1, 2) or shape[:1] != (size,) or mask.dtype != np.float32:
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"{who} a 'mask' of {form_of(mask)}. It must be float32[{size}] or "
             f"float32[{size}, positions] beside arrays of {size} examples: 1 for an example or "
             "position that counts, and 0 for padding.",
@@ -231,8 +231,7 @@ def _check_mask(mask: Any, size: int, who: str) -> None:
 def _check_mask_values(mask: Any, who: str) -> None:
     values = np.asarray(mask)
     if (wrong := values[(values != 0) & (values != 1)]).size:
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"{who} a 'mask' with the value {wrong[0]:.6g}. It must be 1 for an example that "
             "counts and 0 for padding; weights belong in the loss and the metrics.",
         )
@@ -241,4 +240,4 @@ def _check_mask_values(mask: Any, who: str) -> None:
 def endless(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of a data set; raises ComponentError if they end."""
     yield from batches
-    raise ComponentError("data", "The data set's train(batch_index, seed) ended. It must not.")
+    raise data_error("The data set's train(batch_index, seed) ended. It must not.")

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import contracts
-from trainer.engine.contracts import Batch, ComponentError, calling
+from trainer.engine.contracts import Batch, calling, data_error
 from trainer.engine.mesh import DataShard
 from trainer.messages import plural
 from trainer.writers.lines import PREFIXES
@@ -45,8 +45,7 @@ def check_shard(data: Any, shard: DataShard) -> None:
     lacking = [name for name, method in methods.items() if not takes_shard(method)]
     if shard == of_process or not lacking:
         return
-    raise ComponentError(
-        "data",
+    raise data_error(
         f"On this mesh, process {of_process.rank} of {of_process.size} needs part {shard.rank} of "
         f"{shard.size} of each batch (counted from 0): processes that differ only along 'tensor' "
         f"need the same examples. But {' and '.join(lacking)} of the data set cannot be asked for "
@@ -72,8 +71,7 @@ def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:
     if hasattr(data, "splits") and _parameters(data.evaluate).keys() - _KEYWORDS:
         return iter(data.evaluate(split, **keywords))
     if split != "test":
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"The data set has a {split} split, but its evaluate() takes no argument. It must be "
             "evaluate(split), which yields the batches of that split.",
         )
@@ -180,8 +178,7 @@ def data_fingerprint(data: Any) -> str:
         own = data.fingerprint
     if not isinstance(own, str) or not own:
         kind = "a method" if callable(own) else repr(own)
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"The attribute fingerprint of the data set is {kind}. It must be a text that changes "
             "when the data change, such as a sha256. Leave it out, and batches are hashed instead.",
         )
@@ -228,8 +225,7 @@ def _far(data: Any) -> int:
 def _hash_batches(data: Any) -> str:
     first = digest_batch(read_batch(data, 0))
     if digest_batch(read_batch(data, 0)) != first:
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"train(0, {_SEED}) of the data set yielded two different batches. A batch must be a "
             "pure function of the seed and its index, or a run cannot be resumed: draw from "
             "np.random.default_rng([seed, index]), and begin at batch_index. A data set that "

@@ -1,5 +1,6 @@
 """Defines an experiment, the complete description of a run, and builds it from a config."""
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,6 +239,12 @@ class Experiment:
                     hook.check(self)
                 except ValueError as error:
                     raise ValueError(f"hooks[{index}] does not fit: {error}") from error
+
+    def unchecked(self, **fields: Any) -> "Experiment":
+        """Returns a copy with other values of fields, which are not checked: they may be traced."""
+        made = copy.copy(self)
+        vars(made).update(fields)
+        return made
 
     @property
     def roles(self) -> Roles:

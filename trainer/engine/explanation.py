@@ -186,11 +186,8 @@ def explain(program: Program, config: Config, elsewhere: Elsewhere | None = None
     """Explains a program, which is neither compiled nor run; raises as `make_plan`."""
     # With `elsewhere` None, for the devices of this machine.
     if elsewhere is None:
-        plan, memory = (
-            make_plan(program, config),
-            memories.memory_of(list(program.mesh.local_devices)),
-        )
-        return Explanation(plan, find_holdings(program), memory, None)
+        memory = memories.memory_of(list(program.mesh.local_devices))
+        return Explanation(make_plan(program, config), find_holdings(program), memory, None)
     plan = make_plan(program, config, elsewhere.memory)
     plan = dataclasses.replace(plan, devices=plural(program.mesh.size, elsewhere.name))
     return Explanation(plan, find_holdings(program), elsewhere.memory, elsewhere.count)

@@ -133,7 +133,8 @@ class PromptContinuation:
         # As key data: an argument from the host is replicated over the devices of all processes.
         data = np.asarray(jax.random.key_data(keys))
         drawn = np.asarray(self._generate(params, model_state, prompt, data))
-        return [self._text(row) for row in drawn.tolist()]
+        end, decode = self._sampling.end, self._tokenizer.decode
+        return [decode(row[: row.index(end)] if end in row else row) for row in drawn.tolist()]
 
     def _compute(self, params: Any, model_state: Any, prompt: Any, data: Any) -> jax.Array:
         params = in_precision(params, self._precision)
@@ -142,11 +143,6 @@ class PromptContinuation:
             params = jax.lax.with_sharding_constraint(params, self._whole)
         keys = jax.random.wrap_key_data(data)
         return generate(self._language, params, model_state, prompt, keys, self._sampling)
-
-    def _text(self, tokens: list[int]) -> str:
-        """Returns the text of the new tokens, up to the end of the document."""
-        end = self._sampling.end
-        return self._tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -10,6 +10,7 @@ from clu import metrics as clu_metrics
 
 from trainer.config import ConfigError, wording
 from trainer.config.build import exception_text
+from trainer.engine import contracts
 from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, form_of
 from trainer.engine.examples import ExampleSums
 from trainer.engine.mesh import size_of
@@ -53,8 +54,7 @@ def with_ignored(loss: Any, batch: Batch) -> Batch:
         return batch
     labels = batch[loss.class_labels]
     if labels.ndim > 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ComponentError(
-            "loss",
+        raise contracts.loss_error(
             f"The loss has the ignore_label {ignored}, which needs integer labels [batch] or "
             f"[batch, positions], but {loss.class_labels!r} is {form_of(labels)}.",
         )
@@ -83,24 +83,21 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
     shape = tuple(getattr(values, "shape", ()))
     fits = len(shape) in (1, 2) and shape[:1] == (size,) and 0 not in shape
     if not fits or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
-        raise ComponentError(
-            "loss",
+        raise contracts.loss_error(
             f"A loss must return floats of shape [batch] or [batch, positions], ({size},) or "
             f"({size}, positions) here, or a pair (losses, aux) of them and a dict of named "
             f"scalars, but this one returned {form_of(values)}. Do not average over the examples: "
             "the step does. See Loss in trainer/protocols.py.",
         )
     if shape == (size, size) and _grows(loss, outputs, batch, size):
-        raise ComponentError(
-            "loss",
+        raise contracts.loss_error(
             f"The loss returned {form_of(values)}, and for a batch of {2 * size} it returns "
             f"({2 * size}, {2 * size}): it pairs every example with every other, as outputs "
             "[batch, 1] minus labels [batch] do. Give both the same shape, for example by "
             "outputs[:, 0]; losses of pairs that are meant are averaged over the second axis.",
         )
     if (mask := batch.get("mask")) is not None and mask.shape not in (shape, shape[:1]):
-        raise ComponentError(
-            "data",
+        raise contracts.data_error(
             f"The batch has a 'mask' of {form_of(mask)}, and the loss returned "
             f"{form_of(values)}. The mask must have the shape of the losses, or one number for "
             "each example.",
@@ -127,8 +124,7 @@ def _grows(loss: Any, outputs: Any, batch: Batch, size: int) -> bool:
 def _checked_aux(aux: Any) -> dict[str, Any]:
     if not isinstance(aux, Mapping) or not all(isinstance(name, str) for name in aux):
         names = f" with the keys {', '.join(map(repr, aux))}" if isinstance(aux, Mapping) else ""
-        raise ComponentError(
-            "loss",
+        raise contracts.loss_error(
             f"A loss that returns a pair returns (losses, aux), where aux is a dict from names to "
             f"scalars, but the second value of this one is {form_of(aux)}{names}.",
         )
@@ -140,15 +136,13 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
         kinds = (jnp.floating, jnp.integer, jnp.bool_)
         real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in kinds)
         if not real or getattr(value, "shape", None) != ():
-            raise ComponentError(
-                "loss",
+            raise contracts.loss_error(
                 f"The loss returned the aux value {name!r} as {form_of(x)}. It must be a scalar, "
                 "a real number of shape (): average it over the batch. Metrics take values of "
                 "single examples.",
             )
         if name == "loss":
-            raise ComponentError(
-                "loss",
+            raise contracts.loss_error(
                 "The loss returned an aux value called 'loss', which is the name of the loss "
                 "itself in the metrics. Use another name.",
             )
@@ -162,8 +156,7 @@ _MASKS = 2**24  # the most elements of the masks of single examples at a time
 def _check_names(aux: Mapping[str, Any], metrics: Mapping[str, Any], field: str) -> None:
     for name in aux:
         if name in metrics:
-            raise ComponentError(
-                "loss",
+            raise contracts.loss_error(
                 f"The loss returned an aux value called {name!r}, and {field} has an entry of this "
                 "name. Rename one of them.",
             )
@@ -332,8 +325,7 @@ class MetricAccumulator:
     def results(self, total: Mapping[str, Any]) -> dict[str, float]:
         """Computes the values; raises ComponentError if no example was counted."""
         if int(total["loss"].count) == 0:
-            raise ComponentError(
-                "data",
+            raise contracts.data_error(
                 "The data set's evaluate() yielded no example: either no batch, or only batches "
                 "whose 'mask' is all 0. The loss and the metrics cannot be computed.",
             )

@@ -21,7 +21,7 @@ from trainer.config import Call, Config
 from trainer.config.vocabulary import RUN
 from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
-from trainer.engine.contracts import Batch, ComponentError, calling
+from trainer.engine.contracts import Batch, calling, data_error
 from trainer.engine.datasets import read_batch, split_sizes
 from trainer.engine.flops import reading
 from trainer.engine.program import Program
@@ -375,8 +375,7 @@ def _labels(split: _Split, key: str, ignored: int | None = None) -> tuple[np.nda
 def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) -> None:
     labels, examples = _labels(split, key, ignored)
     if split.apart is not None and not labels.size:
-        raise ComponentError(
-            "data",
+        raise data_error(
             f"Every {key!r} of {split.what} is {ignored}, the ignore_label of the loss: no example "
             "counts. Correct the labels, or choose another ignore_label.",
         )
@@ -402,8 +401,7 @@ def _refuse_wrong(split: _Split, key: str, classes: int, ignored: int | None) ->
             f" If {values[0]} stands for no label, set `ignore_label: {values[0]}` of the loss, so "
             "that they count neither in the loss nor in the metrics."
         )
-    raise ComponentError(
-        "data",
+    raise data_error(
         f"{key!r} is {shown} in {plural(int(wrong.sum()), 'label')} of {split.what}, first in "
         f"example {examples[wrong][0]:,} (from 0). The loss reads it as the number of a class, and "
         f"the model has {classes} outputs: classes 0 to {classes - 1}. {advice}",

@@ -7,7 +7,6 @@ optimizer from them while it is traced.
 """
 
 import copy
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,13 +66,9 @@ class Inputs:
         # The values are in the order of `pack`, and may be traced.
         if not self.values:
             return experiment
-        # Not dataclasses.replace, which would compare the traced values with their ranges.
-        inserted = copy.copy(experiment)
-        by_path = {path: hyperparams[index] for index, path in enumerate(self.values)}
-        for name, value in self.rebuild(by_path).items():
-            made = in_roles(value, experiment.roles) if name == "optimizer" else value
-            object.__setattr__(inserted, name, made)
-        return inserted
+        fields = self.rebuild({path: hyperparams[i] for i, path in enumerate(self.values)})
+        optimizer = in_roles(fields["optimizer"], experiment.roles)
+        return experiment.unchecked(**{**fields, "optimizer": optimizer})
 
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
         """Returns these inputs without untraceable ones, which become constants."""
@@ -221,10 +216,16 @@ class Program:
         seed = self.experiment.seed if seed is None else seed
         return self._first.compute(seed, self.inputs.pack(), shardings, warm_starts)
 
-    def first_opt_state(self, params: Any, hyperparams: Any) -> Any:
-        """Computes the optimizer's state before its first step, a pure function without jit."""
-        # `params` may be others than those of `init`; `hyperparams` are the inputs.
-        return self._insert(hyperparams).optimizer.init(params)
+    def first_opt_states(self) -> Callable[[Any, Any], Any]:
+        """Returns a function that computes the optimizer's state before its first step."""
+        # Of parameters, perhaps others than those of `init`, and of inputs. It is compiled once;
+        # without out_shardings it would lose the shardings of most optimizers' states.
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state().opt_state)
+
+        def first_opt_state(params: Any, hyperparams: Any) -> Any:
+            return self._insert(hyperparams).optimizer.init(params)
+
+        return jax.jit(first_opt_state, out_shardings=shardings)
 
     def check_norms(self) -> None:
         """Raises GroupError for a first matrix of zeros whose norm the optimizer keeps."""
@@ -240,10 +241,7 @@ class Program:
         # for the same state and batch. Compile this one first. `values` has every input by its
         # config path; a `data_seed` of None is `seed`.
         program = copy.copy(self)
-        # Not dataclasses.replace, which would check all fields again.
-        program.experiment = copy.copy(self.experiment)
-        object.__setattr__(program.experiment, "seed", seed)
-        object.__setattr__(program.experiment, "data_seed", data_seed)
+        program.experiment = self.experiment.unchecked(seed=seed, data_seed=data_seed)
         program.inputs = self.inputs.with_values(values)
         program.feed = self.feed.of(program.experiment)
         return program
@@ -252,8 +250,7 @@ class Program:
         """Returns this program for a run with another `warm_start`, from the same step."""
         # Where a run starts is no part of what is compiled, which the two programs share.
         program = copy.copy(self)
-        program.experiment = copy.copy(self.experiment)
-        object.__setattr__(program.experiment, "warm_start", warm_start)
+        program.experiment = self.experiment.unchecked(warm_start=warm_start)
         return program
 
     def _insert(self, hyperparams: Any) -> Experiment:
@@ -444,7 +441,7 @@ def load_located(
         experiment = build_experiment(config, vocabulary, declared)
         inputs = find_inputs(config, vocabulary, experiment)
         if steps_per_call is not None:
-            experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
+            experiment = replace(experiment, steps_per_call=steps_per_call)
         return Program(experiment, inputs, devices)
     except ValueError as error:
         if (located := with_place(error, config, ["mesh", "data"])) is error:

@@ -406,11 +406,7 @@ class StepMetrics(Mapping[str, Any]):
 
         # In one call, which starts all transfers before it waits for the first.
         host = jax.device_get([each.arrays for each in metrics])
-        if len(host) == 1:
-            arrays = tuple(np.atleast_2d(array) for array in host[0])
-        else:
-            arrays = tuple(map(np.stack, zip(*host, strict=True)))
-        return cls(arrays, metrics[0].names)
+        return cls(tuple(map(np.vstack, zip(*host, strict=True))), metrics[0].names)
 
     def column(self, name: str) -> Any:
         """Returns a metric without waiting for it, [...]; it may be traced."""

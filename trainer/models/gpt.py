@@ -374,7 +374,7 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
     """Returns the Model of a module that reads `documents` from the batches that have them."""
     alone, packed = (from_our_linen(module, keys) for keys in (inputs, (inputs, "documents")))
 
-    def model_for(batch: Mapping[str, Any]) -> Model:
+    def model_for(batch: Mapping[str, Any]) -> Any:
         _check_tokens(batch, inputs)
         return packed if "documents" in batch else alone
 
@@ -385,9 +385,7 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
         return model_for(batch).apply(params, model_state, batch, **more)
 
     def capture(params: Any, model_state: Any, batch: Mapping[str, Any]) -> Any:
-        capture = model_for(batch).capture
-        assert capture is not None
-        return capture(params, model_state, batch)
+        return model_for(batch).capture(params, model_state, batch)
 
     return alone._replace(init=init, apply=apply, capture=capture)
 

@@ -47,9 +47,6 @@ def from_linen(
         eval_kwargs: keyword arguments of `__call__` in evaluation and initialization, such as
             {"stochastic": False}.
 
-    Returns:
-        The Model.
-
     Raises:
         ValueError: `module` is not an instance of a linen module; its `__call__` has a boolean
             argument whose values are not known; or `train_kwargs` or `eval_kwargs` has an argument

@@ -2,12 +2,16 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import flax
 import jax
 from jax.core import Tracer
 
 from trainer.models.model import KNOWN, Mode, Model, call_mode, mode_attributes, pick_inputs
+
+if TYPE_CHECKING:
+    import flax.nnx  # imported by `from_nnx`, before any other function here is called
 
 
 def from_nnx(
@@ -36,9 +40,6 @@ def from_nnx(
         train_kwargs: keyword arguments of `__call__` in training; see `models.from_linen`.
         eval_kwargs: keyword arguments of `__call__` in evaluation.
 
-    Returns:
-        The Model.
-
     Raises:
         ValueError: `constructor` cannot be called. The functions of the Model raise it if the batch
             has no array for one of the inputs, if the module has a jax array as an attribute that
@@ -59,10 +60,10 @@ def from_nnx(
             f"models.from_nnx takes a function that builds the module from rngs, but got "
             f"{constructor!r}. Give the class itself, not an instance of it."
         )
-    from flax import nnx  # slow to import, so only here
+    import flax.nnx  # slow to import, so only here
 
     # nnx.split returns the graph and a state for each of these kinds; `...` is the rest.
-    kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+    kinds = (flax.nnx.Param, flax.nnx.RngState, flax.nnx.Intermediate, ...)
 
     @functools.cache
     def mode_of(kind: type) -> Mode:
@@ -74,14 +75,14 @@ def from_nnx(
         # Raises if the batch has no such field; nnx modules are built without inputs.
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
-        module = constructor(rngs=nnx.Rngs(other_key, params=params_key))
+        module = constructor(rngs=flax.nnx.Rngs(other_key, params=params_key))
         mode_of(type(module))
-        _, params, _, _, rest = nnx.split(module, *kinds)
+        _, params, _, _, rest = flax.nnx.split(module, *kinds)
         return _to_dict(params), _to_dict(rest)
 
     def bind(params: Any, model_state: Any, *, key: Any = None, train: bool = False) -> Any:
         graph, params_like, streams, sown, rest_like = structure()
-        module = nnx.merge(
+        module = flax.nnx.merge(
             graph,
             _filled(params_like, params),
             # Merging needs a key for every stream, also in evaluation, where none is used.
@@ -99,7 +100,7 @@ def from_nnx(
         outputs = module(*pick_inputs(batch, inputs), **mode_of(type(module))(train))
         if not train:
             return outputs, model_state
-        return outputs, _to_dict(nnx.split(module, *kinds)[4])
+        return outputs, _to_dict(flax.nnx.split(module, *kinds)[4])
 
     mode = functools.partial(_mode, constructor, mode_of)
     return Model(init, apply, mode, bind=bind)
@@ -109,12 +110,10 @@ def _mode(
     constructor: Callable[..., Any], mode_of: Callable[[type], Mode], train: bool
 ) -> dict[str, Any]:
     """Returns the mode attributes of a module, and what it is called with, by name."""
-    from flax import nnx
-
     arguments: dict[str, Any] = {}
 
     def build() -> None:
-        module = constructor(rngs=nnx.Rngs(0))
+        module = constructor(rngs=flax.nnx.Rngs(0))
         arguments.update({**_set_mode(module, train), **mode_of(type(module))(train)})
 
     jax.eval_shape(build)
@@ -123,14 +122,12 @@ def _mode(
 
 def _structure(constructor: Callable[..., Any], kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the graph of a module, and the shapes of its states of each kind."""
-    from flax import nnx
-
     # A graph definition is not an array, and cannot be a result of eval_shape.
     graphs = []
 
     def build() -> Any:
-        module = constructor(rngs=nnx.Rngs(0))
-        graph, *states = nnx.split(module, *kinds)
+        module = constructor(rngs=flax.nnx.Rngs(0))
+        graph, *states = flax.nnx.split(module, *kinds)
         _check_arrays(module, states)
         graphs.append(graph)
         return states
@@ -140,11 +137,9 @@ def _structure(constructor: Callable[..., Any], kinds: tuple[Any, ...]) -> tuple
 
 def _set_mode(module: Any, train: bool) -> dict[str, bool]:
     """Sets the mode attributes of a module and its submodules, and returns them by name."""
-    from flax import nnx
-
     module.train() if train else module.eval()
     attributes: dict[str, bool] = {}
-    for _, submodule in nnx.iter_modules(module):
+    for _, submodule in flax.nnx.iter_modules(module):
         for name in mode_attributes(submodule):
             setattr(submodule, name, KNOWN[name] == train)
             attributes[name] = getattr(submodule, name)
@@ -153,10 +148,8 @@ def _set_mode(module: Any, train: bool) -> dict[str, bool]:
 
 def _check_arrays(module: object, states: Sequence[Any]) -> None:
     """Raises ValueError if an attribute of a module is a traced array and not a variable."""
-    from flax import nnx
-
-    known = {path for state in states for path, _ in nnx.to_flat_state(state)}
-    for path, node in nnx.iter_graph(module):
+    known = {path for state in states for path, _ in flax.nnx.to_flat_state(state)}
+    for path, node in flax.nnx.iter_graph(module):
         if isinstance(node, Tracer) and path not in known:
             raise ValueError(
                 f"The nnx module {type(module).__name__} keeps a bare jax array as "
@@ -167,14 +160,13 @@ def _check_arrays(module: object, states: Sequence[Any]) -> None:
 
 def _to_dict(state: Any) -> Any:
     """Converts an nnx State to nested dicts of arrays with strings as keys."""
-    from flax import nnx
 
     def named(tree: Any) -> Any:
         if isinstance(tree, dict):
             return {str(key): named(value) for key, value in tree.items()}
         return tree
 
-    return named(nnx.to_pure_dict(state))
+    return named(flax.nnx.to_pure_dict(state))
 
 
 def _filled(state: Any, values: Any) -> Any:
@@ -188,12 +180,10 @@ def _filled(state: Any, values: Any) -> Any:
 
 def _started(streams: Any, key: jax.Array) -> Any:
     """Returns the random streams at their start, each with its own key derived from `key`."""
-    from flax import nnx
-
-    numbers = {path: number for number, (path, _) in enumerate(nnx.to_flat_state(streams))}
+    numbers = {path: number for number, (path, _) in enumerate(flax.nnx.to_flat_state(streams))}
 
     def at(path: Sequence[Any], stream: Any) -> Any:
-        if not issubclass(stream.type, nnx.RngKey):
+        if not issubclass(stream.type, flax.nnx.RngKey):
             return jax.numpy.zeros(stream.shape, stream.dtype)
         # Streams of one model must not draw equal numbers.
         own = jax.random.fold_in(key, numbers[tuple(path)])
@@ -204,10 +194,8 @@ def _started(streams: Any, key: jax.Array) -> Any:
 
 def _mapped(function: Callable[[Sequence[Any], Any], Any], state: Any) -> Any:
     """Replaces the value of each variable of an nnx State by `function(path, variable)`."""
-    from flax import nnx
-
     flat = []
-    for path, variable in nnx.to_flat_state(state):
+    for path, variable in flax.nnx.to_flat_state(state):
         value = function(path, variable)
         flat.append((path, variable.replace(value) if hasattr(variable, "replace") else value))
-    return nnx.from_flat_state(flat)
+    return flax.nnx.from_flat_state(flat)

@@ -241,9 +241,7 @@ class Shadow:
             self.state = program.init()
         else:
             self.state = begin_with(program, config, vocabulary).first_state(program)
-        shardings = jax.tree.map(lambda x: x.sharding, self.other.abstract_state().opt_state)
-        init = jax.jit(self.other.first_opt_state, out_shardings=shardings)
-        self.opt_state = init(self.state.params, self._hyperparams)
+        self.opt_state = self.other.first_opt_states()(self.state.params, self._hyperparams)
 
     def _compile(self, other: Config) -> Any:
         """Compiles `_compare`; raises ConfigError if the other optimizer cannot follow the run."""

@@ -98,8 +98,7 @@ class Continuation:
                 f" {policy}.",
             )
         self.number = 1 + count_warm_starts(self._folder)
-        shardings = jax.tree.map(lambda x: x.sharding, program.abstract_state().opt_state)
-        self._init = jax.jit(program.first_opt_state, out_shardings=shardings)
+        self._init = program.first_opt_states()
         self._path: SharedPath | None = None
         if count := self._options.get("follow", 0):
             try:

@@ -56,10 +56,7 @@ class WarmStart:
         self._step = self._steps()[-1] if step is None else step
         self.source = {"run": self._folder, "step": self._step}
         wanted = program.abstract_state()
-        # Compiled once, for all trials of a sweep. Without out_shardings a compiled `init` loses
-        # the shardings of most optimizers' states.
-        shardings = jax.tree.map(lambda x: x.sharding, wanted.opt_state)
-        self._init = jax.jit(program.first_opt_state, out_shardings=shardings)
+        self._init = program.first_opt_states()  # compiled once, for all trials of a sweep
         self._params, names = self._read_params(flatten(wanted.params))
         self._parts = {
             part: self._read_part(part, leaves, names)
@@ -308,7 +305,11 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
     """
     # A pattern must match a whole path. The first rule that matches applies, and None drops the
     # parameter; one that no rule matches keeps its path.
-    compiled = [(_compiled(pattern), replacement) for pattern, replacement in rules.items()]
+    try:
+        compiled = [(re.compile(pattern), to) for pattern, to in rules.items()]
+    except re.error as e:
+        rule = f"The renaming rule {e.pattern!r}"
+        raise ValueError(f"{rule} is not a regular expression: {e}.") from e
     unused = set(rules)
     result: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -338,13 +339,6 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
             "A pattern must match a whole path, and only the first rule that matches applies."
         )
     return result
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as e:
-        raise ValueError(f"The renaming rule {pattern!r} is not a regular expression: {e}.") from e
 
 
 def _expand(match: re.Match[str], replacement: str) -> str:
