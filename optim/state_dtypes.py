@@ -98,7 +98,7 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
                 f" them, or remove it.",
                 argument="states",
             )
-        hint = did_you_mean(text, [*[x.partition("/")[2] for x in names], *names])
+        hint = did_you_mean(text, [*[x.rpartition("/")[2] for x in names], *names])
         if not hint and any(occurs(pattern, x) for x in names):
             hint = " A pattern matches a whole name: add .* where other text may follow or precede."
         raise GroupError(
@@ -110,7 +110,7 @@ def check_rules(states: Mapping[str, str], found: Mapping[str, Sequence[Leaf]]) 
 
 def _matches(pattern: re.Pattern[str], name: str) -> bool:
     """Compares a pattern with "GROUP/NAME" and with NAME."""
-    return any(fullmatch(pattern, each) for each in (name, name.partition("/")[2]))
+    return any(fullmatch(pattern, each) for each in (name, name.rpartition("/")[2]))
 
 
 def named_arrays(state: Any, params: Mapping[str, Any]) -> Iterator[tuple[int, str, Any]]:

@@ -61,6 +61,14 @@ def test_adamw_with_its_momentum_in_bfloat16_is_the_closed_form_with_one_roundin
     assert np.abs(np.asarray(run(adam(), 10)[0]["b"]) - w).max() > 1e-5
 
 
+def test_the_name_of_a_group_may_have_a_slash():
+    recipe = partial(optax.adamw, learning_rate=0.01)
+    for pattern in ("mu", "a/b/mu"):
+        groups = {"a/b": optim.group(".*", recipe)}
+        state = optim.optimizer(groups, states={pattern: "bfloat16"}).init(PARAMS)
+        assert {x.dtype.name for x in state.groups["a/b"][0].mu.values()} == {"bfloat16"}
+
+
 @pytest.mark.long
 def test_muon_with_its_momentum_in_bfloat16_is_that_of_its_own_argument():
     params = {"kernel": PARAMS["a"]["kernel"]}
